@@ -23,6 +23,11 @@ constexpr std::pair<const char*, py::handle Package::*> kFunctions[] = {
     {"as_piece", &Package::as_piece},
     {"as_whole", &Package::as_whole},
     {"strided_shard", &Package::strided_shard},
+    {"flatten", &Package::flatten},
+    {"unflatten", &Package::unflatten},
+    {"have_same_context", &Package::have_same_context},
+    {"says_places", &Package::says_places},
+    {"holds_traced", &Package::holds_traced},
 };
 
 /// Throws: KeyError for a function that is not given.

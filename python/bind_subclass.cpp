@@ -1,7 +1,8 @@
 // The answers of Python to C++ about tensors of a class of their own (runtime/tensor/subclass.h).
 #include "runtime/tensor/subclass.h"
 
-#include "python/bindings.h"
+#include "python/package.h"
+#include "runtime/api/inner_tensors.h"
 #include "runtime/comm/error_text.h"
 #include "runtime/tensor/dtensor_impl.h"
 
@@ -23,6 +24,11 @@ bool is_of_tracer(const at::TensorBase& tensor) {
   const py::gil_scoped_acquire gil;
   const std::string module = text_attribute(py::type::of(object_of(tensor)), "__module__");
   return module == "torch._subclasses.fake_tensor" || module == "torch._subclasses.functional_tensor";
+}
+
+bool holds_traced(const at::TensorBase& tensor) {
+  const py::gil_scoped_acquire gil;
+  return py::cast<bool>(package().holds_traced(object_of(tensor)));
 }
 
 std::string class_of_object(const at::TensorBase& tensor) {
@@ -80,11 +86,37 @@ std::optional<at::Tensor> subclass_in(const at::Tensor& tensor) {
   return impl->local_tensors()[0];
 }
 
+Flattened flattened_object(const at::Tensor& object) {
+  const py::gil_scoped_acquire gil;
+  auto [names, inner, recipe] = py::cast<std::tuple<std::vector<std::string>, std::vector<at::Tensor>, py::bytes>>(
+      package().flatten(object_of(object)));
+  return {std::move(names), std::move(inner), std::string(recipe)};
+}
+
+at::Tensor unflattened_object(const at::Tensor& like, const Flattened& parts, at::IntArrayRef sizes,
+                              at::IntArrayRef strides) {
+  const py::gil_scoped_acquire gil;
+  return py::cast<at::Tensor>(
+      package().unflatten(object_of(like), py::bytes(parts.recipe), parts.inner, sizes.vec(), strides.vec()));
+}
+
+bool have_same_recipe_context(const std::string& recipe, const std::string& other) {
+  const py::gil_scoped_acquire gil;
+  return py::cast<bool>(package().have_same_context(py::bytes(recipe), py::bytes(other)));
+}
+
+bool object_says_places(const at::Tensor& object) {
+  const py::gil_scoped_acquire gil;
+  return py::cast<bool>(package().says_places(object_of(object)));
+}
+
 }  // namespace
 
 void bind_subclass(py::module_& module) {
-  set_subclass_answers({&is_of_tracer, &class_of_object, &name_python_error, &taken_python_error});
+  set_subclass_answers({&is_of_tracer, &holds_traced, &class_of_object, &name_python_error, &taken_python_error,
+                        &flattened_object, &unflattened_object, &have_same_recipe_context, &object_says_places});
   module.def("subclass_in", torch::wrap_pybind_function(&subclass_in), py::arg("tensor"));
+  module.def("inner_tensors", torch::wrap_pybind_function_no_gil(&inner_tensors), py::arg("tensor"));
 }
 
 }  // namespace shardwise

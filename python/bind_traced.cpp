@@ -51,7 +51,9 @@ struct TensorLayout {
   /// The values of `tensor` laid out so, strides included. Collective where they are not.
   at::Tensor take(const at::Tensor& tensor) const {
     const at::Tensor moved = laid_out_as(tensor, *spec);
-    const Shards& given = maybe_dtensor(moved)->shards();
+    const auto* const impl = maybe_dtensor(moved);
+    const Shards& given = impl->local_tensors();
+    if (impl->holds_subclass()) return moved;
     std::vector<at::Tensor> pieces;
     for (size_t i = 0; i < given.size(); ++i) {
       const Box& box = spec->boxes()[i];
@@ -81,7 +83,7 @@ TensorLayout tensor_layout_of(const at::Tensor& tensor) {
 /// Itself, not an alias: tracers know tensors by their identity.
 at::Tensor piece_at(const at::Tensor& tensor, size_t i) {
   spec_of(tensor);  // the error for other tensors
-  return maybe_dtensor(tensor)->shards().at(i);
+  return maybe_dtensor(tensor)->local_tensors().at(i);
 }
 
 /// `number` as operators take it where they take a tensor: it does not decide the dtype of the result.

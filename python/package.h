@@ -29,6 +29,10 @@ struct Package {
   py::handle as_piece;       // as a piece of a wrapper,
   py::handle as_whole;       // and as a tensor to be distributed
   py::handle strided_shard;  // torch's _StridedShard
+
+  py::handle flatten, unflatten;  // tensors of a class of their own, taken apart and put together,
+  py::handle have_same_context;   // and what is asked of them besides
+  py::handle says_places, holds_traced;
 };
 
 const Package& package();

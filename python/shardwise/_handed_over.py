@@ -2,7 +2,7 @@
 
 import os
 
-from shardwise import _C, _torch_groups
+from shardwise import _C, _inner_tensors, _torch_groups
 from shardwise.device_mesh import DeviceMesh
 from shardwise.interop import replacements, torch_meshes, torch_tensors
 
@@ -23,4 +23,9 @@ def hand_over() -> None:
         as_piece=torch_tensors.as_piece,
         as_whole=torch_tensors.as_whole,
         strided_shard=torch_tensors.strided_shard,
+        flatten=_inner_tensors.flatten,
+        unflatten=_inner_tensors.unflatten,
+        have_same_context=_inner_tensors.have_same_context,
+        says_places=_inner_tensors.says_places,
+        holds_traced=_inner_tensors.holds_traced,
     )

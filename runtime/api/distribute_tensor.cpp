@@ -1,6 +1,7 @@
 #include "runtime/api/distribute_tensor.h"
 
 #include "placements/partial.h"
+#include "runtime/api/local_pieces.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_trace.h"
@@ -8,7 +9,7 @@
 #include "runtime/redistribute/execute.h"
 #include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/below_autograd.h"
-#include "runtime/tensor/subclass.h"
+#include "runtime/tensor/subclass_parts.h"
 
 #include <fmt/ranges.h>
 
@@ -64,12 +65,8 @@ at::Tensor distribute_subclass(const at::Tensor& object, const MeshPtr& given_me
                   "or replicated. Use Shard and Replicate.",
                   class_of(object), to_string(spec->placements())));
   Shards parts;
-  for (const Box& box : spec->boxes()) {
-    at::Tensor part = object;
-    for (size_t dim = 0; dim < box.sizes.size(); ++dim)
-      part = part_along("distribute_tensor", part, static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
-    parts.push_back(std::move(part));
-  }
+  for (const Box& box : spec->boxes())
+    parts.push_back(part_of("distribute_tensor", object, Box::whole(spec->sizes()), box));
   at::Tensor result = wrap(spec, std::move(parts));
   return object.requires_grad() ? result.set_requires_grad(true) : result;
 }
@@ -156,6 +153,7 @@ void check_leaf(const at::Tensor& tensor) {
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& given_mesh, Placements placements,
                              std::optional<int64_t> src_data_rank) {
   if (is_dtensor(tensor)) return redistribute(tensor, given_mesh, std::move(placements));
+  check_has_sizes("distribute_tensor", tensor);
   BelowAutograd guard;
   at::NoGradGuard no_grad;
   if (is_subclass(tensor)) {

@@ -132,6 +132,7 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
                       const FromLocalOptions& options) {
   TORCH_CHECK_TYPE(!is_dtensor(local),
                    "[from_local] the local tensor is a DTensor already. Use redistribute(mesh, placements).");
+  check_has_sizes("from_local", local);
   const MeshPtr& mesh = local.is_meta() == given_mesh->is_meta() ? given_mesh : given_mesh->on(local.device().type());
   const auto ragged =
       std::ranges::find_if(placements, [](const Placement& placement) { return placement.n_flattened() > 0; });
@@ -142,7 +143,8 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
                   "Give shape= of the whole tensor.",
                   fmt::join(local.sizes(), ", "), to_string(placements)));
   const Dims sizes = options.shape ? *options.shape : sizes_of_even_shards(local.sizes(), *mesh, placements);
-  if (options.shape && is_subclass(local)) placements = with_sizes_of_ranks(local, *mesh, std::move(placements), sizes);
+  if (options.shape && is_subclass(local) && says_places(local))
+    placements = with_sizes_of_ranks(local, *mesh, std::move(placements), sizes);
   TORCH_CHECK_VALUE(!mesh->is_member() || is_ragged || static_cast<int64_t>(sizes.size()) == local.dim(),
                     fmt::format("[from_local] shape [{}] has {} dims, the local tensor of shape [{}] has {}. "
                                 "Give the size of each dim of the whole tensor.",
@@ -163,14 +165,9 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
                   to_string(placements)));
   auto spec = Spec::intern(mesh, sizes, std::move(placements), strides, local.scalar_type());
   at::Tensor piece = local;
-  TORCH_CHECK_VALUE(
-      !is_subclass(local) || !options.run_check,
-      fmt::format(
-          "[from_local] run_check compares and sends values, and those of a {} are its own. Use run_check=False.",
-          class_of(local)));
   if (options.run_check) {
     check_ranks_agree(local, *spec);
-    piece = with_equal_replicas(local, *spec);
+    if (!is_subclass(local)) piece = with_equal_replicas(local, *spec);
   }
   const bool is_given = options.grad_placements && records(local);
   GradientOptions gradient{.adds = options.adds_gradients};

@@ -27,7 +27,7 @@ struct FromLocalOptions {
 /// is on meta: all ranks' pieces are, or none. Of a ragged layout it is the rank's range, [elements of the flattened dims, *the other
 /// dims], contiguous; it may be a view of memory that other tensors share.
 /// A tensor of a class of its own (runtime/tensor/subclass.h) is held itself: it is not asked for an alias. With `shape` and Shards without
-/// sizes the members tell each other the sizes of theirs.
+/// sizes the members tell each other the sizes of theirs if they are local shards of a program (says_places()).
 /// Throws: c10::ValueError where the piece's sizes are not the ones the placements give this rank (all ranks alike where
 /// run_check compares them). Cost: no communication but for run_check.
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements,

@@ -4,6 +4,7 @@
 #include "runtime/api/gradients.h"
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/collectives.h"
+#include "runtime/tensor/subclass.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -36,7 +37,7 @@ struct Belief {
 };
 
 std::vector<Belief> beliefs_of_all(const Group& group, const at::Tensor& local, const Spec& spec) {
-  Facts own("a tensor");
+  Facts own(is_subclass(local) ? "a " + class_of(local) : "a tensor");
   own.number(static_cast<int64_t>(spec.dtype())).number(records(local)).number(local.is_meta());
   own.list(spec.sizes()).list(local.sizes());
   std::vector<Belief> beliefs;
@@ -56,6 +57,14 @@ std::vector<Belief> beliefs_of_all(const Group& group, const at::Tensor& local, 
 int64_t from_front(int64_t dim, size_t n_dims) { return dim < 0 ? dim + static_cast<int64_t>(n_dims) : dim; }
 
 }  // namespace
+
+void check_has_sizes(const char* op, const at::Tensor& tensor) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !tensor.is_nested() && tensor.layout() != c10::kJagged,
+      fmt::format("[{}] a nested tensor of {} dims has no sizes in numbers, and placements are of such. Give its "
+                  "values(), with the offsets beside them, or torch.nested.to_padded_tensor(tensor, 0).",
+                  op, tensor.dim()));
+}
 
 Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const std::vector<Placement>& placements) {
   Dims sizes(local);

@@ -10,6 +10,9 @@
 
 namespace shardwise {
 
+/// Throws: c10::NotImplementedError for one of torch's nested tensors. `op` is named by the error.
+void check_has_sizes(const char* op, const at::Tensor& tensor);
+
 /// Global sizes, where the ranks' pieces are all of `local`'s sizes along dims without explicit sizes.
 Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const std::vector<Placement>& placements);
 

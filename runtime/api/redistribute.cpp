@@ -35,7 +35,8 @@ at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const Redistribute
   const auto* impl = maybe_dtensor(tensor);
   const CommScope scope = scope_of_move();
   if (impl->is_sparse()) return wrap_sparse(to, move_sparse(*impl, to), {impl->entries()->sparse_dim});
-  if (!options.async_op || to->mesh()->is_meta()) return wrap(to, move(impl->spec(), impl->shards(), to, options.plan));
+  if (!options.async_op || to->mesh()->is_meta() || impl->holds_subclass())
+    return wrap(to, move(*impl, to, options.plan));
   auto pending = start_move(impl->spec(), impl->shards(), to, options.plan);
   at::Tensor result = wrap(to, {});
   maybe_dtensor(result)->set_pending(std::move(pending));
@@ -154,7 +155,7 @@ at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placement
   auto to = mesh == from->mesh() && dtype == from->dtype()
                 ? from->with_placements(std::move(placements))
                 : Spec::intern(mesh, from->sizes(), std::move(placements), from->strides(), dtype);
-  if (to == from) return at::alias(tensor);
+  if (to == from) return maybe_dtensor(tensor)->holds_subclass() ? tensor : at::alias(tensor);
   at::Tensor result =
       records(tensor) ? Redistribute::apply(without_tangent(tensor), to, options, dtypes) : sent_by_owners(tensor, to);
   if (!result.defined()) result = moved(tensor, to, options);
@@ -183,7 +184,8 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors
   std::vector<size_t> places;
   for (size_t i = 0; i < tensors.size(); ++i) {
     maybe_dtensor(tensors[i])->refresh();
-    if (to[i] == spec_of(tensors[i]) || tensors[i].is_sparse() || maybe_dtensor(tensors[i])->owned_rows()) {
+    if (to[i] == spec_of(tensors[i]) || tensors[i].is_sparse() || maybe_dtensor(tensors[i])->owned_rows() ||
+        maybe_dtensor(tensors[i])->holds_subclass()) {
       results[i] = redistribute(tensors[i], placements[i]);
       continue;
     }

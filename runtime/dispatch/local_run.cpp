@@ -43,7 +43,7 @@ class LocalRun {
     const size_t n_pieces = leader_->boxes().size();
     is_flat_ = propagation_.by_box && n_pieces > 1 && may_run_flat();
     if (decision_.is_skipped)
-      fill_outputs();
+      run_without_elements();
     else if (n_pieces == 1 || is_flat_)
       run_only_piece();
     else
@@ -147,6 +147,17 @@ class LocalRun {
     localize(&call_.stack[call_.first], 0);
     compute(call_.stack);
     collect(call_.stack);
+  }
+
+  /// A class gives objects of its own also where there is nothing to compute, for moves of them; it may refuse.
+  void run_without_elements() {
+    if (call_.subclass && leader_->boxes().size() == 1) try {
+        return run_only_piece();
+      } catch (const std::exception& refusal) {
+        taken_error(refusal);
+        for (Shards& pieces : outputs_) pieces.clear();
+      }
+    fill_outputs();
   }
 
   void run_piece(size_t piece) {

@@ -5,6 +5,7 @@
 #include "runtime/redistribute/buffers.h"
 #include "runtime/redistribute/moving.h"
 #include "runtime/redistribute/plan_cache.h"
+#include "runtime/redistribute/subclass_move.h"
 #include "runtime/redistribute/traced_move.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/dtensor_impl.h"
@@ -26,6 +27,12 @@ namespace {
 /// Whether a traced move is an operator of the graph. Without messages it is as the tracer sees it: narrow, fill, copy.
 bool is_opaque(const SpecPtr& source, const SpecPtr& destination, const PlanOptions& options) {
   return PlanCache::of_thread().find_or_make(source, destination, options)->last_sending >= 0;
+}
+
+/// An object of a class moves by inner tensors that the ranks tell each other of, which no graph knows beforehand.
+void check_no_traced_subclass(const Shards& pieces) {
+  if (!pieces.empty() && is_traced(pieces) && is_traced_subclass(pieces[0])) [[unlikely]]
+    check_not_traced("redistribute of a tensor class");
 }
 
 /// To meta there is nothing to move: new pieces without memory.
@@ -127,6 +134,7 @@ class StartedMove final : public PendingMove {
 Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination, const PlanOptions& options) {
   if (source == destination) return shards;
   check_move(source, destination);
+  check_no_traced_subclass(shards);
   BelowAutograd guard;
   if (is_traced(shards) && !destination->mesh()->is_meta() && is_opaque(source, destination, options)) [[unlikely]]
     return traced_move({source, destination, options}, shards);
@@ -153,12 +161,14 @@ std::optional<Shards> move_owned_rows(const DTensorImpl& tensor, const SpecPtr& 
 Shards move(const DTensorImpl& tensor, const SpecPtr& destination, const PlanOptions& options) {
   if (auto rows = move_owned_rows(tensor, destination)) return *std::move(rows);
   if (tensor.spec() == destination) return tensor.local_tensors();
+  if (tensor.holds_subclass()) return move_subclass(tensor, destination);
   return move(tensor.spec(), tensor.shards(), destination, options);
 }
 
 std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination,
                                         const PlanOptions& options) {
   check_move(source, destination);
+  check_no_traced_subclass(shards);
   BelowAutograd guard;
   if (is_traced(shards) && is_opaque(source, destination, options)) [[unlikely]]
     return start_traced_move({source, destination, options}, shards);

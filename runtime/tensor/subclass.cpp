@@ -9,9 +9,7 @@
 #include <ATen/ops/view.h>
 #include <fmt/format.h>
 
-#include <array>
 #include <atomic>
-#include <functional>
 
 namespace shardwise {
 namespace {
@@ -24,7 +22,12 @@ bool is_subclass(const at::TensorBase& tensor) {
   if (!tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python)) [[likely]]
     return false;
   const auto* const known = answers.load(std::memory_order_acquire);
-  return known != nullptr && !is_tracing() && !known->is_of_tracer(tensor);
+  return known != nullptr && !is_tracing() && !known->is_of_tracer(tensor) && !known->holds_traced(tensor);
+}
+
+bool is_traced_subclass(const at::TensorBase& tensor) {
+  const auto* const known = answers.load(std::memory_order_acquire);
+  return known != nullptr && !known->is_of_tracer(tensor);
 }
 
 std::string class_of(const at::TensorBase& tensor) { return answers.load()->class_of(tensor); }
@@ -38,27 +41,17 @@ at::Tensor alias_of(const at::Tensor& tensor) {
   }
 }
 
-at::Tensor part_along(const char* op, const at::Tensor& object, int64_t dim, int64_t begin, int64_t n) {
-  if (begin == 0 && n == object.size(dim)) return object;
-  const std::array<std::function<at::Tensor()>, 3> ways{
-      [&] { return at::slice(object, dim, begin, begin + n); }, [&] { return at::narrow(object, dim, begin, n); },
-      [&] { return at::split_with_sizes(object, {begin, n, object.size(dim) - begin - n}, dim)[1]; }};
-  std::string refusal;
-  for (const auto& way : ways) {
-    try {
-      return way();
-    } catch (const std::exception& error) {
-      const std::string text = taken_error(error);
-      if (refusal.empty()) refusal = text;
-    }
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false,
-      fmt::format("[{}] a {} answers none of aten.slice, aten.narrow and aten.split_with_sizes, so no "
-                  "part of it can be taken: {}. Give its __torch_dispatch__ one of them, or make each rank's part "
-                  "and use DTensor.from_local.",
-                  op, class_of(object), refusal));
+Flattened flattened(const at::Tensor& object) { return answers.load()->flattened(object); }
+
+at::Tensor unflattened(const at::Tensor& like, const Flattened& parts, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  return answers.load()->unflattened(like, parts, sizes, strides);
 }
+
+bool have_same_context(const Flattened& a, const Flattened& b) {
+  return answers.load()->have_same_context(a.recipe, b.recipe);
+}
+
+bool says_places(const at::Tensor& object) { return answers.load()->says_places(object); }
 
 void set_subclass_answers(const SubclassAnswers& given) { answers = new SubclassAnswers(given); }
 

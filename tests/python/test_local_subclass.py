@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from scaled import Scaled, scaled
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torchrun import torchrun
@@ -38,55 +39,6 @@ class TableShards(torch.Tensor):
             raise NotImplementedError(f"{func} is not supported by {cls.__name__}!")
         shards = [func(shard, *args[1:], **(kwargs or {})) for shard in args[0].shards]
         return cls(shards, args[0].shard_offsets)
-
-
-class Scaled(torch.Tensor):
-    """Integers and a scale, as of quantised weights: it answers what a list names, on the values."""
-
-    ANSWERED = (
-        aten.detach.default,
-        aten.clone.default,
-        aten.slice.Tensor,
-        aten.t.default,
-        aten.mul.Tensor,
-        aten.add.Tensor,
-        aten.mm.default,
-        aten.view.default,
-        aten._to_copy.default,
-    )
-
-    @staticmethod
-    def __new__(cls, numbers, scale):
-        return torch.Tensor._make_wrapper_subclass(cls, numbers.shape, numbers.stride(), dtype=torch.float32)
-
-    def __init__(self, numbers, scale):
-        self.numbers, self.scale = numbers, scale
-
-    def __tensor_flatten__(self):
-        return ["numbers"], self.scale
-
-    @staticmethod
-    def __tensor_unflatten__(inner, scale, outer_size, outer_stride):
-        return Scaled(inner["numbers"], scale)
-
-    def __repr__(self):
-        return f"Scaled({self.numbers.tolist()}, {self.scale})"
-
-    def values(self):
-        return self.numbers.float() * self.scale
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func not in cls.ANSWERED:
-            raise NotImplementedError(f"{cls.__name__} has no {func}")
-        if func in (aten.detach.default, aten.clone.default, aten.slice.Tensor, aten.t.default):
-            return cls(func(args[0].numbers, *args[1:]), args[0].scale)
-        plain = [each.values() if isinstance(each, Scaled) else each for each in args]
-        return func(*plain, **(kwargs or {}))
-
-
-def scaled(rows, columns=4):
-    return Scaled(torch.arange(rows * columns, dtype=torch.int8).reshape(rows, columns), 0.5)
 
 
 def test_rows_of_equal_numbers_come_back_as_they_were_given():
@@ -181,7 +133,7 @@ def test_a_refused_operator_is_the_class_s_error_with_the_operator_s_name():
         with pytest.raises(
             NotImplementedError, match="the local tensor is a Scaled, whose memory only its own operators read"
         ):
-            x.full_tensor()
+            x.uniform_()
         assert torch.equal((x + 1).full_tensor(), torch.cat([scaled(3).values() + 1] * 2))  # nothing was lost
 
     run_ranks(2, body)
@@ -201,6 +153,22 @@ def test_parts_are_taken_by_the_class():
             sw.distribute_tensor(TableShards([torch.ones(6, 2)], [(0, 0)]), mesh, [Shard(0)])
 
     run_ranks(3, body)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_an_error(layout):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=layout)
+        with pytest.raises(
+            NotImplementedError, match=r"\[from_local\] a nested tensor of 3 dims has no sizes in numbers"
+        ):
+            sw.DTensor.from_local(nested, mesh, [Shard(0)])
+        with pytest.raises(NotImplementedError, match=r"\[distribute_tensor\] a nested tensor of 3 dims"):
+            sw.distribute_tensor(nested, mesh, [Shard(0)])
+
+    run_ranks(2, body)
 
 
 def test_copies_and_files():
@@ -227,6 +195,9 @@ def test_gradients_go_to_what_is_recorded():
         y = sw.distribute_tensor(torch.ones(6, 4), mesh, [Shard(0)]).requires_grad_()
         (y * x).sum().backward()
         assert torch.equal(y.grad.to_local(), scaled(3).values())
+        weight = sw.distribute_tensor(scaled(6), mesh, [Shard(0)]).requires_grad_()
+        (y.detach() * weight).sum().backward()
+        assert torch.equal(weight.grad.full_tensor(), torch.ones(6, 4))  # of its values, and plain
 
     run_ranks(2, body)
 

@@ -3,6 +3,7 @@
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/reordered_mesh.h"
 #include "runtime/tensor/subclass.h"
+#include "runtime/tensor/subclass_parts.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
@@ -144,9 +145,13 @@ at::Tensor DealtParameter::part_of(const at::Tensor& parameter) const {
     const auto* const impl = maybe_dtensor(parameter);
     const at::Tensor whole = impl ? impl->local_tensors()[0] : parameter;
     if (is_subclass(whole)) {
-      const DealtRange range = deal_.is_sharded ? deal_.ranges[index_] : DealtRange{};
-      pieces.push_back(
-          at::clone(deal_.is_sharded ? part_along("fully_shard", whole, deal_.dim, range.begin, range.size) : whole));
+      const Box held = Box::whole(whole.sizes());
+      Box own = held;
+      if (deal_.is_sharded) {
+        own.offsets[deal_.dim] = deal_.ranges[index_].begin;
+        own.sizes[deal_.dim] = deal_.ranges[index_].size;
+      }
+      pieces.push_back(copy_of("fully_shard", part_of("fully_shard", whole, held, own)));
     } else {
       const at::Tensor mine = part(whole.detach(), index_);
       pieces.push_back(at::empty_strided(mine.sizes(), dense_strides(mine.sizes(), spec_->strides()), mine.options()));

@@ -8,6 +8,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from shardwise import _C
@@ -63,6 +64,19 @@ def uninstall() -> None:
             _installed.pop().take_back()
 
 
+class _Probe(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return args[0]
+
+
+def _show_torch_its_own() -> None:
+    """Has torch's C++ look its DTensor class up by name, which it does once, with the first operator that a tensor class answers. Found later it would be
+    ours, whose traced operators torch would then run as its own."""
+    probe = torch.Tensor._make_wrapper_subclass(_Probe, (1,))
+    torch.ops.aten.zero_.default(probe)
+
+
 class Installation:
     def __init__(self) -> None:
         by_module: dict[int, tuple[ModuleType, dict[str, Any]]] = {}
@@ -73,6 +87,7 @@ class Installation:
         for module, names in by_module.values():
             self._ours.update({id(vars(module)[name]): ours for name, ours in names.items()})
         self._modules = self._places_of_modules()
+        _show_torch_its_own()
         self._bindings: list[Place] = []
         put_ours(self._modules)
         self._imports = TorchsImports(

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C
 from shardwise._C import Layout, Partial, Placement, Replicate, Shard
+from shardwise._inner_tensors import TRACERS
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.interop import fake_tensors
@@ -124,7 +125,7 @@ def strided_shard(dim: int, split_factor: int) -> Any:
 
 def is_of_tracer(tensor: object) -> bool:
     """Whether a tracer made `tensor`: its DTensors are traced too."""
-    return type(tensor).__module__ in ("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor")
+    return type(tensor).__module__ in TRACERS
 
 
 def is_local_shards(tensor: object) -> bool:

@@ -1,0 +1,77 @@
+"""Takes an object of a tensor class apart into the plain tensors that its `__tensor_flatten__` names, and puts one together of others."""
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+TRACERS = ("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor")
+
+
+def flatten(tensor: Any) -> tuple[list[str], list[torch.Tensor], bytes]:
+    """The names of the plain tensors ("qdata", or "inner.qdata" of an object within the object), these tensors, and a recipe: all that
+    unflatten() needs besides. Raises AttributeError for a class without `__tensor_flatten__`."""
+    own_names, context = tensor.__tensor_flatten__()
+    names: list[str] = []
+    plain: list[torch.Tensor] = []
+    entries: list[tuple[str, Any]] = []
+    for name in own_names:
+        inner = getattr(tensor, name)
+        if type(inner) in PLAIN:
+            names.append(name)
+            plain.append(inner.detach())
+            entries.append((name, None))
+            continue
+        inner_names, inner_plain, recipe = flatten(inner)
+        names += [f"{name}.{each}" for each in inner_names]
+        plain += inner_plain
+        entries.append((name, (type(inner), tuple(inner.shape), inner.stride(), recipe)))
+    return names, plain, pickle.dumps((context, entries))
+
+
+def contexts(tensor: Any) -> Any:
+    """What the class says besides the names of inner tensors, and what the classes of objects within it say."""
+    names, context = tensor.__tensor_flatten__()
+    inner = {name: contexts(getattr(tensor, name)) for name in names if type(getattr(tensor, name)) not in PLAIN}
+    return (context, inner) if inner else context
+
+
+def unflatten(like: Any, recipe: bytes, plain: list[torch.Tensor], size: list[int], stride: list[int]) -> torch.Tensor:
+    """An object of the class of `like`, from a recipe of that class."""
+    return _unflatten(type(like), recipe, iter(plain), tuple(size), tuple(stride))
+
+
+def _unflatten(
+    cls: Any, recipe: bytes, plain: Iterator[torch.Tensor], size: tuple[int, ...], stride: tuple[int, ...]
+) -> torch.Tensor:
+    context, entries = pickle.loads(recipe)
+    inner = {}
+    for name, nested in entries:
+        if nested is None:
+            inner[name] = next(plain)
+        else:
+            inner_cls, inner_size, inner_stride, inner_recipe = nested
+            inner[name] = _unflatten(inner_cls, inner_recipe, plain, inner_size, inner_stride)
+    made: torch.Tensor = cls.__tensor_unflatten__(inner, context, torch.Size(size), stride)
+    return made
+
+
+def have_same_context(recipe: bytes, other: bytes) -> bool:
+    """Whether two recipes say the same."""
+    return bool(pickle.loads(recipe) == pickle.loads(other))
+
+
+def says_places(tensor: Any) -> bool:
+    """Whether the class is of local shards, whose sizes are each rank's own, as TorchRec's."""
+    return hasattr(tensor, "shard_offsets") or hasattr(tensor, "local_offsets")
+
+
+def holds_traced(tensor: Any) -> bool:
+    """Whether a tracer made the plain tensors in it."""
+    try:
+        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    except Exception:  # a class that cannot be taken apart is not traced
+        return False
+    return any(type(each).__module__ in TRACERS or (type(each) not in PLAIN and holds_traced(each)) for each in inner)

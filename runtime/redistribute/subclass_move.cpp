@@ -1,0 +1,215 @@
+#include "runtime/redistribute/subclass_move.h"
+
+#include "runtime/comm/agreement.h"
+#include "runtime/comm/comm_policy.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/group_backend.h"
+#include "runtime/comm/profiler_span.h"
+#include "runtime/redistribute/moving.h"
+#include "runtime/redistribute/packed_messages.h"
+#include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/subclass_parts.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+namespace shardwise {
+namespace {
+
+constexpr const char* kOp = "redistribute";
+
+/// The box of a rank. Layouts in pieces are refused before.
+Box box_of(const Spec& spec, int64_t rank) { return spec.layout().boxes(rank)[0]; }
+
+/// A part on its way: what is said of it, and its inner tensors.
+struct Parcel {
+  Flattened parts;
+  Dims strides;
+
+  std::vector<int64_t> words() const {
+    Facts facts;
+    facts.text(parts.recipe).list(strides);
+    for (const at::Tensor& inner : parts.inner)
+      facts.number(static_cast<int64_t>(inner.scalar_type())).list(inner.sizes()).list(inner.strides());
+    return facts.words();
+  }
+
+  /// One to be filled.
+  static Parcel of(std::vector<int64_t> words, c10::Device device) {
+    const Facts facts = Facts::of_words(std::move(words));
+    FactReader reader(facts);
+    Parcel parcel;
+    parcel.parts.recipe = reader.text();
+    parcel.strides = reader.list();
+    while (!reader.at_end()) {
+      const auto options = at::TensorOptions(static_cast<at::ScalarType>(reader.number())).device(device);
+      const Dims sizes = reader.list(), strides = reader.list();
+      parcel.parts.inner.push_back(at::empty_strided(sizes, dense_strides(sizes, strides), options));
+    }
+    return parcel;
+  }
+};
+
+class SubclassMove {
+ public:
+  SubclassMove(const DTensorImpl& source, const Spec& to)
+      : object_(source.local_tensors()[0]), device_(source.device()), from_(*source.spec()), to_(to) {}
+
+  at::Tensor run() {
+    const Group& group = *from_.mesh()->group();
+    const int64_t self = from_.mesh()->rank();
+    const auto has_its_own = [&](int64_t rank) { return holds(box_of(from_, rank), box_of(to_, rank)); };
+    if (std::ranges::all_of(group.ranks, has_its_own))
+      return copy_of(kOp, part_of(kOp, object_, box_of(from_, self), box_of(to_, self)));
+    check_comm_policy([&] { return fmt::format("moves {} to {}", to_string(from_), to_string(to_.layout())); });
+    const auto leaving = parcels(group);
+    return assembled(group, arrived(group, leaving, described(group, leaving)));
+  }
+
+ private:
+  using Parcels = std::vector<std::optional<Parcel>>;  // by place in the group
+
+  /// An object has each part of it, and parts without elements.
+  static bool holds(const Box& held, const Box& wanted) {
+    for (size_t dim = 0; dim < wanted.sizes.size(); ++dim) {
+      const Interval own = held.interval(dim), part = wanted.interval(dim);
+      if (part.length() > 0 && (part.begin < own.begin || part.end > own.end)) return false;
+    }
+    return true;
+  }
+
+  /// The part of `receiver`'s box that `sender` sends. Replicas send to the ranks in line with them. Along a dim where the receiver has
+  /// nothing, the holder of the first index sends nothing, too: an object of that size.
+  std::optional<Box> common(int64_t sender, int64_t receiver) const {
+    const Dims at = *from_.layout().grid().coord_of(sender), there = *from_.layout().grid().coord_of(receiver);
+    for (size_t m = 0; m < at.size(); ++m)
+      if (from_.placements()[m].is_replicate() && at[m] != there[m]) return std::nullopt;
+    const Box held = box_of(from_, sender);
+    Box wanted = box_of(to_, receiver);
+    for (size_t dim = 0; dim < wanted.sizes.size(); ++dim) {
+      const Interval own = held.interval(dim), part = wanted.interval(dim);
+      const Interval both{std::max(own.begin, part.begin), std::min(own.end, part.end)};
+      if (part.length() == 0 ? own.begin > 0 : both.length() <= 0) return std::nullopt;
+      if (part.length() > 0) wanted.set_interval(dim, both);
+    }
+    return wanted;
+  }
+
+  /// This rank's parts for each rank, where the class gives them; the first error of any rank is thrown on all.
+  Parcels parcels(const Group& group) {
+    Parcels result(group.size());
+    RankError error;
+    try {
+      const Box held = box_of(from_, from_.mesh()->rank());
+      for (int64_t i = 0; i < group.size(); ++i)
+        if (const auto box = common(from_.mesh()->rank(), group.ranks[i]))
+          result[i] = parcel_of(part_of(kOp, object_, held, *box));
+    } catch (const std::exception&) {
+      error = RankError::current();
+    }
+    Facts own("a " + class_of(object_));
+    for (const auto& parcel : result) own.number(parcel ? static_cast<int64_t>(parcel->words().size()) : 0);
+    n_words_.assign(group.size(), 0);
+    const auto all = agree(group, kOp, own, error);
+    for (int64_t i = 0; i < group.size(); ++i) {
+      FactReader reader(all[i]);
+      for (int64_t j = 0; j <= group.index; ++j) n_words_[i] = reader.number();
+    }
+    return result;
+  }
+
+  Parcel parcel_of(const at::Tensor& part) const {
+    try {
+      return {flattened(part), Dims(part.strides())};
+    } catch (const std::exception& refusal) {
+      const std::string text = taken_error(refusal);
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          false, fmt::format("[{}] a {} cannot be sent to another rank: {}. Give the class __tensor_flatten__ and "
+                             "__tensor_unflatten__, which torch.compile takes too, or move the values before you wrap "
+                             "them.",
+                             kOp, class_of(part), text));
+    }
+  }
+
+  std::vector<std::vector<int64_t>> described(const Group& group, const Parcels& leaving) const {
+    std::vector<std::vector<int64_t>> words;
+    for (const auto& parcel : leaving) words.push_back(parcel ? parcel->words() : std::vector<int64_t>());
+    return exchange_numbers(group, numbers_device(group), words, n_words_);
+  }
+
+  Parcels arrived(const Group& group, const Parcels& leaving, std::vector<std::vector<int64_t>> words) const {
+    Parcels arriving(group.size());
+    PackedMessages messages(device_);
+    for (int64_t i = 0; i < group.size(); ++i) {
+      if (!words[i].empty()) arriving[i] = Parcel::of(std::move(words[i]), device_);
+      if (i == group.index) {
+        for (size_t k = 0; arriving[i] && k < arriving[i]->parts.inner.size(); ++k)
+          arriving[i]->parts.inner[k].copy_(leaving[i]->parts.inner[k]);
+        continue;
+      }
+      if (leaving[i])
+        for (const at::Tensor& inner : leaving[i]->parts.inner) messages.send(group.ranks[i], inner);
+      if (arriving[i])
+        for (const at::Tensor& inner : arriving[i]->parts.inner) messages.receive(group.ranks[i], inner);
+    }
+    messages.start(group);
+    messages.finish();
+    return arriving;
+  }
+
+  at::Tensor assembled(const Group& group, const Parcels& arrived) const {
+    Parts parts;
+    for (int64_t i = 0; i < group.size(); ++i) {
+      if (!arrived[i]) continue;
+      const Box box = *common(group.ranks[i], from_.mesh()->rank());
+      const auto is_same = [&](const auto& part) { return part.first == box; };
+      if (std::ranges::any_of(parts, is_same)) continue;  // of several objects without elements one is enough
+      parts.emplace_back(box, unflattened(object_, arrived[i]->parts, box.sizes, arrived[i]->strides));
+    }
+    return joined(kOp, std::move(parts));
+  }
+
+  const at::Tensor& object_;
+  c10::Device device_;
+  const Spec& from_;
+  const Spec& to_;
+  std::vector<int64_t> n_words_;  // of the parcels that come to this rank, by place in the group
+};
+
+void check_movable(const DTensorImpl& source, const Spec& to) {
+  const Spec& from = *source.spec();
+  const std::string name = class_of(source.local_tensors()[0]);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      from.mesh() == to.mesh(),
+      fmt::format("[{}] a {} moves within its mesh only, not from {} to {}. Move plain values, and wrap them there.",
+                  kOp, name, to_string(*from.mesh()), to_string(*to.mesh())));
+  for (const Spec* spec : {&from, &to}) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !spec->layout().is_partial(),
+        fmt::format(
+            "[{}] a {} is no term of a sum as {}: its values are added up by nobody. Give terms that are plain, "
+            "as its dequantize() gives them.",
+            kOp, name, to_string(spec->placements())));
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !spec->layout().in_pieces(),
+        fmt::format("[{}] a {} cannot be placed as {}: a class of its own is split along dims or replicated. Use "
+                    "Shard and Replicate.",
+                    kOp, name, to_string(spec->placements())));
+  }
+}
+
+}  // namespace
+
+Shards move_subclass(const DTensorImpl& source, const SpecPtr& to) {
+  const BelowAutograd guard;
+  check_movable(source, *to);
+  const auto layouts = [&] { return move_words(*source.spec(), *to, {}); };
+  const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
+  const ProfilerSpan span([&] { return fmt::format("shardwise::move {}", layouts()); });
+  return {SubclassMove(source, *to).run()};
+}
+
+}  // namespace shardwise

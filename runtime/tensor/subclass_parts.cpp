@@ -1,0 +1,201 @@
+#include "runtime/tensor/subclass_parts.h"
+
+#include "runtime/tensor/spec.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/narrow.h>
+#include <ATen/ops/slice.h>
+#include <ATen/ops/split.h>
+#include <ATen/ops/split_with_sizes.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <map>
+#include <optional>
+
+namespace shardwise {
+namespace {
+
+/// The result of the first way that the class does not refuse, or why it refused the first.
+std::pair<at::Tensor, std::string> first_answer(c10::ArrayRef<std::function<at::Tensor()>> ways) {
+  std::string refusal;
+  for (const auto& way : ways) {
+    try {
+      return {way(), ""};
+    } catch (const std::exception& error) {
+      const std::string text = taken_error(error);
+      if (refusal.empty()) refusal = text;
+    }
+  }
+  return {{}, refusal};
+}
+
+/// Indices [begin, begin + n) along a dim.
+at::Tensor part_along(const char* op, const at::Tensor& object, int64_t dim, int64_t begin, int64_t n) {
+  if (n == object.size(dim)) return object;
+  const std::array<std::function<at::Tensor()>, 4> ways{
+      [&] { return at::slice(object, dim, begin, begin + n); },
+      [&] { return at::narrow(object, dim, begin, n); },
+      [&] {
+        TORCH_CHECK(n > 0 && begin % n == 0);
+        return at::split(object, n, dim)[begin / n];
+      },
+      [&] { return at::split_with_sizes(object, {begin, n, object.size(dim) - begin - n}, dim)[1]; },
+  };
+  const auto [part, refusal] = first_answer(ways);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      part.defined(), fmt::format("[{}] a {} answers none of aten.slice, aten.narrow, aten.split and "
+                                  "aten.split_with_sizes, so indices {} to {} of its dim {} cannot be taken: {}. Give "
+                                  "its __torch_dispatch__ one of them, or make each rank's part and use "
+                                  "DTensor.from_local.",
+                                  op, class_of(object), begin, begin + n, dim, refusal));
+  return part;
+}
+
+/// The dim along which `part` is another size than `whole`; nothing where they differ otherwise.
+std::optional<int64_t> dim_cut(const at::Tensor& part, const at::Tensor& whole, int64_t n_part, int64_t n_whole) {
+  int64_t cut = -1;
+  if (part.dim() != whole.dim()) return std::nullopt;
+  for (int64_t dim = 0; dim < whole.dim(); ++dim) {
+    if (part.size(dim) == whole.size(dim)) continue;
+    if (cut >= 0 || part.size(dim) * n_whole != whole.size(dim) * n_part) return std::nullopt;
+    cut = dim;
+  }
+  return cut;
+}
+
+/// Objects beside each other along a dim, of which the class's own aten.cat makes one, or its inner tensors beside each other.
+class Row {
+ public:
+  Row(const char* op, std::vector<at::Tensor> objects, int64_t dim)
+      : op_(op), objects_(std::move(objects)), dim_(dim) {}
+
+  at::Tensor object() const {
+    const std::function<at::Tensor()> cat = [&] { return at::cat(objects_, dim_); };
+    const auto [whole, refusal] = first_answer(cat);
+    return whole.defined() ? whole : of_inner_tensors(refusal);
+  }
+
+ private:
+  at::Tensor of_inner_tensors(const std::string& refusal) const {
+    const at::Tensor& largest =
+        *std::ranges::max_element(objects_, {}, [&](const at::Tensor& object) { return object.size(dim_); });
+    const Cut cut = cut_of(op_, largest, dim_);
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        cut.keeps_context,
+        fmt::format("[{}] a {} has no aten.cat, and a slice along dim {} changes the context of its "
+                    "__tensor_flatten__, so parts cannot be joined without it: {}. Give its __torch_dispatch__ "
+                    "aten.cat.",
+                    op_, class_of(largest), dim_, refusal));
+    std::vector<Flattened> parts;
+    for (const at::Tensor& object : objects_) parts.push_back(flattened(object));
+    Flattened whole = parts[0];
+    for (const Flattened& part : parts) check_alike(have_same_context(part, whole), "its context");
+    for (size_t i = 0; i < whole.inner.size(); ++i)
+      whole.inner[i] = cut.dims[i] >= 0 ? at::cat(inner(parts, i), cut.dims[i]) : common(parts, i);
+    Dims sizes(largest.sizes());
+    sizes[dim_] = 0;
+    for (const at::Tensor& object : objects_) sizes[dim_] += object.size(dim_);
+    return unflattened(largest, whole, sizes, dense_strides(sizes, largest.strides()));
+  }
+
+  static std::vector<at::Tensor> inner(const std::vector<Flattened>& parts, size_t i) {
+    std::vector<at::Tensor> result;
+    for (const Flattened& part : parts) result.push_back(part.inner[i]);
+    return result;
+  }
+
+  at::Tensor common(const std::vector<Flattened>& parts, size_t i) const {
+    for (const Flattened& part : parts) check_alike(at::equal(part.inner[i], parts[0].inner[i]), part.names[i]);
+    return parts[0].inner[i];
+  }
+
+  void check_alike(bool is_alike, const std::string& what) const {
+    TORCH_CHECK_VALUE(is_alike,
+                      fmt::format("[{}] parts of a {} differ in {}, which a slice along dim {} leaves as it is, "
+                                  "so no object has all of them. Make the parts of one object, with "
+                                  "distribute_tensor.",
+                                  op_, class_of(objects_[0]), what, dim_));
+  }
+
+  const char* op_;
+  std::vector<at::Tensor> objects_;
+  int64_t dim_;
+};
+
+}  // namespace
+
+at::Tensor part_of(const char* op, at::Tensor object, const Box& held, const Box& wanted) {
+  for (size_t dim = 0; dim < wanted.sizes.size(); ++dim) {
+    const int64_t n = wanted.sizes[dim];
+    object = part_along(op, object, static_cast<int64_t>(dim), n == 0 ? 0 : wanted.offsets[dim] - held.offsets[dim], n);
+  }
+  return object;
+}
+
+at::Tensor copy_of(const char* op, const at::Tensor& object) {
+  const std::array<std::function<at::Tensor()>, 2> ways{
+      [&] { return at::clone(object); },
+      [&] {
+        Flattened parts = flattened(object);
+        for (at::Tensor& inner : parts.inner) inner = inner.clone();
+        return unflattened(object, parts, object.sizes(), object.strides());
+      },
+  };
+  const auto [copy, refusal] = first_answer(ways);
+  TORCH_CHECK_NOT_IMPLEMENTED(copy.defined(),
+                              fmt::format("[{}] a {} refuses aten.clone, so its parts would be the memory of another "
+                                          "tensor: {}. Give its __torch_dispatch__ aten.clone.",
+                                          op, class_of(object), refusal));
+  return copy;
+}
+
+Cut cut_of(const char* op, const at::Tensor& object, int64_t dim) {
+  const int64_t n_whole = object.size(dim);
+  int64_t n = n_whole / 2;  // blocks of a quantisation are seldom cut there
+  const std::array<std::function<at::Tensor()>, 2> ways{
+      [&] { return part_along(op, object, dim, 0, n_whole / 2); },
+      [&] { return part_along(op, object, dim, 0, n = 0); },
+  };
+  const auto [part, refusal] = first_answer(ways);
+  TORCH_CHECK_NOT_IMPLEMENTED(part.defined(), refusal);
+  const Flattened of_whole = flattened(object), of_part = flattened(part);
+  Cut result{{}, have_same_context(of_whole, of_part)};
+  const bool is_alike = of_whole.names == of_part.names;
+  for (size_t i = 0; i < of_whole.names.size(); ++i) {
+    const auto cut = is_alike ? dim_cut(of_part.inner[i], of_whole.inner[i], n, n_whole) : std::nullopt;
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        cut, fmt::format("[{}] a slice of {} of the {} indices of dim {} of a {} does not cut its inner tensor {} in "
+                         "proportion along one dim, so it cannot be told how the ranks' parts make up the whole. Give "
+                         "the class aten.cat, or save what it saves by __create_write_items__.",
+                         op, n, n_whole, dim, class_of(object), of_whole.names[i]));
+    result.dims.push_back(*cut);
+  }
+  return result;
+}
+
+at::Tensor joined(const char* op, Parts parts) {
+  for (int64_t dim = parts[0].second.dim() - 1; dim >= 0; --dim) {
+    std::map<std::vector<int64_t>, Parts> rows;  // by offsets along the other dims
+    for (auto& part : parts) {
+      std::vector<int64_t> key(part.first.offsets.begin(), part.first.offsets.end());
+      key[dim] = 0;
+      rows[std::move(key)].push_back(std::move(part));
+    }
+    parts.clear();
+    for (auto& [key, row] : rows) {
+      std::ranges::sort(row, {}, [&](const auto& part) { return part.first.offsets[dim]; });
+      Box box = row[0].first;
+      box.set_interval(dim, {box.offsets[dim], row.back().first.interval(dim).end});
+      std::vector<at::Tensor> objects;
+      for (const auto& part : row) objects.push_back(part.second);
+      parts.emplace_back(box, objects.size() == 1 ? objects[0] : Row(op, std::move(objects), dim).object());
+    }
+  }
+  return parts[0].second;
+}
+
+}  // namespace shardwise
