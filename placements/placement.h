@@ -89,6 +89,8 @@ class Placement {
   c10::ArrayRef<ShardMetadata> pieces() const;
   /// The units of a RaggedShard, as written; empty for any other.
   c10::IntArrayRef units() const;
+  /// The tensor dim that a Shard splits; -1 for any other.
+  int64_t split_dim() const { return is_shard() ? dim_ : -1; }
   /// How many leading dims a RaggedShard flattens; 0 for any other.
   int64_t n_flattened() const { return kind_ == Kind::kRagged ? dim_ : 0; }
 

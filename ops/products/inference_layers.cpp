@@ -53,7 +53,7 @@ class BatchCall {
     const auto is_plain = [](const Tensor& tensor) { return maybe_dtensor(tensor)->holds_subclass(); };
     if (!spec->is_member() || spec->boxes().size() != 1 || is_plain(source) ||
         !std::ranges::all_of(spec->placements(),
-                             [](const Placement& p) { return p.is_replicate() || p.is_shard(0); }) ||
+                             [](const Placement& p) { return p.split_dim() == 0 || p == Placement::replicate(); }) ||
         !std::ranges::all_of(weights, [&](const Tensor& weight) {
           return is_whole(weight) && spec_of(weight)->mesh() == spec->mesh() && !is_plain(weight);
         }))

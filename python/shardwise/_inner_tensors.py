@@ -32,7 +32,7 @@ def flatten(tensor: Any) -> tuple[list[str], list[torch.Tensor], bytes]:
 
 
 def contexts(tensor: Any) -> Any:
-    """What the class says besides the names of inner tensors, and what the classes of objects within it say."""
+    """The words of the class besides the names of inner tensors, and those of classes of objects within it."""
     names, context = tensor.__tensor_flatten__()
     inner = {name: contexts(getattr(tensor, name)) for name in names if type(getattr(tensor, name)) not in PLAIN}
     return (context, inner) if inner else context

@@ -59,11 +59,7 @@ at::Tensor distribute_subclass(const at::Tensor& object, const MeshPtr& given_me
   const MeshPtr mesh = object.is_meta() ? given_mesh->on_meta() : given_mesh->with_memory();
   const SpecPtr spec =
       Spec::intern(mesh, object.sizes(), std::move(placements), object.strides(), object.scalar_type());
-  TORCH_CHECK_VALUE(
-      !spec->layout().is_partial() && !spec->layout().in_pieces(),
-      fmt::format("[distribute_tensor] a {} cannot be placed as {}: a class of its own is split along dims "
-                  "or replicated. Use Shard and Replicate.",
-                  class_of(object), to_string(spec->placements())));
+  check_placed("distribute_tensor", object, spec->layout());
   Shards parts;
   for (const Box& box : spec->boxes())
     parts.push_back(part_of("distribute_tensor", object, Box::whole(spec->sizes()), box));

@@ -34,7 +34,7 @@ class InnerTensors {
   explicit InnerTensors(const at::Tensor& tensor)
       : spec_(spec_of(tensor)), group_(*spec_->mesh()->group()), object_(maybe_dtensor(tensor)->local_tensors()[0]) {
     for (int64_t dim = 0; dim < spec_->dim(); ++dim)
-      if (spec_->layout().is_shard(dim)) dims_.push_back(dim);
+      if (std::ranges::count(spec_->placements(), dim, &Placement::split_dim) > 0) dims_.push_back(dim);
   }
 
   std::vector<std::pair<std::string, at::Tensor>> run() {
@@ -104,7 +104,7 @@ class InnerTensors {
             known.inner_size, known.size));
   }
 
-  /// What a slice leaves whole is there once: ranks that hold different slices hold it alike.
+  /// An inner tensor that a slice leaves whole is there once: ranks that hold different slices hold it alike.
   void check_common_values() {
     std::vector<std::string> names;
     Facts own("values");
@@ -143,8 +143,7 @@ class InnerTensors {
     const Dims at = *grid.coord_of(group_.ranks[a]), there = *grid.coord_of(group_.ranks[b]);
     for (size_t m = 0; m < at.size(); ++m) {
       if (at[m] == there[m]) continue;
-      const Placement& placement = spec_->placements()[m];
-      const auto d = std::ranges::find(dims_, placement.is_shard() ? placement.dim() : -1) - dims_.begin();
+      const auto d = std::ranges::find(dims_, spec_->placements()[m].split_dim()) - dims_.begin();
       if (d == static_cast<int64_t>(dims_.size()) || scaling(i, d).dim != Scaling::kWhole) return false;
     }
     return true;
@@ -159,7 +158,7 @@ class InnerTensors {
       if (cut.dim < 0) continue;
       const auto resized = spec_->layout().resized(dims_[d], [&](int64_t index) { return cut.scaled(index); });
       for (size_t m = 0; m < placements.size(); ++m)
-        if (spec_->placements()[m].is_shard(dims_[d])) placements[m] = resized[m].with_dim(cut.dim);
+        if (spec_->placements()[m].split_dim() == dims_[d]) placements[m] = resized[m].with_dim(cut.dim);
       sizes[cut.dim] = cut.scaled(spec_->sizes()[dims_[d]]);
     }
     return from_local(inner, spec_->mesh(), std::move(placements), {.shape = sizes});

@@ -86,7 +86,7 @@ class SubclassMove {
   std::optional<Box> common(int64_t sender, int64_t receiver) const {
     const Dims at = *from_.layout().grid().coord_of(sender), there = *from_.layout().grid().coord_of(receiver);
     for (size_t m = 0; m < at.size(); ++m)
-      if (from_.placements()[m].is_replicate() && at[m] != there[m]) return std::nullopt;
+      if (from_.placements()[m] == Placement::replicate() && at[m] != there[m]) return std::nullopt;
     const Box held = box_of(from_, sender);
     Box wanted = box_of(to_, receiver);
     for (size_t dim = 0; dim < wanted.sizes.size(); ++dim) {
@@ -186,19 +186,7 @@ void check_movable(const DTensorImpl& source, const Spec& to) {
       from.mesh() == to.mesh(),
       fmt::format("[{}] a {} moves within its mesh only, not from {} to {}. Move plain values, and wrap them there.",
                   kOp, name, to_string(*from.mesh()), to_string(*to.mesh())));
-  for (const Spec* spec : {&from, &to}) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !spec->layout().is_partial(),
-        fmt::format(
-            "[{}] a {} is no term of a sum as {}: its values are added up by nobody. Give terms that are plain, "
-            "as its dequantize() gives them.",
-            kOp, name, to_string(spec->placements())));
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !spec->layout().in_pieces(),
-        fmt::format("[{}] a {} cannot be placed as {}: a class of its own is split along dims or replicated. Use "
-                    "Shard and Replicate.",
-                    kOp, name, to_string(spec->placements())));
-  }
+  for (const Spec* spec : {&from, &to}) check_placed(kOp, source.local_tensors()[0], spec->layout());
 }
 
 }  // namespace

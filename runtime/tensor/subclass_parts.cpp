@@ -128,6 +128,17 @@ class Row {
 
 }  // namespace
 
+void check_placed(const char* op, const at::Tensor& object, const Layout& layout) {
+  TORCH_CHECK_VALUE(std::ranges::all_of(layout.placements(),
+                                        [](const Placement& placement) {
+                                          return placement.split_dim() >= 0 || placement == Placement::replicate();
+                                        }),
+                    fmt::format("[{}] a {} cannot be placed as {}: a class of its own is split along dims or "
+                                "replicated, and its values are added up by nobody. Use Shard and Replicate, or give "
+                                "plain values, as its dequantize() gives them.",
+                                op, class_of(object), to_string(layout.placements())));
+}
+
 at::Tensor part_of(const char* op, at::Tensor object, const Box& held, const Box& wanted) {
   for (size_t dim = 0; dim < wanted.sizes.size(); ++dim) {
     const int64_t n = wanted.sizes[dim];

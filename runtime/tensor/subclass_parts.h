@@ -4,13 +4,16 @@
 //   at::Tensor whole = joined("redistribute", {{box, rows}, {below, other}});  // aten.cat, or its inner tensors joined
 #pragma once
 
-#include "placements/box.h"
+#include "placements/layout.h"
 #include "runtime/tensor/subclass.h"
 
 #include <utility>
 #include <vector>
 
 namespace shardwise {
+
+/// Throws: c10::ValueError where the layout wants more of the object than parts along dims, or all of it.
+void check_placed(const char* op, const at::Tensor& object, const Layout& layout);
 
 /// The part `wanted` of an object that is the box `held`: the object itself where that is all of it. It may share the object's memory.
 /// Throws: c10::NotImplementedError naming the class, where it answers none of the operators that take parts.

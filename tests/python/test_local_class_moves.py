@@ -116,7 +116,7 @@ def test_what_cannot_move_is_an_error_on_all_ranks():
         with pytest.raises(NotImplementedError, match=r"\[redistribute\] a Unjoined has no aten.cat, .* Give its"):
             own.full_tensor()
         terms = sw.DTensor.from_local(scaled(4), mesh, [Partial()])
-        with pytest.raises(NotImplementedError, match=r"a Scaled is no term of a sum as \[Partial\(sum\)\]"):
+        with pytest.raises(ValueError, match=r"a Scaled cannot be placed as \[Partial\(sum\)\]"):
             terms.redistribute(placements=[Replicate()])
         scale = 0.5 + rank  # of each rank its own
         parts = sw.DTensor.from_local(Scaled(scaled(2).numbers, scale), mesh, [Shard(0)])

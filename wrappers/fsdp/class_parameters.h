@@ -18,7 +18,7 @@
 
 namespace shardwise {
 
-/// What a class gave for a rank's piece of a parameter.
+/// The answer of a class for a rank's piece of a parameter.
 struct ClassPieces {
   std::vector<at::Tensor> tensors;
   std::string fault;  // what it gave instead of a tuple of tensors and metadata; else ""

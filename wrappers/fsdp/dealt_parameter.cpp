@@ -151,7 +151,7 @@ at::Tensor DealtParameter::part_of(const at::Tensor& parameter) const {
         own.offsets[deal_.dim] = deal_.ranges[index_].begin;
         own.sizes[deal_.dim] = deal_.ranges[index_].size;
       }
-      pieces.push_back(copy_of("fully_shard", part_of("fully_shard", whole, held, own)));
+      pieces.push_back(copy_of("fully_shard", shardwise::part_of("fully_shard", whole, held, own)));
     } else {
       const at::Tensor mine = part(whole.detach(), index_);
       pieces.push_back(at::empty_strided(mine.sizes(), dense_strides(mine.sizes(), spec_->strides()), mine.options()));

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of DTensors whose local tensors are of a class of their own."""
+"""The parts that a checkpoint keeps of DTensors whose local tensors are of a class of their own."""
 
 from typing import Any
 

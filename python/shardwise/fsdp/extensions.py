@@ -53,7 +53,7 @@ class Extension:
         self.metadata: Any = None
 
     def pieces(self, own: Any, sizes: Sequence[int]) -> tuple[list[torch.Tensor], str]:
-        """What `own`, this rank's piece of a parameter of `sizes`, gives to be sent; or words for something else that it gave."""
+        """Tensors that `own`, this rank's piece of a parameter of `sizes`, gives to be sent; or words for something else that it gave."""
         if _n_arguments(own) == 1:
             given = own.fsdp_pre_all_gather(self.mesh)
         else:
