@@ -19,10 +19,10 @@ ParameterGroupPtr create(const std::vector<std::string>& names, const std::vecto
 
 std::vector<std::weak_ptr<ParameterGroup>> weakly(const Groups& groups) { return {groups.begin(), groups.end()}; }
 
-using Pieces = std::pair<std::vector<at::Tensor>, std::string>;
+using SentPieces = std::pair<std::vector<at::Tensor>, std::string>;
 using Whole = std::optional<std::pair<at::Tensor, std::vector<at::Tensor>>>;
 
-void set_class_calls(ParameterGroup& group, std::function<Pieces(size_t, std::vector<int64_t>)> pieces,
+void set_class_calls(ParameterGroup& group, std::function<SentPieces(size_t, std::vector<int64_t>)> pieces,
                      std::function<Whole(size_t, const std::vector<at::Tensor>&, std::optional<at::Tensor>)> whole) {
   group.set_class_calls({
       [pieces = std::move(pieces)](size_t parameter, std::vector<int64_t> sizes) {
