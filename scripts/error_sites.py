@@ -42,6 +42,9 @@ ELSEWHERE = {
         "by tqdm, which is not installed",
         "was compiled against torch ",
     ),
+    "forward mode, whose level belongs to the process and not to a rank that is a thread": (
+        "torch has no forward mode of this",
+    ),
     "a process group of one's own, without a store": ("and cannot read its members' pieces",),
     "a file that is written to while it is read, or was made by hand": (" are there", "the file ends "),
     "ranks that differ under the check, which tests/python/test_lone_calls.py starts": (

@@ -168,11 +168,6 @@ CASES = [
         ValueError,
     ),
     case(
-        "fused attention in forward mode",
-        "q = sw.ones(1, 2, 4, 8, device_mesh=mesh)\nwith torch.autograd.forward_ad.dual_level():\n    F.scaled_dot_product_attention(torch.autograd.forward_ad.make_dual(q, q), q, q)",
-        NotImplementedError,
-    ),
-    case(
         "nested tensors of an encoder",
         "layer = torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)\nencoder = sw.distribute_module(torch.nn.TransformerEncoder(layer, 1, mask_check=False).eval(), mesh)\nwith torch.no_grad():\n    encoder(sw.ones(2, 4, 8, device_mesh=mesh), src_key_padding_mask=torch.zeros(2, 4, dtype=torch.bool))",
         NotImplementedError,
