@@ -11,8 +11,8 @@ namespace {
 const bool is_set = [] {
   if (c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount() == 0) return false;
   set_dense_device({.type = c10::kCUDA});
-  at::linalg_inv(at::eye(
-      2, c10::kCUDA));  // torch loads its linear algebra at the first call, which threads must not make together
+  // torch loads its linear algebra at the first call, which threads must not make together.
+  at::linalg_inv(at::eye(2, c10::kCUDA));
   return true;
 }();
 
