@@ -106,7 +106,8 @@ __device__ void sum_piece(const GradRows& grads, const Groups& groups, const Pie
   if (piece.group >= 0) sink.end(piece.group);
 }
 
-/// The first teams take kGroups groups each, the others a part. One thread of a team calls `Sink::prefetch(group)`, then all for each group, by a sink of its own, `take(group, tile, column, is_in_row, sum)`, tile by tile, and `end(group)`.
+/// The first teams take kGroups groups each, the others a part. Of each group one thread calls `Sink::prefetch(group)`. Then each group has a
+/// sink of its own: all threads of the team call `take(group, tile, column, is_in_row, sum)`, tile by tile, and `end(group)` after.
 template <class T, int kN, class Sink>
 __global__ void __launch_bounds__(kThreads) sum_pieces(GradRows grads, Groups groups, int64_t n_parts, int64_t tiles,
                                                        Sum<T>* parts, const __grid_constant__ Sink sink) {

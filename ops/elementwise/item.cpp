@@ -58,7 +58,7 @@ bool is_pinned(const at::Tensor& self, std::optional<c10::Device> device) {
          std::ranges::all_of(pieces, [&](const at::Tensor& piece) { return piece.is_pinned(device); });
 }
 
-/// Torch answers, or refuses, for a dense tensor of as many dims and the dtype. Nothing is sent.
+/// The answer or the error of torch for a dense tensor with as many dims, of the same dtype. Nothing is sent.
 void read_dense(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   c10::IValue& self = (*stack)[stack->size() - op.schema().arguments().size()];
   const at::Tensor tensor = self.toTensor();

@@ -40,9 +40,7 @@ enum MaskType : int64_t {
   kOfHeads = 2
 };  // [queries, keys], [batch, keys], [batch, heads, queries, keys]
 
-bool is_whole(const Tensor& tensor) {
-  return is_dtensor(tensor) && std::ranges::all_of(spec_of(tensor)->placements(), &Placement::is_replicate);
-}
+bool is_whole(const Tensor& tensor) { return is_dtensor(tensor) && spec_of(tensor)->layout().is_replicated(); }
 
 /// A call whose ranks each have their own batches, [batch, length, features], and all weights.
 class BatchCall {
@@ -50,12 +48,12 @@ class BatchCall {
   BatchCall(const Tensor& source, std::initializer_list<Tensor> weights, const MaybeTensor& mask, bool is_mask_whole) {
     if (!is_dtensor(source) || source.dim() != 3) return;
     const SpecPtr& spec = spec_of(source);
-    const auto is_plain = [](const Tensor& tensor) { return maybe_dtensor(tensor)->holds_subclass(); };
-    if (!spec->is_member() || spec->boxes().size() != 1 || is_plain(source) ||
+    const auto is_of_class = [](const Tensor& tensor) { return maybe_dtensor(tensor)->holds_subclass(); };
+    if (!spec->is_member() || spec->boxes().size() != 1 || is_of_class(source) ||
         !std::ranges::all_of(spec->placements(),
                              [](const Placement& p) { return p.split_dim() == 0 || p == Placement::replicate(); }) ||
         !std::ranges::all_of(weights, [&](const Tensor& weight) {
-          return is_whole(weight) && spec_of(weight)->mesh() == spec->mesh() && !is_plain(weight);
+          return is_whole(weight) && spec_of(weight)->mesh() == spec->mesh() && !is_of_class(weight);
         }))
       return;
     if (is_given(mask)) {

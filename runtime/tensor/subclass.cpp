@@ -3,11 +3,7 @@
 #include "runtime/comm/error_text.h"
 #include "runtime/comm/tracing.h"
 
-#include <ATen/ops/narrow.h>
-#include <ATen/ops/slice.h>
-#include <ATen/ops/split_with_sizes.h>
 #include <ATen/ops/view.h>
-#include <fmt/format.h>
 
 #include <atomic>
 
