@@ -108,7 +108,7 @@ void show(const at::Tensor& table, const Pieces& pieces, const sw::MeshPtr& mesh
   if (mesh->rank() == 0) sw::visualize_sharding(tensor);
 
   TORCH_CHECK(tensor.sizes() == table.sizes() && tensor.strides() == table.strides());
-  const at::Tensor back = sw::to_any_local(tensor);
+  const at::Tensor back = sw::to_local(tensor);
   TORCH_CHECK(sw::local_sizes(back) == sw::local_sizes(shards) && sw::local_offsets(back) == sw::local_offsets(shards));
   const auto after = sw::local_shards(back), before = sw::local_shards(shards);
   for (size_t i = 0; i < before.size(); ++i)

@@ -2,7 +2,7 @@
 #include "python/casters.h"
 #include "python/package.h"
 #include "runtime/api/equal_values.h"
-#include "runtime/api/local_kind.h"
+#include "runtime/api/local_form.h"
 #include "runtime/api/move_dtypes.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/api/to_local.h"
@@ -135,7 +135,7 @@ constexpr const char* kToLocal =
 
 at::Tensor py_to_local(const at::Tensor& tensor, const MaybePlacements& grad_placements) {
   const Spec& spec = *spec_of(tensor);
-  return to_any_local(tensor, placements_on(spec.mesh(), grad_placements, spec.dim()));
+  return to_local(tensor, placements_on(spec.mesh(), grad_placements, spec.dim()));
 }
 
 at::Tensor py_full_tensor(const at::Tensor& tensor, const MaybePlacements& grad_placements) {
@@ -154,8 +154,8 @@ PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_ar
   if (n_args == 0 && !names && (Py_TYPE(self) == tensor_class || THPVariable_Check(self))) {
     const at::Tensor& tensor = THPVariable_Unpack(self);
     const auto* impl = maybe_dtensor(tensor);
-    if (impl && !impl->is_pending() && !impl->view_link() && impl->local_kind() == LocalKind::kTensor &&
-        impl->local_tensors().size() == 1 && !impl->spec()->layout().in_pieces()) {
+    if (impl && !impl->is_pending() && !impl->view_link() && !impl->local_form() && impl->local_tensors().size() == 1 &&
+        !impl->spec()->layout().in_pieces()) {
       HANDLE_TH_ERRORS
       return THPVariable_Wrap(to_local(tensor));
       END_HANDLE_TH_ERRORS
@@ -210,7 +210,7 @@ PyObject* from_local_method(PyObject*, PyObject* const* args, Py_ssize_t n_args,
       at::Tensor result;
       {
         const py::gil_scoped_release no_gil;
-        result = from_any_local(local, layout->first, std::move(layout->second), {});
+        result = from_local(local, layout->first, std::move(layout->second), {});
       }
       return THPVariable_Wrap(result);
       END_HANDLE_TH_ERRORS
@@ -246,8 +246,8 @@ at::Tensor py_from_local(const at::Tensor& local, const MaybeMesh& mesh, MaybePl
   Home home = home_of(given, placements_or_replicate(std::move(placements), *given), n_dims);
   auto of_grad = placements_on(home.mesh, grad_placements, n_dims);
   const at::Tensor known = understood(local, package().as_local);
-  at::Tensor result = from_any_local(known, home.mesh, std::move(home.placements),
-                                     {run_check, dims_of(shape), dims_of(stride), std::move(of_grad)});
+  at::Tensor result = from_local(known, home.mesh, std::move(home.placements),
+                                 {run_check, dims_of(shape), dims_of(stride), std::move(of_grad)});
   auto* const impl = maybe_dtensor(result);
   if (impl->given().defined()) impl->set_given(local);  // another library's, which `known` was made of
   return result;
@@ -262,8 +262,8 @@ at::Tensor py_layer_input(const at::Tensor& local, const MeshPtr& mesh, WrittenP
                                   "ranks, and it is not. Give the same batch to all of them, or say how it is split: "
                                   "input_layouts=Shard(0).",
                                   fmt::join(local.sizes(), ", ")));
-  return from_any_local(understood(local, package().as_local), home.mesh, std::move(home.placements),
-                        {.shape = dims_of(shape), .adds_gradients = true});
+  return from_local(understood(local, package().as_local), home.mesh, std::move(home.placements),
+                    {.shape = dims_of(shape), .adds_gradients = true});
 }
 
 at::Tensor py_redistribute(const at::Tensor& tensor, const MaybeMesh& mesh, MaybePlacements placements, bool async_op,
@@ -301,7 +301,7 @@ at::Tensor py_distribute_tensor(const at::Tensor& tensor, const MaybeMesh& mesh,
 }
 
 at::Tensor py_from_pieces(std::vector<at::Tensor> pieces, const MeshPtr& given, WrittenPlacements written,
-                          const Numbers& shape, const Numbers& stride, at::ScalarType dtype, int64_t local_kind,
+                          const Numbers& shape, const Numbers& stride, at::ScalarType dtype, const std::string& form,
                           int64_t sparse_dim, bool is_meta, std::optional<int64_t> saved_by) {
   auto [mesh, placements] = home_of(given, std::move(written), static_cast<int64_t>(shape.size()));
   const bool is_on_meta = pieces.empty() ? is_meta : pieces[0].is_meta();
@@ -309,7 +309,7 @@ at::Tensor py_from_pieces(std::vector<at::Tensor> pieces, const MeshPtr& given, 
   if (saved_by) check_loadable(*spec, *saved_by);
   if (pieces.empty() && sparse_dim > 0) return wrap_sparse(std::move(spec), {}, {sparse_dim});
   at::Tensor tensor = from_pieces(std::move(pieces), spec);
-  keep_local_kind(tensor, static_cast<LocalKind>(local_kind));
+  keep_local_form(tensor, local_form_named(form));
   return tensor;
 }
 
@@ -326,9 +326,10 @@ bool py_is_stale(const at::Tensor& tensor) {
   return maybe_dtensor(tensor)->is_stale();
 }
 
-int64_t local_kind_of(const at::Tensor& tensor) {
+std::string local_form_of(const at::Tensor& tensor) {
   spec_of(tensor);  // the error for other tensors
-  return static_cast<int64_t>(maybe_dtensor(tensor)->local_kind());
+  const LocalForm* form = maybe_dtensor(tensor)->local_form();
+  return form ? form->name() : "";
 }
 
 /// (offsets, sizes) of this rank's pieces.
@@ -461,10 +462,10 @@ void bind_dtensor(py::module_& module) {
       "A DTensor from this rank's pieces, in the order of its boxes. `sparse_dim`: of sparse ones; 0 for dense "
       "ones. `is_meta`: where there are no pieces to tell. `saved_by`: the rank that saved them, if it may be another.",
       py::arg("pieces"), py::arg("device_mesh"), py::arg("placements"), py::arg("shape"), py::arg("stride"),
-      py::arg("dtype"), py::arg("local_kind"), py::arg("sparse_dim") = 0, py::arg("is_meta") = false,
+      py::arg("dtype"), py::arg("local_form"), py::arg("sparse_dim") = 0, py::arg("is_meta") = false,
       py::arg("saved_by") = none);
-  module.def("local_kind_of", wrap_pybind_function(&local_kind_of), "Whether to_local() gives a tensor or a wrapper.",
-             py::arg("tensor"));
+  module.def("local_form_of", wrap_pybind_function(&local_form_of),
+             "The name of what to_local() gives; \"\" for a plain tensor.", py::arg("tensor"));
   module.def("detached_pieces", wrap_pybind_function(&py_detached_pieces),
              "This rank's pieces, aliased, without history. `reader` stands in the error for stale ones.",
              py::arg("tensor"), py::arg("reader"));

@@ -1,7 +1,7 @@
 // What python/shardwise/_tracing.py takes a distributed tensor apart with, and puts it together: for torch's tracers.
 #include "python/bindings.h"
 #include "runtime/api/gradients.h"
-#include "runtime/api/local_kind.h"
+#include "runtime/api/local_form.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/dispatch/gradient_layout.h"
 #include "runtime/redistribute/traced_move.h"
@@ -23,7 +23,7 @@ namespace {
 /// Everything of a distributed tensor but its pieces' values: what graphs are guarded by.
 struct TensorLayout {
   SpecPtr spec;
-  LocalKind kind;
+  const LocalForm* form;  // of to_local()
 
   bool operator==(const TensorLayout&) const = default;  // specs are interned
   size_t n_pieces() const { return spec->boxes().size(); }
@@ -38,7 +38,7 @@ struct TensorLayout {
                         pieces[i].sizes(), " came for ", to_string(*spec), ", where ", spec->boxes()[i].sizes,
                         " is due. Give those that __tensor_flatten__() names.");
     at::Tensor tensor = shardwise::wrap(spec, Shards(pieces.begin(), pieces.end()));
-    if (kind != LocalKind::kTensor) keep_local_kind(tensor, kind);
+    if (form) keep_local_form(tensor, form);
     if (pieces.empty() && is_traced) {  // tracers tell tensors by their storages, and resize those
       auto* const impl = tensor.unsafeGetTensorImpl();
       impl->set_python_dispatch(true);
@@ -77,7 +77,7 @@ TensorLayout tensor_layout_of(const at::Tensor& tensor) {
   const SpecPtr& spec = spec_of(tensor);
   DTensorImpl& impl = *maybe_dtensor(tensor);
   if (wants_gradient_layout(impl) && !impl.key_set().has(c10::DispatchKey::Python)) lay_out_gradient(impl);
-  return {spec, impl.local_kind()};
+  return {spec, impl.local_form()};
 }
 
 /// Itself, not an alias: tracers know tensors by their identity.

@@ -4,7 +4,7 @@
 
 #include "placements/partial.h"
 #include "runtime/api/gradients.h"
-#include "runtime/api/local_kind.h"
+#include "runtime/api/local_form.h"
 #include "runtime/api/local_pieces.h"
 #include "runtime/tensor/local_reads.h"
 #include "runtime/tensor/spec_value.h"
@@ -26,9 +26,25 @@ SpecPtr grad_spec(const SpecPtr& spec, const std::optional<Placements>& wanted) 
   return spec->with_placements(without_partial(wanted ? *wanted : spec->placements()));
 }
 
-at::Tensor wrap_pieces(const SpecPtr& spec, Shards shards, LocalKind kind) {
+class ShardsForm final : public LocalForm {
+ public:
+  explicit ShardsForm(bool has_pieces) : has_pieces_(has_pieces) {}
+
+  std::string name() const override { return has_pieces_ ? "pieces" : "no pieces"; }
+  at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) const override;
+  /// The wrapper over the pieces of a distributed tensor, below autograd. Writes to it count as writes to the tensor.
+  at::Tensor over(const at::Tensor& dtensor) const;
+
+ private:
+  bool has_pieces_;
+};
+
+/// This rank was given pieces, or none; a rank without pieces may still hold an empty shard.
+const ShardsForm kPieces(true), kNoPieces(false);
+
+at::Tensor wrap_pieces(const SpecPtr& spec, Shards shards, const LocalForm& form) {
   at::Tensor tensor = wrap(spec, std::move(shards));
-  keep_local_kind(tensor, kind);
+  keep_local_form(tensor, &form);
   return tensor;
 }
 
@@ -42,14 +58,13 @@ Shards pieces_of(const at::Tensor& wrapper, const Spec& spec) {
   return pieces;
 }
 
-/// The wrapper over the pieces of a distributed tensor, below autograd. Writes to it count as writes to the tensor.
-at::Tensor shards_of(const at::Tensor& dtensor, LocalKind kind) {
+at::Tensor ShardsForm::over(const at::Tensor& dtensor) const {
   const DTensorImpl& tensor = *maybe_dtensor(dtensor);
   const Spec& spec = *tensor.spec();
   const Shards& pieces = shards_read_by(tensor, "to_local");
   std::vector<at::Tensor> shards;
   std::vector<Dims> offsets;
-  if (kind != LocalKind::kNoPieces)
+  if (has_pieces_)
     for (const at::Tensor& piece : pieces) shards.push_back(detached(piece, tensor));
   for (size_t i = 0; i < shards.size(); ++i) offsets.push_back(spec.boxes()[i].offsets);
   const auto options = at::TensorOptions().dtype(spec.dtype()).device(tensor.device());
@@ -59,44 +74,50 @@ at::Tensor shards_of(const at::Tensor& dtensor, LocalKind kind) {
 }
 
 struct Kept {
-  static void keep(AutogradContext* ctx, const SpecPtr& spec, LocalKind kind) {
+  static void keep(AutogradContext* ctx, const SpecPtr& spec, const ShardsForm* form) {
     ctx->saved_data["spec"] = to_value(spec);
-    ctx->saved_data["kind"] = static_cast<int64_t>(kind);
+    ctx->saved_data["has_pieces"] = form == &kPieces;
   }
   explicit Kept(const AutogradContext* ctx)
-      : spec(to_spec(ctx->saved_data.at("spec"))), kind(static_cast<LocalKind>(ctx->saved_data.at("kind").toInt())) {}
+      : spec(to_spec(ctx->saved_data.at("spec"))),
+        form(ctx->saved_data.at("has_pieces").toBool() ? kPieces : kNoPieces) {}
 
   SpecPtr spec;
-  LocalKind kind;
+  const ShardsForm& form;
 };
 
 struct FromShards : torch::autograd::Function<FromShards> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& wrapper, const SpecPtr& spec,
-                            const SpecPtr& grad_spec, int64_t kind) {
-    Kept::keep(ctx, grad_spec, static_cast<LocalKind>(kind));
-    return wrap_pieces(spec, pieces_of(wrapper, *spec), static_cast<LocalKind>(kind));
+                            const SpecPtr& grad_spec, const ShardsForm* form) {
+    Kept::keep(ctx, grad_spec, form);
+    return wrap_pieces(spec, pieces_of(wrapper, *spec), *form);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const Kept kept(ctx);
     at::Tensor grad = grads[0];
-    if (grad.defined())
-      grad = shards_of(redistribute(grad, kept.spec->mesh(), kept.spec->placements().vec()), kept.kind);
+    if (grad.defined()) grad = kept.form.over(redistribute(grad, kept.spec->mesh(), kept.spec->placements().vec()));
     return {grad, {}, {}, {}};
   }
 };
 
 struct ToShards : torch::autograd::Function<ToShards> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const SpecPtr& grad_spec) {
-    const LocalKind kind = maybe_dtensor(tensor)->local_kind();
-    Kept::keep(ctx, grad_spec, kind);
-    return shards_of(tensor, kind);
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const SpecPtr& grad_spec,
+                            const ShardsForm* form) {
+    Kept::keep(ctx, grad_spec, form);
+    return form->over(tensor);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const Kept kept(ctx);
-    if (!grads[0].defined()) return {{}, {}};
-    return {wrap_pieces(kept.spec, pieces_of(grads[0], *kept.spec), kept.kind), {}};
+    if (!grads[0].defined()) return {{}, {}, {}};
+    return {wrap_pieces(kept.spec, pieces_of(grads[0], *kept.spec), kept.form), {}, {}};
   }
 };
+
+at::Tensor ShardsForm::to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) const {
+  if (records(dtensor)) return ToShards::apply(dtensor, grad_spec(spec_of(dtensor), grad_placements), this);
+  const at::Tensor& given = maybe_dtensor(dtensor)->given();
+  return given.defined() ? given : over(dtensor);
+}
 
 RankPieces pieces_here(const at::Tensor& wrapper, const DeviceMesh& mesh, const FromLocalOptions& options) {
   const auto* impl = maybe_local_shards(wrapper);
@@ -169,11 +190,10 @@ int64_t sharded_dim(const std::vector<RankPieces>& all) {
   return 0;
 }
 
-/// True where some rank's part is no single tensor.
-bool needs_shards(const Layout& layout) {
-  return layout.in_pieces() && !layout.is_ragged() &&
-         std::ranges::any_of(layout.grid().ranks, [&](int64_t rank) { return layout.boxes(rank).size() != 1; });
-}
+[[maybe_unused]] const bool is_registered = [] {
+  register_local_class({&is_local_shards, &from_local_shards, {&kPieces, &kNoPieces}, /*for_pieces=*/&kPieces});
+  return true;
+}();
 
 }  // namespace
 
@@ -181,12 +201,11 @@ at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Pla
                              const FromLocalOptions& options) {
   const size_t n_pieces = local_offsets(wrapper).size();
   const SpecPtr spec = spec_here(wrapper, mesh, placements, options);
-  const LocalKind kind = n_pieces > 0 && mesh->is_member() ? LocalKind::kPieces : LocalKind::kNoPieces;
-  if (!mesh->is_member()) return wrap_pieces(spec, {}, kind);
-  const at::Tensor tensor =
-      records(wrapper)
-          ? FromShards::apply(wrapper, spec, grad_spec(spec, options.grad_placements), static_cast<int64_t>(kind))
-          : wrap_pieces(spec, pieces_of(wrapper, *spec), kind);
+  if (!mesh->is_member()) return wrap_pieces(spec, {}, kNoPieces);
+  const ShardsForm& form = n_pieces > 0 ? kPieces : kNoPieces;
+  const at::Tensor tensor = records(wrapper)
+                                ? FromShards::apply(wrapper, spec, grad_spec(spec, options.grad_placements), &form)
+                                : wrap_pieces(spec, pieces_of(wrapper, *spec), form);
   share_version(tensor, wrapper);
   // One without pieces may be of another dtype than the others'.
   if (!wrapper.requires_grad() && wrapper.scalar_type() == spec->dtype()) maybe_dtensor(tensor)->set_given(wrapper);
@@ -196,31 +215,17 @@ at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Pla
 at::Tensor from_known_shards(const at::Tensor& wrapper, const MeshPtr& mesh, const std::vector<RankPieces>& all) {
   const Placements along(mesh->ndim(), Placement::shard(sharded_dim(all)));
   const SpecPtr spec = inferred_spec(all, mesh, along);
-  if (!mesh->is_member()) return wrap_pieces(spec, {}, LocalKind::kNoPieces);
+  if (!mesh->is_member()) return wrap_pieces(spec, {}, kNoPieces);
   check_pieces_here(wrapper, *spec);
-  const at::Tensor tensor = wrap_pieces(spec, pieces_of(wrapper, *spec), LocalKind::kPieces);
+  const at::Tensor tensor = wrap_pieces(spec, pieces_of(wrapper, *spec), kPieces);
   share_version(tensor, wrapper);
   return tensor;
 }
 
 at::Tensor to_local_shards(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
-  const SpecPtr& spec = spec_of(tensor);
-  if (records(tensor)) return ToShards::apply(tensor, grad_spec(spec, grad_placements));
-  if (const at::Tensor& given = maybe_dtensor(tensor)->given(); given.defined()) return given;
-  return shards_of(tensor, maybe_dtensor(tensor)->local_kind());
-}
-
-at::Tensor from_any_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements,
-                          const FromLocalOptions& options) {
-  return is_local_shards(local) ? from_local_shards(local, mesh, std::move(placements), options)
-                                : from_local(local, mesh, std::move(placements), options);
-}
-
-at::Tensor to_any_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
-  const SpecPtr& spec = spec_of(tensor);
-  const bool gives_shards = maybe_dtensor(tensor)->local_kind() != LocalKind::kTensor || needs_shards(spec->layout());
-  return gives_shards ? to_local_shards(tensor, std::move(grad_placements))
-                      : to_local(tensor, std::move(grad_placements));
+  spec_of(tensor);  // the error for other tensors
+  const LocalForm* form = maybe_dtensor(tensor)->local_form();
+  return (form ? *form : kPieces).to_local(tensor, grad_placements);
 }
 
 }  // namespace shardwise

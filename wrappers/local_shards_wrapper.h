@@ -49,12 +49,4 @@ at::Tensor from_known_shards(const at::Tensor& wrapper, const MeshPtr& mesh, con
 /// was made from a wrapper without pieces. The gradient is taken to be laid out as `grad_placements`, if not as the tensor.
 at::Tensor to_local_shards(const at::Tensor& tensor, std::optional<Placements> grad_placements = {});
 
-/// from_local() for a tensor, from_local_shards() for a wrapper.
-at::Tensor from_any_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements,
-                          const FromLocalOptions& options = {});
-
-/// What the tensor was made from: a wrapper, or a tensor. Where no single tensor can hold a rank's part (some rank has not
-/// one piece of an EnumerableShard) a wrapper on all ranks.
-at::Tensor to_any_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = {});
-
 }  // namespace shardwise

@@ -55,7 +55,7 @@ at::Tensor joined_parts(const at::Tensor& part, int64_t dim, const MeshPtr& mesh
 }
 
 at::Tensor local_part(const at::Tensor& tensor) {
-  return spec_of(tensor)->boxes().size() <= 1 ? to_local(tensor) : at::cat(to_pieces(tensor), -1);
+  return spec_of(tensor)->boxes().size() <= 1 ? to_piece(tensor) : at::cat(to_pieces(tensor), -1);
 }
 
 at::Tensor from_part(const at::Tensor& part, const SpecPtr& spec, const char* op) {

@@ -643,12 +643,12 @@ def from_pieces(
     shape: _Ints,
     stride: _Ints,
     dtype: torch.dtype,
-    local_kind: int,
+    local_form: str,
     sparse_dim: int = 0,
     is_meta: bool = False,
     saved_by: int | None = None,
 ) -> DTensor: ...
-def local_kind_of(tensor: torch.Tensor) -> int: ...
+def local_form_of(tensor: torch.Tensor) -> str: ...
 def set_local_shards_class(type: type[torch.Tensor]) -> None: ...
 def make_local_shards(
     local_shards: Sequence[torch.Tensor],

@@ -206,8 +206,8 @@ class DTensor(torch.Tensor):
     @_reader
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, tuple[Any, ...]]:
         """This rank's pieces, the mesh by its ranks, the placements and this rank: every rank pickles, and unpickles, its own part."""
-        kind = _C.local_kind_of(self)
-        layout = (self.device_mesh, self.placements, tuple(self.shape), self.stride(), self.dtype, kind)
+        form = _C.local_form_of(self)
+        layout = (self.device_mesh, self.placements, tuple(self.shape), self.stride(), self.dtype, form)
         entries = (self.sparse_dim(), self.is_coalesced()) if self.is_sparse else None
         rest = (self.requires_grad, self.__dict__, entries, self.is_meta, self.device_mesh.get_rank())
         return rebuild_dtensor, (_C.detached_pieces(self, "pickle"), *layout, *rest)
@@ -311,7 +311,7 @@ def rebuild_dtensor(
     shape: tuple[int, ...],
     stride: tuple[int, ...],
     dtype: torch.dtype,
-    local_kind: int,
+    local_form: str | int,
     requires_grad: bool,
     attributes: dict[str, Any],
     entries: tuple[int, bool] | None = None,
@@ -323,9 +323,11 @@ def rebuild_dtensor(
     `is_meta`: whether it is on meta where there are no pieces to tell. `saved_by`: the rank that pickled it, which older files do not
     tell. Raises ValueError where this is another rank, unless the layout gives both the same pieces.
     """
+    if isinstance(local_form, int):  # files of version 0.1
+        local_form = ("", "pieces", "no pieces")[local_form]
     sparse_dim, is_coalesced = entries or (0, False)
     tensor = _C.from_pieces(
-        pieces, device_mesh, placements, shape, stride, dtype, local_kind, sparse_dim, is_meta, saved_by
+        pieces, device_mesh, placements, shape, stride, dtype, local_form, sparse_dim, is_meta, saved_by
     )
     if is_coalesced:
         tensor._coalesced_(True)

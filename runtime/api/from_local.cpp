@@ -2,6 +2,7 @@
 
 #include "placements/partial.h"
 #include "runtime/api/gradients.h"
+#include "runtime/api/local_form.h"
 #include "runtime/api/local_pieces.h"
 #include "runtime/api/to_local.h"
 #include "runtime/tensor/autograd_node.h"
@@ -132,6 +133,8 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
                       const FromLocalOptions& options) {
   TORCH_CHECK_TYPE(!is_dtensor(local),
                    "[from_local] the local tensor is a DTensor already. Use redistribute(mesh, placements).");
+  if (const LocalClass* known = local_class_of(local))
+    return known->from_local(local, given_mesh, std::move(placements), options);
   check_has_sizes("from_local", local);
   const MeshPtr& mesh = local.is_meta() == given_mesh->is_meta() ? given_mesh : given_mesh->on(local.device().type());
   const auto ragged =

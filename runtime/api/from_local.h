@@ -28,6 +28,7 @@ struct FromLocalOptions {
 /// dims], contiguous; it may be a view of memory that other tensors share.
 /// A tensor of a class of its own (runtime/tensor/subclass.h) is held itself: it is not asked for an alias. With `shape` and Shards without
 /// sizes the members tell each other the sizes of theirs if they are local shards of a program (says_places()).
+/// Objects of a C++ tensor class go to the class's own (runtime/api/local_form.h), which may send.
 /// Throws: c10::ValueError where the piece's sizes are not the ones the placements give this rank (all ranks alike where
 /// run_check compares them). Cost: no communication but for run_check.
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements,

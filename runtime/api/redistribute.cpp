@@ -206,7 +206,7 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors
 
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
   const auto n_dims = spec_of(tensor)->mesh()->ndim();
-  return to_local(redistribute(tensor, Placements(n_dims)), std::move(grad_placements));
+  return to_piece(redistribute(tensor, Placements(n_dims)), std::move(grad_placements));
 }
 
 }  // namespace shardwise

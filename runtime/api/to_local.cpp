@@ -2,6 +2,7 @@
 
 #include "runtime/api/from_local.h"
 #include "runtime/api/gradients.h"
+#include "runtime/api/local_form.h"
 #include "runtime/api/outside_mesh.h"
 #include "runtime/tensor/autograd_node.h"
 #include "runtime/tensor/flat_part.h"
@@ -12,6 +13,8 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
 
 namespace shardwise {
 namespace {
@@ -35,6 +38,12 @@ struct ToPiecesBackward final : torch::autograd::Node {
   }
   std::string name() const override { return "ToPiecesBackward"; }
 };
+
+/// True where some rank's part is no single tensor.
+bool needs_form(const Layout& layout) {
+  return layout.in_pieces() && !layout.is_ragged() &&
+         std::ranges::any_of(layout.grid().ranks, [&](int64_t rank) { return layout.boxes(rank).size() != 1; });
+}
 
 bool has_history(const at::Tensor& tensor) { return records(tensor) || tensor._fw_grad(0).defined(); }
 
@@ -68,6 +77,13 @@ std::vector<at::Tensor> without_history(const DTensorImpl& impl, const Shards& s
 }  // namespace
 
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
+  const SpecPtr& spec = spec_of(tensor);
+  const LocalForm* form = maybe_dtensor(tensor)->local_form();
+  if (!form && needs_form(spec->layout())) form = local_form_for_pieces();
+  return form ? form->to_local(tensor, grad_placements) : to_piece(tensor, std::move(grad_placements));
+}
+
+at::Tensor to_piece(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
   const SpecPtr& spec = spec_of(tensor);
   const DTensorImpl& impl = *maybe_dtensor(tensor);
   const Shards& shards = shards_read_by(impl, "to_local");

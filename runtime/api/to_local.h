@@ -12,10 +12,15 @@
 
 namespace shardwise {
 
-/// This rank's piece, of a ragged layout its range, [elements of the flattened dims, *the other dims]; empty (0 elements) on a non-member (runtime/api/outside_mesh.h has an exception). The gradient is taken to be laid out as `grad_placements`, if not as the tensor
+/// This rank's part as it was given: its piece, or an object of a C++ tensor class (runtime/api/local_form.h). Where some rank has not exactly
+/// one piece: an object of the class that can hold several. The gradient is taken to be laid out as `grad_placements`, if not as the tensor
 /// (where it is Partial: replicated). Moves of a lookup's Partial result do not see writes to this piece: its owners send the rows they looked up.
-/// Throws: c10::ValueError where the rank holds several pieces, and where they are stale.
+/// Throws: as to_piece().
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = {});
+/// This rank's piece, of a ragged layout its range, [elements of the flattened dims, *the other dims]; empty (0 elements) on a non-member
+/// (runtime/api/outside_mesh.h has an exception).
+/// Throws: c10::ValueError where the rank holds several pieces, and where they are stale.
+at::Tensor to_piece(const at::Tensor& tensor, std::optional<Placements> grad_placements = {});
 /// All pieces, with their history.
 std::vector<at::Tensor> to_pieces(const at::Tensor& tensor);
 /// All pieces, without history: what is saved. `reader` stands in the error for stale ones.

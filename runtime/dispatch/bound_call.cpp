@@ -36,7 +36,7 @@ void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) 
     if (impl->view_link()) written_views.push_back(tensor);
     if (impl->known_memory() || impl->owned_rows()) writes.push_back(impl->begin_write());
   }
-  if (impl && impl->local_kind() != LocalKind::kTensor) in_pieces = impl;
+  if (impl && impl->local_form()) formed = impl;
   if (impl && impl->holds_subclass()) subclass = impl;
   operands.push_back({impl, static_cast<uint32_t>(arg), static_cast<uint32_t>(index)});
 }

@@ -23,7 +23,7 @@ struct BoundCall {
   size_t first;  // where the arguments begin on the stack
   c10::SmallVector<BoundOperand, 8> operands;
   DecisionKey key;
-  const DTensorImpl* in_pieces = nullptr;   // an operand that was given as pieces with offsets
+  const DTensorImpl* formed = nullptr;      // an operand with a local form
   const DTensorImpl* subclass = nullptr;    // an operand whose local tensor is a subclass
   std::vector<at::Tensor> written_views;    // copied views that the call writes to
   c10::SmallVector<MemoryWrite, 2> writes;  // under way, to tensors that have views or aliases

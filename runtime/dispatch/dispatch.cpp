@@ -1,6 +1,6 @@
 #include "runtime/dispatch/dispatch.h"
 
-#include "runtime/api/local_kind.h"
+#include "runtime/api/local_form.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/dispatch/copied_view.h"
@@ -19,6 +19,7 @@
 
 #include <c10/util/ApproximateClock.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <exception>
 #include <memory>
@@ -164,6 +165,20 @@ void add_results(const BoundCall& call, OpRecord& record) {
   }
 }
 
+/// Throws: c10::ValueError where autograd records a parameter of a quantised class. Pre: an operand's local tensor is of a class.
+void check_takes_gradients(const BoundCall& call) {
+  if (!c10::GradMode::is_enabled()) return;
+  for (const BoundOperand& operand : call.operands) {
+    if (!operand.impl || !operand.impl->holds_subclass()) continue;
+    const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(operand.impl->autograd_meta());
+    TORCH_CHECK_VALUE(!meta || !meta->requires_grad_ || !is_quantised(operand.impl->local_tensors()[0]),
+                      fmt::format("[{}] a quantised {} requires a gradient, and no optimizer could add one to it. Call "
+                                  "requires_grad_(False), or train a tensor that holds its values in {}.",
+                                  call.op.name, class_of(operand.impl->local_tensors()[0]),
+                                  c10::toString(operand.impl->spec()->dtype())));
+  }
+}
+
 /// Runs the call. Errors on a local tensor of a class of its own name the operator and the class.
 void run(BoundCall& call) {
   if (!call.subclass) [[likely]]
@@ -171,6 +186,7 @@ void run(BoundCall& call) {
   // Python may not be asked for the class while it keeps an error.
   const std::string words = fmt::format("[{}] on a DTensor whose local tensor is a {}: ", call.op.name,
                                         class_of(call.subclass->local_tensors()[0]));
+  check_takes_gradients(call);
   try {
     run_by_rule(call);
   } catch (const std::exception& error) {

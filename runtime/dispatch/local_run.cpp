@@ -1,6 +1,6 @@
 #include "runtime/dispatch/local_run.h"
 
-#include "runtime/api/local_kind.h"
+#include "runtime/api/local_form.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/reduce_dtype.h"
 #include "runtime/dispatch/copied_view.h"
@@ -25,7 +25,7 @@ class LocalRun {
       : call_(call), decision_(decision), propagation_(*decision.propagation) {
     for (int source : call.op.returned_arg) originals_.push_back(source < 0 ? c10::IValue() : call.arg(source));
     outputs_.resize(propagation_.outputs.size());
-    if (call.in_pieces) like_ = call.in_pieces->spec(), kind_ = call.in_pieces->local_kind();
+    if (call.formed) like_ = call.formed->spec(), form_ = call.formed->local_form();
     if (decision.copied_view) view_kind_ = CopiedView::Kind::kMoved;
     gives_normal_view_ =
         call.op.is_view && c10::InferenceMode::is_enabled() && !const_cast<DTensorImpl&>(call.leader()).is_inference();
@@ -249,7 +249,7 @@ class LocalRun {
         gives_normal_view_ ? wrap_normal(spec, std::move(outputs_[i])) : wrap(spec, std::move(outputs_[i]));
     if (view_kind_)
       maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(*view_kind_, call_.op, view_args_, i));
-    if (like_ && spec->layout() == like_->layout()) keep_kind(result);
+    if (like_ && spec->layout() == like_->layout()) keep_form(result);
     if (call_.op.is_view) begin_view(result, origin_, decision_.view_offset);
     if (call_.op.is_view && !decision_.moves)
       for (const BoundOperand& operand : call_.operands)
@@ -258,11 +258,11 @@ class LocalRun {
   }
 
   /// A view may not have hooks before torch makes a view of it; gradients come to its base, which has them.
-  void keep_kind(const at::Tensor& result) const {
+  void keep_form(const at::Tensor& result) const {
     if (call_.op.is_view)
-      maybe_dtensor(result)->set_local_kind(kind_);
+      maybe_dtensor(result)->set_local_form(form_);
     else
-      keep_local_kind(result, kind_);
+      keep_local_form(result, form_);
   }
 
   /// In inference mode a view of a tensor from outside is a normal tensor, as torch's views are.
@@ -301,8 +301,8 @@ class LocalRun {
   bool is_flat_ = false;                // one call for all pieces of a ragged layout
   bool gives_normal_view_;
   ViewOrigin origin_;  // of the tensor that results are views of
-  SpecPtr like_;       // of an operand that was given as pieces with offsets: results of its layout are such too
-  LocalKind kind_ = LocalKind::kTensor;
+  SpecPtr like_;       // of an operand with a local form: results of its layout have the form, too
+  const LocalForm* form_ = nullptr;
 };
 
 }  // namespace

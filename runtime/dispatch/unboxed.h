@@ -67,7 +67,7 @@ class UnboxedKey {
   void add_tensor(const at::Tensor& tensor) {
     auto* impl = maybe_dtensor(tensor);
     if (impl) {
-      is_simple_ &= impl->is_ready() && impl->local_kind() == LocalKind::kTensor && !wants_gradient_layout(*impl);
+      is_simple_ &= impl->is_ready() && !impl->local_form() && !wants_gradient_layout(*impl);
     } else if (tensor.defined()) {
       is_simple_ &= tensor.dim() == 0 && !op_.args[n_args_].is_written && !tensor.requires_grad();
     }

@@ -211,7 +211,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   result->set_owned_rows(owned_rows_);
   result->entries_ = entries_;
   result->set_memory(memory());
-  result->local_kind_ = local_kind_;
+  result->local_form_ = local_form_;
   result->given_ = given_;
   if (storage_) result->storage_ = storage_;
   announce(at::Tensor(result));
@@ -242,7 +242,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   set_owned_rows(other->owned_rows_);
   entries_ = other->entries_;
   set_memory(other->memory());
-  local_kind_ = other->local_kind_;
+  local_form_ = other->local_form_;
   given_ = other->given_;
 }
 

@@ -16,10 +16,7 @@ namespace shardwise {
 inline constexpr c10::DispatchKey kTensorKey = c10::DispatchKey::PrivateUse2;
 inline constexpr c10::DispatchKey kAutogradKey = c10::DispatchKey::AutogradPrivateUse2;
 
-/// What this rank's part was given as, and so what taking it out gives: a tensor, or pieces with their offsets (here: some
-/// or none; a rank without pieces may still hold an empty shard).
-enum class LocalKind : uint8_t { kTensor, kPieces, kNoPieces };
-
+class LocalForm;
 class OwnedRows;
 class ViewLink;
 struct SparseEntries;
@@ -91,9 +88,10 @@ class DTensorImpl final : public c10::TensorImpl {
   const at::Tensor& given() const { return given_; }
   void set_given(at::Tensor local) { given_ = std::move(local); }
 
-  LocalKind local_kind() const { return local_kind_; }
-  /// Set by keep_local_kind(), which hands it on to the gradient too.
-  void set_local_kind(LocalKind kind) { local_kind_ = kind; }
+  /// The form of a C++ tensor class (runtime/api/local_form.h) in which to_local() gives this rank's part; null for a plain tensor.
+  const LocalForm* local_form() const { return local_form_; }
+  /// Set by keep_local_form(), which hands it on to the gradient too.
+  void set_local_form(const LocalForm* form) { local_form_ = form; }
 
   const c10::Storage& storage() const override;
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
@@ -123,7 +121,7 @@ class DTensorImpl final : public c10::TensorImpl {
   std::shared_ptr<ViewLink> view_link_;
   std::shared_ptr<SparseEntries> entries_;
   at::Tensor given_;
-  LocalKind local_kind_ = LocalKind::kTensor;
+  const LocalForm* local_form_ = nullptr;
   bool has_gradient_layout_ = false;
   std::shared_ptr<OwnedRows> owned_rows_;
 };

@@ -5,6 +5,7 @@
 
 #include <ATen/ops/view.h>
 
+#include <algorithm>
 #include <atomic>
 
 namespace shardwise {
@@ -45,6 +46,16 @@ at::Tensor unflattened(const at::Tensor& like, const Flattened& parts, at::IntAr
 
 bool have_same_context(const Flattened& a, const Flattened& b) {
   return answers.load()->have_same_context(a.recipe, b.recipe);
+}
+
+bool is_quantised(const at::Tensor& object) try {
+  const Flattened parts = flattened(object);
+  return std::ranges::none_of(parts.inner, [&](const at::Tensor& inner) {
+    return inner.scalar_type() == object.scalar_type() && inner.sizes() == object.sizes();
+  });
+} catch (const std::exception& refusal) {
+  taken_error(refusal);
+  return false;
 }
 
 bool says_places(const at::Tensor& object) { return answers.load()->says_places(object); }

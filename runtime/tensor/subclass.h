@@ -40,6 +40,10 @@ at::Tensor unflattened(const at::Tensor& like, const Flattened& parts, at::IntAr
 /// True where the class said the same of both objects, but for sizes and inner tensors.
 bool have_same_context(const Flattened& a, const Flattened& b);
 
+/// True where no inner tensor has the object's dtype, as of quantised weights: an optimizer's step could add nothing to it. False for a class
+/// without __tensor_flatten__.
+bool is_quantised(const at::Tensor& object);
+
 /// True for the local shards of a program, whose class says where they are: their sizes are each rank's own.
 bool says_places(const at::Tensor& object);
 

@@ -76,7 +76,8 @@ class Row {
   at::Tensor object() const {
     const std::function<at::Tensor()> cat = [&] { return at::cat(objects_, dim_); };
     const auto [whole, refusal] = first_answer(cat);
-    return whole.defined() ? whole : of_inner_tensors(refusal);
+    if (!whole.defined()) return of_inner_tensors(refusal);
+    return is_subclass(whole) ? whole : of_inner_tensors("it gives plain values");
   }
 
  private:
@@ -86,10 +87,10 @@ class Row {
     const Cut cut = cut_of(op_, largest, dim_);
     TORCH_CHECK_NOT_IMPLEMENTED(
         cut.keeps_context,
-        fmt::format("[{}] a {} has no aten.cat, and a slice along dim {} changes the context of its "
-                    "__tensor_flatten__, so parts cannot be joined without it: {}. Give its __torch_dispatch__ "
+        fmt::format("[{}] a {} has no aten.cat for these parts{}{}, and a slice along dim {} changes the context "
+                    "of its __tensor_flatten__, so they cannot be joined without it. Give its __torch_dispatch__ "
                     "aten.cat.",
-                    op_, class_of(largest), dim_, refusal));
+                    op_, class_of(largest), refusal.empty() ? "" : ": ", refusal, dim_));
     std::vector<Flattened> parts;
     for (const at::Tensor& object : objects_) parts.push_back(flattened(object));
     Flattened whole = parts[0];

@@ -55,6 +55,14 @@ def scaled(rows, columns=4):
     return Scaled(torch.arange(rows * columns, dtype=torch.int8).reshape(rows, columns), 0.5)
 
 
+class Wide(Scaled):
+    """It holds floats, so that an optimizer may change them."""
+
+
+def wide(rows, columns=4):
+    return Wide(torch.arange(rows * columns, dtype=torch.float32).reshape(rows, columns), 0.5)
+
+
 class Rows(torch.Tensor):
     """Integers, a scale for each `block` rows and a table that all have; a slice along dim 0 cuts whole blocks. It has no aten.cat."""
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from scaled import Scaled, scaled
+from scaled import Scaled, scaled, wide
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torchrun import torchrun
@@ -97,6 +97,26 @@ def test_several_pieces_are_pieces():
         given = TableShards(shards, [torch.Size((rank * 2, 0)), torch.Size((4 + rank * 2, 0))])
         x = sw.DTensor.from_local(given, mesh, [Shard(0)])
         assert x.to_local() is given and torch.equal(x.full_tensor(), rows)
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize(
+    "second, message",
+    [
+        (3, r"pieces .* of rank 0 and .* of rank 1 overlap in \[3:4, 0:4\]"),
+        (5, r"the pieces leave a hole: \[4:5, 0:4\]"),
+    ],
+    ids=["overlap", "hole"],
+)
+def test_pieces_that_do_not_tile_are_an_error_on_all_ranks(second, message):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        rows = torch.zeros(2, 4)
+        begin = 0 if rank == 0 else second
+        given = TableShards([rows, rows], [torch.Size((begin, 0)), torch.Size((begin + 2, 0))])
+        with pytest.raises(ValueError, match=message):
+            sw.DTensor.from_local(given, mesh, [Shard(0)])
 
     run_ranks(2, body)
 
@@ -195,9 +215,25 @@ def test_gradients_go_to_what_is_recorded():
         y = sw.distribute_tensor(torch.ones(6, 4), mesh, [Shard(0)]).requires_grad_()
         (y * x).sum().backward()
         assert torch.equal(y.grad.to_local(), scaled(3).values())
-        weight = sw.distribute_tensor(scaled(6), mesh, [Shard(0)]).requires_grad_()
+        weight = sw.distribute_tensor(wide(6), mesh, [Shard(0)]).requires_grad_()
         (y.detach() * weight).sum().backward()
         assert torch.equal(weight.grad.full_tensor(), torch.ones(6, 4))  # of its values, and plain
+
+    run_ranks(2, body)
+
+
+def test_quantised_weights_take_no_gradient():
+    """No optimizer could add one to 8-bit integers, so all ranks get an error, before a message."""
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        weight = sw.distribute_tensor(scaled(6), mesh, [Shard(0)]).requires_grad_()
+        message = r"\[aten::mul.Tensor\] a quantised Scaled requires a gradient.*requires_grad_\(False\)"
+        with sw.CommDebugMode() as comm, pytest.raises(ValueError, match=message):
+            weight * 2
+        assert comm.get_total_counts() == 0
+        with torch.no_grad():
+            assert torch.equal((weight * 2).full_tensor(), scaled(6).values() * 2)
 
     run_ranks(2, body)
 

@@ -9,6 +9,7 @@ from torchrun import run_parts
 
 import shardwise as sw
 from shardwise import Shard
+from shardwise.checkpoint import inner_tensors
 from shardwise.compat import install
 
 
@@ -45,6 +46,9 @@ def optimizer(folder):
     assert isinstance(state.to_local(), OptimState8bit)
     assert torch.equal(state.full_tensor().codes, expected.codes)
     assert torch.equal(state.full_tensor().scale, expected.scale)
+    inner = inner_tensors(state)
+    assert inner["codes"].placements == inner["scale"].placements == (Shard(0),)
+    assert torch.equal(inner["codes"].full_tensor(), expected.codes)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ std::string there_and_back(const std::vector<std::vector<Box>>& boxes, Placement
     EXPECT_EQ(tensor.sizes(), table().sizes());
     EXPECT_EQ(tensor.strides(), table().strides());
     EXPECT_FALSE(picture(spec_of(tensor)->layout()).empty());
-    expect_same(to_any_local(tensor), wrapper);
+    expect_same(to_local(tensor), wrapper);
     if (mesh->is_member()) {
       EXPECT_TRUE(at::equal(full_tensor(tensor), table()));
     }
@@ -95,8 +95,8 @@ TEST(LocalShardsConvertTest, T5NonMembersOfATableHoldNothingAndKnowItsShape) {
                                                   {.shape = Dims(whole.sizes()), .stride = Dims(whole.strides())});
       EXPECT_EQ(tensor.sizes(), whole.sizes());
       EXPECT_EQ(tensor.strides(), whole.strides());
-      EXPECT_EQ(to_any_local(tensor).numel(), owns ? whole.numel() : 0);
-      expect_same(to_any_local(tensor), wrapper);
+      EXPECT_EQ(to_local(tensor).numel(), owns ? whole.numel() : 0);
+      expect_same(to_local(tensor), wrapper);
       expect_error(fmt::format("rank {}", owner), picture(spec_of(tensor)->layout()));
     }
   });
@@ -132,7 +132,7 @@ TEST(LocalShardsConvertTest, T6UnevenTablesOnSubmeshesAreDrawnTrulyByNonMembers)
       const at::Tensor wrapper = wrapper_of(table(), boxes[world.rank()]);
       const at::Tensor tensor =
           from_local_shards(wrapper, mesh, {Placement::shard(0)}, {.shape = Dims{8, 16}, .stride = Dims{16, 1}});
-      expect_same(to_any_local(tensor), wrapper);
+      expect_same(to_local(tensor), wrapper);
       EXPECT_EQ(to_string(spec_of(tensor)->placements()), fmt::format("[Shard(0, sizes=[{}, {}])]", split, 8 - split));
       if (split == 5) return picture(spec_of(tensor)->layout());
     }
@@ -179,7 +179,7 @@ TEST(LocalShardsConvertTest, WherePlacementsSayEverythingNoRankWaitsForAnother) 
       const auto tensor = from_local_shards(wrapper, mesh, {placement}, {.shape = Dims{8, 16}});
       EXPECT_EQ(trace.total_count(), 0);
       EXPECT_EQ(spec_of(tensor)->strides(), (Dims{16, 1}));
-      expect_same(to_any_local(tensor), wrapper);
+      expect_same(to_local(tensor), wrapper);
     }
   });
 }
@@ -205,7 +205,7 @@ TEST(LocalShardsConvertTest, ARankWithoutPiecesMayGiveATensorWhereOthersGiveWrap
     const auto pieces = Placement::enumerable({{{0, 0}, {3, 16}, 2}, {{3, 0}, {5, 16}, 0}});
     const at::Tensor local = world.rank() == 1 ? at::empty({0, 16}, at::kDouble)
                                                : wrapper_of(table(), {world.rank() == 2 ? rows(0, 3) : rows(3, 8)});
-    const at::Tensor tensor = from_any_local(local, make_mesh({3}), {pieces}, {.shape = Dims{8, 16}});
+    const at::Tensor tensor = from_local(local, make_mesh({3}), {pieces}, {.shape = Dims{8, 16}});
     EXPECT_TRUE(at::equal(full_tensor(tensor), table()));
   });
 }
@@ -215,8 +215,8 @@ TEST(LocalShardsConvertTest, ARankWithoutPiecesTakesItsDtypeFromTheOthers) {
     const at::Tensor wrapper = world.rank() == 0 ? wrapper_of(table(), {rows(0, 8)}) : make_local_shards({}, {});
     const at::Tensor tensor = from_local_shards(wrapper, make_mesh({2}), {Placement::shard(0)});
     EXPECT_EQ(tensor.scalar_type(), at::kDouble);
-    EXPECT_EQ(to_any_local(tensor).scalar_type(), at::kDouble);
-    EXPECT_EQ(local_offsets(to_any_local(tensor)).size(), world.rank() == 0 ? 1 : 0);
+    EXPECT_EQ(to_local(tensor).scalar_type(), at::kDouble);
+    EXPECT_EQ(local_offsets(to_local(tensor)).size(), world.rank() == 0 ? 1 : 0);
   });
 }
 
@@ -240,11 +240,11 @@ TEST(LocalShardsConvertTest, T7AWrapperInGivesAWrapperOutAndAPlainTensorAPlainOn
     const auto mesh = make_mesh({2});
     const int64_t begin = world.rank() * 4;
     const at::Tensor plain = piece_of(table(), rows(begin, begin + 4));
-    const at::Tensor made_plain = from_any_local(plain, mesh, {Placement::shard(0)});
-    EXPECT_FALSE(is_local_shards(to_any_local(made_plain)));
-    const at::Tensor made = from_any_local(wrapper_of(table(), {rows(begin, begin + 4)}), mesh, {Placement::shard(0)});
+    const at::Tensor made_plain = from_local(plain, mesh, {Placement::shard(0)});
+    EXPECT_FALSE(is_local_shards(to_local(made_plain)));
+    const at::Tensor made = from_local(wrapper_of(table(), {rows(begin, begin + 4)}), mesh, {Placement::shard(0)});
     for (const at::Tensor& same : {made, made.detach(), made.clone(), at::zeros_like(made), made * 2})
-      EXPECT_TRUE(is_local_shards(to_any_local(same)));
+      EXPECT_TRUE(is_local_shards(to_local(same)));
     EXPECT_FALSE(is_local_shards(full_tensor(made)));
   });
 }
@@ -255,23 +255,23 @@ TEST(LocalShardsConvertTest, T7GradientsHaveTheKindOfTheirTensor) {
     const int64_t split = 3;
     const Box box = world.rank() == 0 ? rows(0, split) : rows(split, 8);
     const at::Tensor wrapper = wrapper_of(table(), {box}).requires_grad_();
-    const at::Tensor tensor = from_any_local(wrapper, mesh, {Placement::shard(0)});
+    const at::Tensor tensor = from_local(wrapper, mesh, {Placement::shard(0)});
     (tensor * tensor).sum().backward();
     ASSERT_TRUE(is_local_shards(wrapper.grad()));
     EXPECT_TRUE(at::equal(local_shards(wrapper.grad())[0], piece_of(table(), box) * 2));
 
-    const at::Tensor leaf = from_any_local(wrapper.detach(), mesh, {Placement::shard(0)}).detach().requires_grad_();
+    const at::Tensor leaf = from_local(wrapper.detach(), mesh, {Placement::shard(0)}).detach().requires_grad_();
     leaf.sum().backward();  // a gradient made of nothing of the table's
-    const at::Tensor local_grad = to_any_local(leaf.grad());
+    const at::Tensor local_grad = to_local(leaf.grad());
     ASSERT_TRUE(is_local_shards(local_grad));
     EXPECT_TRUE(at::equal(local_shards(local_grad)[0], at::ones(box.sizes, at::kDouble)));
 
     const at::Tensor plain =
-        from_any_local(piece_of(table(), rows(world.rank() * 4, world.rank() * 4 + 4)), mesh, {Placement::shard(0)})
+        from_local(piece_of(table(), rows(world.rank() * 4, world.rank() * 4 + 4)), mesh, {Placement::shard(0)})
             .detach()
             .requires_grad_();
     plain.sum().backward();
-    EXPECT_FALSE(is_local_shards(to_any_local(plain.grad())));
+    EXPECT_FALSE(is_local_shards(to_local(plain.grad())));
   });
 }
 
@@ -280,7 +280,7 @@ TEST(LocalShardsConvertTest, T7GradientsOfTwoTensorsShareNoMemory) {
     const auto mesh = make_mesh({2});
     const Box box = world.rank() == 0 ? rows(0, 3) : rows(3, 8);
     const auto leaf = [&] {
-      return from_any_local(wrapper_of(table(), {box}), mesh, {Placement::shard(0)}).detach().requires_grad_();
+      return from_local(wrapper_of(table(), {box}), mesh, {Placement::shard(0)}).detach().requires_grad_();
     };
     const at::Tensor a = leaf(), b = leaf();
     const at::Tensor sum = a + b;
@@ -294,8 +294,8 @@ TEST(LocalShardsConvertTest, T7ToLocalIsDifferentiable) {
   run_ranks(2, [](World& world) {
     const Box box = world.rank() == 0 ? rows(0, 3) : rows(3, 8);
     const at::Tensor leaf =
-        from_any_local(wrapper_of(table(), {box}), make_mesh({2}), {Placement::shard(0)}).detach().requires_grad_();
-    const at::Tensor local = to_any_local(leaf);
+        from_local(wrapper_of(table(), {box}), make_mesh({2}), {Placement::shard(0)}).detach().requires_grad_();
+    const at::Tensor local = to_local(leaf);
     const at::Tensor out = local * 3;
     out.backward(at::ones_like(out));
     EXPECT_TRUE(at::equal(full_tensor(leaf.grad()), at::full({8, 16}, 3.0, at::kDouble)));
@@ -332,7 +332,7 @@ TEST(LocalShardsConvertTest, RanksOfSeveralPiecesGiveWrappersOnAllRanks) {
   run_ranks(2, [](World& world) {
     const auto pieces = Placement::enumerable({{{0, 0}, {2, 16}, 0}, {{6, 0}, {2, 16}, 0}, {{2, 0}, {4, 16}, 1}});
     const at::Tensor tensor = lay_out(table(), make_mesh({2}), {pieces});
-    EXPECT_EQ(local_offsets(to_any_local(tensor)).size(), world.rank() == 0 ? 2 : 1);
+    EXPECT_EQ(local_offsets(to_local(tensor)).size(), world.rank() == 0 ? 2 : 1);
   });
 }
 

@@ -206,7 +206,7 @@ def create_cpu_state_dict(original: Function, state_dict: dict[str, Any], *argum
         mesh = tensor.device_mesh
         if mesh.device_type != "cpu":
             mesh = DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names, _is_noted=False)
-        layout = (tensor.placements, tuple(tensor.shape), tensor.stride(), tensor.dtype, _C.local_kind_of(tensor))
+        layout = (tensor.placements, tuple(tensor.shape), tensor.stride(), tensor.dtype, _C.local_form_of(tensor))
         return _Done(rebuild_dtensor(pieces, mesh, *layout, requires_grad=False, attributes={}))
 
     created = original(_with(DTensor, state_dict, on_cpu), *arguments, **options)

@@ -1,0 +1,117 @@
+#include "runtime/api/local_form.h"
+
+#include "runtime/api/dtensor.h"
+#include "runtime/tensor/registrations.h"
+
+#include <ATen/RedispatchFunctions.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <deque>
+#include <mutex>
+#include <shared_mutex>
+
+namespace shardwise {
+namespace {
+
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+namespace impl = torch::autograd::impl;
+
+struct Registry {
+  std::shared_mutex mutex;
+  std::deque<LocalClass> classes;  // entries keep their addresses
+};
+
+Registry& registry() {
+  static auto* const instance = new Registry;
+  return *instance;
+}
+
+/// Before a gradient is captured or added up, and after it is laid out: it may have other users, so they keep theirs as it is.
+struct FormOfGradient final : torch::autograd::FunctionPreHook {
+  FormOfGradient(SpecPtr spec, const LocalForm* form) : spec(std::move(spec)), form(form) {}
+
+  variable_list operator()(const variable_list& grads) override {
+    const auto* grad = maybe_dtensor(grads[0]);
+    if (!grad || grad->spec()->mesh() != spec->mesh() || spec->layout().is_partial()) return grads;
+    // A second tensor over memory that others hold would pass for its only owner, and be added to in place.
+    const bool is_shared = grad->spec()->layout() == spec->layout() && grads[0].use_count() > 1;
+    at::Tensor placed = is_shared ? grads[0].clone() : redistribute(grads[0], spec->placements().vec());
+    maybe_dtensor(placed)->set_local_form(form);
+    return {placed};
+  }
+
+  SpecPtr spec;  // of the tensor
+  const LocalForm* form;
+};
+
+/// After it was added up: .grad is nobody else's.
+struct FormOfSum final : torch::autograd::PostAccumulateGradHook {
+  void operator()(const Variable& leaf) override {
+    const auto* tensor = maybe_dtensor(leaf);
+    auto* grad = maybe_dtensor(leaf.grad());
+    if (tensor && grad && grad->spec()->layout() == tensor->spec()->layout())
+      grad->set_local_form(tensor->local_form());
+  }
+};
+
+/// No operator is asked for a stale view: the alias is stale, too, and nothing is sent. Nor is one of a subclass: the object is shared.
+at::Tensor detach(c10::DispatchKeySet keys, const at::Tensor& tensor) {
+  if (const auto* from = maybe_dtensor(tensor); from->is_stale() || from->holds_subclass())
+    return at::Tensor(from->shallow_copy_and_detach(from->version_counter(), /*allow_change=*/false));
+  at::Tensor result = [&] {
+    at::AutoDispatchBelowAutograd guard;
+    return at::redispatch::detach(keys & c10::after_autograd_keyset, tensor);
+  }();
+  if (const LocalForm* form = maybe_dtensor(tensor)->local_form()) keep_local_form(result, form);
+  return result;
+}
+
+}  // namespace
+
+void register_local_class(LocalClass local_class) {
+  const std::unique_lock lock(registry().mutex);
+  registry().classes.push_back(std::move(local_class));
+}
+
+const LocalClass* local_class_of(const at::TensorBase& local) {
+  const std::shared_lock lock(registry().mutex);
+  for (const LocalClass& each : registry().classes)
+    if (each.holds(local)) return &each;
+  return nullptr;
+}
+
+const LocalForm* local_form_named(const std::string& name) {
+  if (name.empty()) return nullptr;
+  const std::shared_lock lock(registry().mutex);
+  for (const LocalClass& each : registry().classes)
+    for (const LocalForm* form : each.forms)
+      if (form->name() == name) return form;
+  TORCH_CHECK_VALUE(false, fmt::format("[load] the local part was saved as \"{}\", and no class here is called so. "
+                                       "Import the library that defines it before you load.",
+                                       name));
+}
+
+const LocalForm* local_form_for_pieces() {
+  const std::shared_lock lock(registry().mutex);
+  for (const LocalClass& each : registry().classes)
+    if (each.for_pieces) return each.for_pieces;
+  return nullptr;
+}
+
+void keep_local_form(const at::Tensor& tensor, const LocalForm* form) {
+  auto* dtensor = maybe_dtensor(tensor);
+  dtensor->set_local_form(form);
+  if (!form || tensor.grad_fn()) return;
+  impl::materialize_autograd_meta(tensor);  // hooks() asks for it
+  if (impl::hooks(tensor).empty()) impl::add_hook(tensor, std::make_unique<FormOfGradient>(dtensor->spec(), form));
+  if (!impl::post_acc_grad_hooks(tensor)) impl::set_post_acc_grad_hooks(tensor, std::make_unique<FormOfSum>());
+}
+
+void register_detach() {
+  registrations("aten", kAutogradKey).impl("detach", torch::CppFunction::makeFromUnboxedFunction(&detach));
+}
+
+}  // namespace shardwise
