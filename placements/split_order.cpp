@@ -10,7 +10,7 @@ namespace shardwise {
 namespace {
 
 /// The mesh dims that shard one tensor dim, in the order of their splits. Empty where no order has these factors.
-std::vector<int64_t> order_within(const WrittenPlacements& written, c10::IntArrayRef shape,
+std::vector<int64_t> order_within(const UserPlacements& written, c10::IntArrayRef shape,
                                   const std::vector<int64_t>& mesh_dims) {
   std::vector<int64_t> order;
   for (auto m = mesh_dims.rbegin(); m != mesh_dims.rend(); ++m) {  // all that stand in `order` are later ones
@@ -25,11 +25,11 @@ std::vector<int64_t> order_within(const WrittenPlacements& written, c10::IntArra
 
 }  // namespace
 
-bool WrittenPlacements::is_reordered() const {
+bool UserPlacements::is_reordered() const {
   return std::ranges::any_of(split_factors, [](int64_t factor) { return factor != 1; });
 }
 
-std::string to_string(const WrittenPlacements& written) {
+std::string to_string(const UserPlacements& written) {
   std::vector<std::string> words;
   for (size_t m = 0; m < written.placements.size(); ++m)
     words.push_back(written.split_factors[m] == 1 ? to_string(written.placements[m])
@@ -38,14 +38,14 @@ std::string to_string(const WrittenPlacements& written) {
   return fmt::format("[{}]", fmt::join(words, ", "));
 }
 
-WrittenPlacements with_dims_from_zero(WrittenPlacements written, int64_t n_dims) {
+UserPlacements with_dims_from_zero(UserPlacements written, int64_t n_dims) {
   for (Placement& placement : written.placements)
     if (placement.is_shard() && placement.dim() < 0 && placement.dim() >= -n_dims)
       placement = placement.with_dim(placement.dim() + n_dims);
   return written;
 }
 
-std::vector<int64_t> order_of_splits(const WrittenPlacements& written, c10::IntArrayRef shape) {
+std::vector<int64_t> order_of_splits(const UserPlacements& written, c10::IntArrayRef shape) {
   std::vector<int64_t> order(shape.size());
   std::iota(order.begin(), order.end(), 0);
   if (!written.is_reordered() || written.placements.size() != shape.size()) return order;  // Layout says what is wrong
@@ -72,9 +72,9 @@ std::vector<int64_t> order_of_splits(const WrittenPlacements& written, c10::IntA
   return order;
 }
 
-std::optional<WrittenPlacements> written_in_order(c10::ArrayRef<Placement> placements, c10::IntArrayRef order,
-                                                  c10::IntArrayRef shape) {
-  WrittenPlacements written{std::vector<Placement>(placements.size()), std::vector<int64_t>(placements.size(), 1)};
+std::optional<UserPlacements> written_in_order(c10::ArrayRef<Placement> placements, c10::IntArrayRef order,
+                                               c10::IntArrayRef shape) {
+  UserPlacements written{std::vector<Placement>(placements.size()), std::vector<int64_t>(placements.size(), 1)};
   for (size_t k = 0; k < placements.size(); ++k) {
     written.placements[order[k]] = placements[k];
     for (size_t before = 0; before < k && placements[k].is_shard(); ++before)

@@ -30,7 +30,7 @@ std::vector<OwnedBox> takers(const Step& step, int64_t rank, const Box& box) {
   const bool same_grid = step.from.grid_ptr() == step.to.grid_ptr() || grid == step.to.grid();
   if (same_grid) return step.to.owners(box, own);
   auto found = step.to.owners(box);
-  std::erase_if(found, [&](const OwnedBox& taker) { return !fits(home_of(taker.rank, grid, step.to.grid()), own); });
+  std::erase_if(found, [&](const OwnedBox& taker) { return !fits(coord_for(taker.rank, grid, step.to.grid()), own); });
   return found;
 }
 
@@ -43,7 +43,7 @@ void sort(std::vector<Transfer>& transfers) {
 
 }  // namespace
 
-Dims home_of(int64_t rank, const RankGrid& from, const RankGrid& to) {
+Dims coord_for(int64_t rank, const RankGrid& from, const RankGrid& to) {
   if (auto own = from.coord_of(rank)) return *own;
   int64_t place = rank - to.ranks.front();  // right at once for the usual consecutive ranks
   if (place < 0 || place >= to.size() || to.ranks[place] != rank)
@@ -71,7 +71,7 @@ Transfers transfers(const Step& step, int64_t rank) {
     for (OwnedBox& taker : takers(step, rank, held[i]))
       if (taker.rank != rank) result.sends.push_back({taker.rank, static_cast<int64_t>(i), std::move(taker.box)});
   if (!wanted.empty()) {
-    const Dims own = pins(step, home_of(rank, step.from.grid(), step.to.grid()));
+    const Dims own = pins(step, coord_for(rank, step.from.grid(), step.to.grid()));
     for (size_t i = 0; i < wanted.size(); ++i)
       for (OwnedBox& owner : step.from.owners(wanted[i], own)) {
         Transfer& receive = result.receives.emplace_back(owner.rank, static_cast<int64_t>(i), std::move(owner.box));

@@ -36,6 +36,6 @@ Box part_of_round(const Box& box, int64_t round, int64_t n_rounds);
 
 /// The coordinates in `from`'s grid that stand for `rank`, which need not be in it: its own, or those of its place in `to`'s
 /// grid. Pre: `rank` is in one of them.
-Dims home_of(int64_t rank, const RankGrid& from, const RankGrid& to);
+Dims coord_for(int64_t rank, const RankGrid& from, const RankGrid& to);
 
 }  // namespace shardwise

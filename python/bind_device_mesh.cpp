@@ -5,7 +5,7 @@
 #include "python/torch_world.h"
 #include "runtime/comm/given_groups.h"
 #include "runtime/comm/group_backend.h"
-#include "runtime/tensor/mesh_companion.h"
+#include "runtime/tensor/mesh_attachment.h"
 #include "wrappers/mp_moves.h"
 
 #include <ATen/ops/tensor.h>
@@ -106,7 +106,7 @@ py::object torchs_group(const DeviceMesh& mesh, const std::optional<DimOrName>& 
 }
 
 /// What a DeviceMesh of Python knows besides its grid and groups. Its objects come and go while tensors live on the mesh.
-struct Origin final : MeshCompanion {
+struct Origin final : MeshAttachment {
   MeshPtr root;             // that it was sliced or flattened from; null where it was not
   std::vector<Names> dims;  // of the root, that each dim is made of
   std::optional<GroupNames> given;
@@ -114,7 +114,9 @@ struct Origin final : MeshCompanion {
 };
 
 /// Null where nobody set it.
-std::shared_ptr<Origin> origin_of(const DeviceMesh& mesh) { return std::static_pointer_cast<Origin>(kept_with(mesh)); }
+std::shared_ptr<Origin> origin_of(const DeviceMesh& mesh) {
+  return std::static_pointer_cast<Origin>(attachment_of(mesh));
+}
 
 /// True where `mesh` is `root` or one that it was sliced or flattened from: the two would keep each other alive.
 bool comes_from(MeshPtr root, const DeviceMesh& mesh) {
@@ -136,7 +138,7 @@ void set_origin(const DeviceMesh& mesh, const std::optional<MeshPtr>& root, std:
   }
   known->given = std::move(given);
   known->has_groups = has_groups;
-  keep_with(mesh, std::move(known));
+  attach_to(mesh, std::move(known));
 }
 
 /// (root, dims, given, has_groups), None where nobody set it.
@@ -255,12 +257,12 @@ MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh) {
   return current;
 }
 
-WrittenPlacements placements_or_replicate(std::optional<WrittenPlacements> placements, const DeviceMesh& mesh) {
+UserPlacements placements_or_replicate(std::optional<UserPlacements> placements, const DeviceMesh& mesh) {
   if (placements) return *std::move(placements);
   return {Placements(mesh.ndim()), std::vector<int64_t>(mesh.ndim(), 1)};
 }
 
-std::optional<Placements> placements_on(const MeshPtr& mesh, const std::optional<WrittenPlacements>& written,
+std::optional<Placements> placements_on(const MeshPtr& mesh, const std::optional<UserPlacements>& written,
                                         int64_t n_dims) {
   if (!written) return std::nullopt;
   auto placements = maybe_placements_on(mesh, *written, n_dims);

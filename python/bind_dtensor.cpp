@@ -22,7 +22,7 @@ namespace shardwise {
 
 /// Placements for each of several tensors, or one sequence of them for all.
 struct PlacementLists {
-  std::vector<WrittenPlacements> lists;
+  std::vector<UserPlacements> lists;
   bool is_for_all = false;
 };
 
@@ -37,14 +37,14 @@ struct type_caster<shardwise::PlacementLists> {
   bool load(handle source, bool convert) {
     value.is_for_all = !is_list_of_lists(source);
     if (value.is_for_all) {
-      make_caster<shardwise::WrittenPlacements> list;
+      make_caster<shardwise::UserPlacements> list;
       if (!list.load(source, convert)) return false;
-      value.lists.push_back(cast_op<shardwise::WrittenPlacements&&>(std::move(list)));
+      value.lists.push_back(cast_op<shardwise::UserPlacements&&>(std::move(list)));
       return true;
     }
-    make_caster<std::vector<shardwise::WrittenPlacements>> lists;
+    make_caster<std::vector<shardwise::UserPlacements>> lists;
     if (!lists.load(source, convert)) return false;
-    value.lists = cast_op<std::vector<shardwise::WrittenPlacements>&&>(std::move(lists));
+    value.lists = cast_op<std::vector<shardwise::UserPlacements>&&>(std::move(lists));
     return true;
   }
 
@@ -62,7 +62,7 @@ namespace {
 
 using Numbers = std::vector<int64_t>;
 using MaybeMesh = std::optional<MeshPtr>;
-using MaybePlacements = std::optional<WrittenPlacements>;
+using MaybePlacements = std::optional<UserPlacements>;
 
 PyTypeObject* tensor_class = nullptr;
 py::handle general_to_local, general_from_local;  // as pybind11 binds them
@@ -243,26 +243,27 @@ at::Tensor py_from_local(const at::Tensor& local, const MaybeMesh& mesh, MaybePl
                          const MaybePlacements& grad_placements) {
   const MeshPtr given = mesh_or_current(mesh);
   const int64_t n_dims = shape ? static_cast<int64_t>(shape->size()) : local.dim();
-  Home home = home_of(given, placements_or_replicate(std::move(placements), *given), n_dims);
-  auto of_grad = placements_on(home.mesh, grad_placements, n_dims);
-  const at::Tensor known = understood(local, package().as_local);
-  at::Tensor result = from_local(known, home.mesh, std::move(home.placements),
+  PlacedOn placed = placed_on_mesh(given, placements_or_replicate(std::move(placements), *given), n_dims);
+  auto of_grad = placements_on(placed.mesh, grad_placements, n_dims);
+  const at::Tensor known = converted_by(local, package().as_local);
+  at::Tensor result = from_local(known, placed.mesh, std::move(placed.placements),
                                  {run_check, dims_of(shape), dims_of(stride), std::move(of_grad)});
   auto* const impl = maybe_dtensor(result);
   if (impl->given().defined()) impl->set_given(local);  // another library's, which `known` was made of
   return result;
 }
 
-at::Tensor py_layer_input(const at::Tensor& local, const MeshPtr& mesh, WrittenPlacements placements,
+at::Tensor py_layer_input(const at::Tensor& local, const MeshPtr& mesh, UserPlacements placements,
                           const std::optional<Numbers>& shape) {
-  Home home = home_of(mesh, std::move(placements), shape ? static_cast<int64_t>(shape->size()) : local.dim());
-  if (checks_order() && home.placements == Placements(home.mesh->ndim()))
-    TORCH_CHECK_VALUE(is_equal_on_all(local, home.mesh),
+  PlacedOn placed =
+      placed_on_mesh(mesh, std::move(placements), shape ? static_cast<int64_t>(shape->size()) : local.dim());
+  if (checks_order() && placed.placements == Placements(placed.mesh->ndim()))
+    TORCH_CHECK_VALUE(is_equal_on_all(local, placed.mesh),
                       fmt::format("[parallelize_module] a layer takes its plain input of shape [{}] for equal on all "
                                   "ranks, and it is not. Give the same batch to all of them, or say how it is split: "
                                   "input_layouts=Shard(0).",
                                   fmt::join(local.sizes(), ", ")));
-  return from_local(understood(local, package().as_local), home.mesh, std::move(home.placements),
+  return from_local(converted_by(local, package().as_local), placed.mesh, std::move(placed.placements),
                     {.shape = dims_of(shape), .adds_gradients = true});
 }
 
@@ -270,8 +271,9 @@ at::Tensor py_redistribute(const at::Tensor& tensor, const MaybeMesh& mesh, Mayb
                            std::optional<at::ScalarType> forward_dtype, std::optional<at::ScalarType> backward_dtype,
                            const std::string& objective, const MaybeLinks& links, int64_t memory_cap) {
   TORCH_CHECK_VALUE(placements, "[redistribute] got no placements. Give one per mesh dim: placements=[Shard(0)].");
-  Home home = home_of(mesh ? *mesh : written_of(*spec_of(tensor)).mesh, *std::move(placements), tensor.dim());
-  return redistribute(tensor, home.mesh, std::move(home.placements),
+  PlacedOn placed =
+      placed_on_mesh(mesh ? *mesh : user_layout_of(*spec_of(tensor)).mesh, *std::move(placements), tensor.dim());
+  return redistribute(tensor, placed.mesh, std::move(placed.placements),
                       {plan_options("redistribute", objective, links, memory_cap), async_op},
                       {forward_dtype, backward_dtype});
 }
@@ -283,7 +285,7 @@ std::vector<at::Tensor> py_redistribute_many(const std::vector<at::Tensor>& tens
   const auto& lists = placements.lists;
   std::vector<Placements> to;
   for (size_t i = 0; i < (placements.is_for_all ? tensors.size() : lists.size()); ++i) {
-    const WrittenPlacements& list = lists[placements.is_for_all ? 0 : i];
+    const UserPlacements& list = lists[placements.is_for_all ? 0 : i];
     if (i < tensors.size())
       to.push_back(*placements_on(spec_of(tensors[i])->mesh(), list, tensors[i].dim()));
     else
@@ -295,15 +297,15 @@ std::vector<at::Tensor> py_redistribute_many(const std::vector<at::Tensor>& tens
 at::Tensor py_distribute_tensor(const at::Tensor& tensor, const MaybeMesh& mesh, MaybePlacements placements,
                                 std::optional<int64_t> src_data_rank) {
   const MeshPtr given = mesh_or_current(mesh);
-  Home home = home_of(given, placements_or_replicate(std::move(placements), *given), tensor.dim());
-  return distribute_tensor(understood(tensor, package().as_whole), home.mesh, std::move(home.placements),
+  PlacedOn placed = placed_on_mesh(given, placements_or_replicate(std::move(placements), *given), tensor.dim());
+  return distribute_tensor(converted_by(tensor, package().as_whole), placed.mesh, std::move(placed.placements),
                            src_data_rank);
 }
 
-at::Tensor py_from_pieces(std::vector<at::Tensor> pieces, const MeshPtr& given, WrittenPlacements written,
+at::Tensor py_from_pieces(std::vector<at::Tensor> pieces, const MeshPtr& given, UserPlacements written,
                           const Numbers& shape, const Numbers& stride, at::ScalarType dtype, const std::string& form,
                           int64_t sparse_dim, bool is_meta, std::optional<int64_t> saved_by) {
-  auto [mesh, placements] = home_of(given, std::move(written), static_cast<int64_t>(shape.size()));
+  auto [mesh, placements] = placed_on_mesh(given, std::move(written), static_cast<int64_t>(shape.size()));
   const bool is_on_meta = pieces.empty() ? is_meta : pieces[0].is_meta();
   auto spec = Spec::intern(is_on_meta ? mesh->on_meta() : mesh, shape, std::move(placements), stride, dtype);
   if (saved_by) check_loadable(*spec, *saved_by);
@@ -440,7 +442,7 @@ void bind_methods(py::module_& module) {
 
 }  // namespace
 
-at::Tensor understood(const at::Tensor& tensor, py::handle converter) {
+at::Tensor converted_by(const at::Tensor& tensor, py::handle converter) {
   if (!tensor.key_set().has(c10::DispatchKey::Python)) return tensor;
   const py::gil_scoped_acquire gil;
   return converter(tensor).cast<at::Tensor>();
@@ -485,10 +487,10 @@ void bind_dtensor(py::module_& module) {
   module.def("boxes_of_all", wrap_pybind_function(&boxes_of_all), "(rank, offsets, sizes) of every rank's pieces.",
              py::arg("tensor"));
   module.def("mesh_of",
-             wrap_pybind_function([](const at::Tensor& tensor) { return written_of(*spec_of(tensor)).mesh; }),
+             wrap_pybind_function([](const at::Tensor& tensor) { return user_layout_of(*spec_of(tensor)).mesh; }),
              py::arg("tensor"));
   module.def("placements_of",
-             wrap_pybind_function([](const at::Tensor& tensor) { return written_of(*spec_of(tensor)).placements; }),
+             wrap_pybind_function([](const at::Tensor& tensor) { return user_layout_of(*spec_of(tensor)).placements; }),
              py::arg("tensor"));
   module.def("set_tensor_class", &set_tensor_class, "The class that every distributed tensor is of.", py::arg("type"));
 }

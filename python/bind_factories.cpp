@@ -10,27 +10,28 @@ namespace {
 
 using Numbers = std::vector<int64_t>;
 using MaybeMesh = std::optional<MeshPtr>;
-using MaybePlacements = std::optional<WrittenPlacements>;
+using MaybePlacements = std::optional<UserPlacements>;
 using Value = std::variant<bool, int64_t, double, c10::complex<double>>;
 using Make = at::Tensor (*)(c10::IntArrayRef, const MeshPtr&, Placements, at::ScalarType);
 
-Home home_of_new(const Numbers& size, const MaybeMesh& mesh, MaybePlacements placements) {
+PlacedOn placed_new(const Numbers& size, const MaybeMesh& mesh, MaybePlacements placements) {
   const MeshPtr given = mesh_or_current(mesh);
-  return home_of(given, placements_or_replicate(std::move(placements), *given), static_cast<int64_t>(size.size()));
+  return placed_on_mesh(given, placements_or_replicate(std::move(placements), *given),
+                        static_cast<int64_t>(size.size()));
 }
 
 template <Make make>
 at::Tensor py_make(const Numbers& size, at::ScalarType dtype, const MaybeMesh& mesh, MaybePlacements placements,
                    bool requires_grad) {
-  Home home = home_of_new(size, mesh, std::move(placements));
-  return make(size, home.mesh, std::move(home.placements), dtype).set_requires_grad(requires_grad);
+  PlacedOn placed = placed_new(size, mesh, std::move(placements));
+  return make(size, placed.mesh, std::move(placed.placements), dtype).set_requires_grad(requires_grad);
 }
 
 at::Tensor py_full(const Numbers& size, const Value& value, at::ScalarType dtype, const MaybeMesh& mesh,
                    MaybePlacements placements, bool requires_grad) {
-  Home home = home_of_new(size, mesh, std::move(placements));
+  PlacedOn placed = placed_new(size, mesh, std::move(placements));
   const auto scalar = std::visit([](auto number) { return at::Scalar(number); }, value);
-  return full(size, scalar, home.mesh, std::move(home.placements), dtype).set_requires_grad(requires_grad);
+  return full(size, scalar, placed.mesh, std::move(placed.placements), dtype).set_requires_grad(requires_grad);
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ void set_local_shards_class(const py::object& type) {
 
 at::Tensor py_make_wrapper(std::vector<at::Tensor> shards, const std::vector<Numbers>& offsets, at::ScalarType dtype,
                            const std::optional<at::Device>& device, int64_t n_dims) {
-  for (at::Tensor& shard : shards) shard = understood(shard, package().as_piece);
+  for (at::Tensor& shard : shards) shard = converted_by(shard, package().as_piece);
   return make_local_shards(std::move(shards), {offsets.begin(), offsets.end()},
                            at::TensorOptions().dtype(dtype).device(device.value_or(at::kCPU)), n_dims);
 }

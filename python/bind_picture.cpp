@@ -43,7 +43,7 @@ Picture picture_of_tensors(const std::vector<ListedTensor>& tensors, int64_t ran
     NamedTensor& tensor = named.emplace_back(NamedTensor{name, Dims(shape), dtype, element_bytes, {}});
     if (const auto* distributed = std::get_if<at::Tensor>(&place)) {
       const SpecPtr& spec = spec_of(*distributed);
-      const WrittenPlacements written = written_of(*spec).placements;
+      const UserPlacements written = user_layout_of(*spec).placements;
       tensor.place = spec->layout();
       if (written.is_reordered()) tensor.placements = to_string(written);
     }

@@ -21,7 +21,7 @@ using Numbers = std::vector<int64_t>;
 
 /// A tensor of plain values comes as at::Tensor, and is refused by spec_of.
 using Place = std::variant<at::Tensor, Layout>;
-using Destination = std::variant<at::Tensor, Layout, WrittenPlacements>;
+using Destination = std::variant<at::Tensor, Layout, UserPlacements>;
 
 /// A plan, and what was found out about it so far. Shared by Python threads.
 class PyPlan {
@@ -97,9 +97,8 @@ std::vector<std::pair<Numbers, Numbers>> boxes_of_rank(const Layout& layout, int
 }
 
 /// On the grid with its dims in the order of the splits.
-Layout layout_of(c10::IntArrayRef sizes, const std::shared_ptr<const RankGrid>& grid,
-                 const WrittenPlacements& written) {
-  const WrittenPlacements from_zero = with_dims_from_zero(written, static_cast<int64_t>(sizes.size()));
+Layout layout_of(c10::IntArrayRef sizes, const std::shared_ptr<const RankGrid>& grid, const UserPlacements& written) {
+  const UserPlacements from_zero = with_dims_from_zero(written, static_cast<int64_t>(sizes.size()));
   const std::vector<int64_t> order = order_of_splits(from_zero, grid->shape);
   if (std::ranges::is_sorted(order)) return Layout(sizes, grid, written.placements);
   return Layout(sizes, std::make_shared<const RankGrid>(reordered(*grid, order)),
@@ -113,11 +112,11 @@ const Layout& layout_of(const Place& place) {
 
 /// On the source's own grid where the ranks are the same: equal grids are then known by their address.
 Layout layout_of(const Destination& place, const Place& src, const Layout& source) {
-  if (const auto* written = std::get_if<WrittenPlacements>(&place)) {
+  if (const auto* written = std::get_if<UserPlacements>(&place)) {
     const auto* tensor = std::get_if<at::Tensor>(&src);
     if (!tensor) return layout_of(source.sizes(), source.grid_ptr(), *written);
-    Home home = home_of(written_of(*spec_of(*tensor)).mesh, *written, source.dim());
-    return Layout(source.sizes(), home.mesh->grid_ptr(), std::move(home.placements));
+    PlacedOn placed = placed_on_mesh(user_layout_of(*spec_of(*tensor)).mesh, *written, source.dim());
+    return Layout(source.sizes(), placed.mesh->grid_ptr(), std::move(placed.placements));
   }
   const auto* given = std::get_if<Layout>(&place);
   const Layout& layout = given ? *given : spec_of(std::get<at::Tensor>(place))->layout();
@@ -133,10 +132,10 @@ std::vector<std::string> names_of(const Place& place) {
 /// As layout_of() takes the destination's mesh.
 std::vector<std::string> names_of(const Destination& place, const Place& src, const Layout& source) {
   if (const auto* tensor = std::get_if<at::Tensor>(&place)) return names_of(Place(*tensor));
-  const auto* written = std::get_if<WrittenPlacements>(&place);
+  const auto* written = std::get_if<UserPlacements>(&place);
   const auto* tensor = std::get_if<at::Tensor>(&src);
   if (!written || !tensor) return {};
-  return home_of(written_of(*spec_of(*tensor)).mesh, *written, source.dim()).mesh->names();
+  return placed_on_mesh(user_layout_of(*spec_of(*tensor)).mesh, *written, source.dim()).mesh->names();
 }
 
 at::ScalarType dtype_of(const Place& place) {
@@ -207,7 +206,7 @@ constexpr const char* kPlanRedistribution =
 
 void bind_layout(py::module_& module) {
   py::class_<Layout>(module, "Layout", kLayout)
-      .def(py::init([](const Numbers& shape, const py::object& mesh, const WrittenPlacements& placements) {
+      .def(py::init([](const Numbers& shape, const py::object& mesh, const UserPlacements& placements) {
              return layout_of(shape, grid_of(mesh), placements);
            }),
            py::arg("shape"), py::arg("mesh"), py::arg("placements"))

@@ -18,11 +18,11 @@ std::string repr(const QuantizedTable& table) {
 }
 
 std::shared_ptr<QuantizedTable> zeros_of(const std::vector<int64_t>& size, at::ScalarType dtype,
-                                         const std::optional<MeshPtr>& mesh,
-                                         std::optional<WrittenPlacements> placements) {
+                                         const std::optional<MeshPtr>& mesh, std::optional<UserPlacements> placements) {
   const MeshPtr given = mesh_or_current(mesh);
-  Home home = home_of(given, placements_or_replicate(std::move(placements), *given), static_cast<int64_t>(size.size()));
-  return QuantizedTable::zeros(size, home.mesh, std::move(home.placements), dtype);
+  PlacedOn placed =
+      placed_on_mesh(given, placements_or_replicate(std::move(placements), *given), static_cast<int64_t>(size.size()));
+  return QuantizedTable::zeros(size, placed.mesh, std::move(placed.placements), dtype);
 }
 
 }  // namespace

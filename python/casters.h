@@ -1,6 +1,6 @@
 // python/casters.h: how placements and meshes cross between Python and C++. Every file that takes or returns one includes this.
 //
-//   placements   any sequence of ours or of torch.distributed.tensor's; a tuple on the way back. WrittenPlacements take
+//   placements   any sequence of ours or of torch.distributed.tensor's; a tuple on the way back. UserPlacements take
 //                _StridedShard too, which says how the dims of the mesh beside them split
 //   meshes       ours, or a torch.distributed.device_mesh.DeviceMesh
 #pragma once
@@ -31,7 +31,7 @@ py::object from_mesh(const MeshPtr& mesh);
 
 /// The result of `converter`, a function of the Package, for a tensor whose operators are written in Python, such as torch's own
 /// DTensors; any other tensor as it is. Throws: what that raises.
-at::Tensor understood(const at::Tensor& tensor, py::handle converter);
+at::Tensor converted_by(const at::Tensor& tensor, py::handle converter);
 
 /// `mesh`, or the mesh of the innermost `with mesh:` of this thread. Throws: c10::ValueError where there is neither.
 MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh);
@@ -42,10 +42,10 @@ std::vector<Link> to_links(const MaybeLinks& links);
 PlanOptions plan_options(const char* op, const std::string& objective, const MaybeLinks& links, int64_t memory_cap);
 
 /// `placements`, or Replicate() on each dim of `mesh`.
-WrittenPlacements placements_or_replicate(std::optional<WrittenPlacements> placements, const DeviceMesh& mesh);
+UserPlacements placements_or_replicate(std::optional<UserPlacements> placements, const DeviceMesh& mesh);
 /// The placements of a tensor of `n_dims` dims on `mesh`, where it lives. Throws: c10::ValueError for a _StridedShard that splits in
 /// another order than that of `mesh`.
-std::optional<Placements> placements_on(const MeshPtr& mesh, const std::optional<WrittenPlacements>& written,
+std::optional<Placements> placements_on(const MeshPtr& mesh, const std::optional<UserPlacements>& written,
                                         int64_t n_dims);
 
 inline py::tuple tuple_of(c10::IntArrayRef numbers) {
@@ -87,8 +87,8 @@ struct type_caster<shardwise::Placements> {
 };
 
 template <>
-struct type_caster<shardwise::WrittenPlacements> {
-  PYBIND11_TYPE_CASTER(shardwise::WrittenPlacements, const_name("Sequence[Placement]"));
+struct type_caster<shardwise::UserPlacements> {
+  PYBIND11_TYPE_CASTER(shardwise::UserPlacements, const_name("Sequence[Placement]"));
 
   bool load(handle source, bool /*convert*/) {
     return load_placements(source, [&](handle item) {
@@ -97,7 +97,7 @@ struct type_caster<shardwise::WrittenPlacements> {
       value.split_factors.push_back(split_factor);
     });
   }
-  static handle cast(const shardwise::WrittenPlacements& written, return_value_policy /*policy*/, handle /*parent*/) {
+  static handle cast(const shardwise::UserPlacements& written, return_value_policy /*policy*/, handle /*parent*/) {
     tuple result(written.placements.size());
     for (size_t i = 0; i < written.placements.size(); ++i)
       result[i] = shardwise::from_written(written.placements[i], written.split_factors[i]);

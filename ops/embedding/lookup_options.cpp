@@ -1,6 +1,6 @@
 #include "ops/embedding/lookup_options.h"
 
-#include "runtime/comm/carried.h"
+#include "runtime/comm/propagated_value.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -11,20 +11,20 @@
 namespace shardwise {
 namespace {
 
-using CarriedOptions = Carried<LookupOptions, 1>;
+using PropagatedOptions = PropagatedValue<LookupOptions, 1>;
 
-std::shared_ptr<CarriedOptions> carried(LookupOptions options) {
+std::shared_ptr<PropagatedOptions> carried(LookupOptions options) {
   check_links("lookup_exchange", options.links);
-  return std::make_shared<CarriedOptions>(std::move(options));
+  return std::make_shared<PropagatedOptions>(std::move(options));
 }
 
 }  // namespace
 
-LookupScope::LookupScope(LookupOptions options) : guard_(CarriedOptions::kind(), carried(std::move(options))) {}
+LookupScope::LookupScope(LookupOptions options) : guard_(PropagatedOptions::kind(), carried(std::move(options))) {}
 
 const LookupOptions& LookupScope::current() {
   static const LookupOptions kDefaults;
-  return CarriedOptions::current(kDefaults);
+  return PropagatedOptions::current(kDefaults);
 }
 
 LookupExchange to_lookup_exchange(const std::string& name) {

@@ -4,7 +4,7 @@
 #include "placements/partial.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/api/random.h"
-#include "runtime/dispatch/settle.h"
+#include "runtime/dispatch/prepare_arguments.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/CPUGeneratorImpl.h>

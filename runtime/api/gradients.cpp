@@ -61,7 +61,7 @@ at::Tensor detached(const at::Tensor& piece, const DTensorImpl& owner) {
   return owner.view_link() ? detached(piece) : detached(piece, static_cast<const c10::TensorImpl&>(owner));
 }
 
-at::Tensor handed_out(const at::Tensor& piece, const DTensorImpl& owner) {
+at::Tensor piece_for_caller(const at::Tensor& piece, const DTensorImpl& owner) {
   auto* impl = piece.unsafeGetTensorImpl();
   const auto& version = owner.version_counter();
   if (share_version_counter(*impl, owner) || is_subclass(piece)) return piece;

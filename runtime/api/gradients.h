@@ -27,6 +27,6 @@ at::Tensor detached(const at::Tensor& piece, const c10::TensorImpl& owner);
 at::Tensor detached(const at::Tensor& piece, const DTensorImpl& owner);
 /// What a program gets as its local tensor: the piece itself where it has the owner's counter, or can be given it because nobody else
 /// holds it; else detached().
-at::Tensor handed_out(const at::Tensor& piece, const DTensorImpl& owner);
+at::Tensor piece_for_caller(const at::Tensor& piece, const DTensorImpl& owner);
 
 }  // namespace shardwise

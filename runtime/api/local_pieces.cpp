@@ -28,7 +28,7 @@ void check_piece(const at::Tensor& piece, size_t i, const Spec& spec) {
 }
 
 /// The facts that one rank believes.
-struct Belief {
+struct PieceFacts {
   c10::ScalarType dtype;
   bool is_recorded;  // gradients are
   bool is_meta;
@@ -36,21 +36,21 @@ struct Belief {
   Dims piece;  // its own
 };
 
-std::vector<Belief> beliefs_of_all(const Group& group, const at::Tensor& local, const Spec& spec) {
+std::vector<PieceFacts> facts_of_all(const Group& group, const at::Tensor& local, const Spec& spec) {
   Facts own(is_subclass(local) ? "a " + class_of(local) : "a tensor");
   own.number(static_cast<int64_t>(spec.dtype())).number(records(local)).number(local.is_meta());
   own.list(spec.sizes()).list(local.sizes());
-  std::vector<Belief> beliefs;
+  std::vector<PieceFacts> facts;
   for (const Facts& facts : agree(group, "from_local", own)) {
     FactReader reader(facts);
-    Belief& belief = beliefs.emplace_back();
-    belief.dtype = static_cast<c10::ScalarType>(reader.number());
-    belief.is_recorded = reader.number() != 0;
-    belief.is_meta = reader.number() != 0;
-    belief.sizes = reader.list();
-    belief.piece = reader.list();
+    PieceFacts& fact = facts.emplace_back();
+    fact.dtype = static_cast<c10::ScalarType>(reader.number());
+    fact.is_recorded = reader.number() != 0;
+    fact.is_meta = reader.number() != 0;
+    fact.sizes = reader.list();
+    fact.piece = reader.list();
   }
-  return beliefs;
+  return facts;
 }
 
 /// A dim that may be counted from the end, counted from the front. It may not exist: Layout says so.
@@ -161,9 +161,9 @@ void check_flat_part(const at::Tensor& flat, const Spec& spec) {
 void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
   if (!spec.is_member()) return;
   const Group& group = *spec.mesh()->group();
-  const std::vector<Belief> beliefs = beliefs_of_all(group, local, spec);
-  for (size_t i = 1; i < beliefs.size(); ++i) {
-    const Belief &first = beliefs[0], &other = beliefs[i];
+  const std::vector<PieceFacts> facts = facts_of_all(group, local, spec);
+  for (size_t i = 1; i < facts.size(); ++i) {
+    const PieceFacts &first = facts[0], &other = facts[i];
     TORCH_CHECK_VALUE(first.dtype == other.dtype && first.sizes == other.sizes,
                       fmt::format("[from_local] the pieces [{}] of rank {} and [{}] of rank {} belong to different "
                                   "tensors, as {} [{}] and {} [{}]. {}",
@@ -185,12 +185,12 @@ void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
                     group.ranks[recorded], group.ranks[plain]));
   }
   const bool has_one_each = !spec.layout().in_pieces() || spec.layout().is_ragged();
-  for (size_t i = 0; i < beliefs.size() && has_one_each; ++i) {
+  for (size_t i = 0; i < facts.size() && has_one_each; ++i) {
     const Dims expected = spec.layout().local_sizes(group.ranks[i]);
     TORCH_CHECK_VALUE(
-        beliefs[i].piece == expected,
+        facts[i].piece == expected,
         fmt::format("[from_local] rank {} gives a piece of shape [{}] where {} has [{}]. {}", group.ranks[i],
-                    fmt::join(beliefs[i].piece, ", "), to_string(spec), fmt::join(expected, ", "), kGiveShape));
+                    fmt::join(facts[i].piece, ", "), to_string(spec), fmt::join(expected, ", "), kGiveShape));
   }
 }
 

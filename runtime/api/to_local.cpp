@@ -70,7 +70,7 @@ variable_list with_history(const at::Tensor& tensor, const Shards& shards, const
 
 std::vector<at::Tensor> without_history(const DTensorImpl& impl, const Shards& shards) {
   std::vector<at::Tensor> pieces;
-  for (const at::Tensor& piece : shards) pieces.push_back(handed_out(piece, impl));
+  for (const at::Tensor& piece : shards) pieces.push_back(piece_for_caller(piece, impl));
   return pieces;
 }
 
@@ -102,7 +102,7 @@ at::Tensor to_piece(const at::Tensor& tensor, std::optional<Placements> grad_pla
                         is_flat)[0];
   if (is_flat) return detached(flat_part(*spec, shards), impl);
   // Where gradients are recorded at all the caller may want one of the piece, and must not give it to ours.
-  return c10::GradMode::is_enabled() ? detached(shards[0], impl) : handed_out(shards[0], impl);
+  return c10::GradMode::is_enabled() ? detached(shards[0], impl) : piece_for_caller(shards[0], impl);
 }
 
 std::vector<at::Tensor> to_pieces(const at::Tensor& tensor) {

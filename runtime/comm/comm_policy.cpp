@@ -1,21 +1,21 @@
 #include "runtime/comm/comm_policy.h"
 
-#include "runtime/comm/carried.h"
 #include "runtime/comm/comm_trace.h"
+#include "runtime/comm/propagated_value.h"
 
 #include <fmt/format.h>
 
 namespace shardwise {
 namespace {
 
-using CarriedPolicy = Carried<CommPolicy, 0>;
+using PropagatedPolicy = PropagatedValue<CommPolicy, 0>;
 
 }  // namespace
 
 CommPolicyScope::CommPolicyScope(CommPolicy policy)
-    : guard_(CarriedPolicy::kind(), std::make_shared<CarriedPolicy>(policy)) {}
+    : guard_(PropagatedPolicy::kind(), std::make_shared<PropagatedPolicy>(policy)) {}
 
-CommPolicy CommPolicyScope::current() { return CarriedPolicy::current(CommPolicy::kAllow); }
+CommPolicy CommPolicyScope::current() { return PropagatedPolicy::current(CommPolicy::kAllow); }
 
 void check_comm_policy(c10::function_ref<std::string()> what) {
   const CommPolicy policy = CommPolicyScope::current();

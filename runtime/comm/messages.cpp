@@ -17,16 +17,16 @@ namespace shardwise {
 namespace {
 
 /// One end of a message as the backend takes it.
-struct Parcel {
+struct ByteMessage {
   int64_t index;  // of the other end, in the group
   at::Tensor bytes;
   std::function<void()> fill;
 };
-using Parcels = std::vector<Parcel>;
+using ByteMessages = std::vector<ByteMessage>;
 
-Parcels parcels_of(const Group& group, const std::vector<Message>& messages, const char* direction,
-                   c10::DeviceType device) {
-  Parcels parcels;
+ByteMessages parcels_of(const Group& group, const std::vector<Message>& messages, const char* direction,
+                        c10::DeviceType device) {
+  ByteMessages messages;
   for (const auto& [rank, tensor, fill] : messages) {
     check_contiguous("exchange", tensor);
     TORCH_CHECK_VALUE(tensor.numel() > 0,
@@ -43,37 +43,37 @@ Parcels parcels_of(const Group& group, const std::vector<Message>& messages, con
                       fmt::format("[exchange] rank {} has a message {} itself, of shape {}. Copy it "
                                   "instead.",
                                   rank, direction, tensor.sizes()));
-    parcels.push_back({index, bytes_of(tensor), fill});
+    messages.push_back({index, bytes_of(tensor), fill});
   }
-  return parcels;
+  return messages;
 }
 
-int64_t total_bytes(const Parcels& parcels) {
+int64_t total_bytes(const ByteMessages& messages) {
   int64_t n_bytes = 0;
-  for (const Parcel& parcel : parcels) n_bytes += parcel.bytes.numel();
+  for (const ByteMessage& message : messages) n_bytes += message.bytes.numel();
   return n_bytes;
 }
 
 using Works = std::vector<Messages::WorkPtr>;
 
 /// Receives first, so that what arrives has its place.
-Works start_each(const Communication& communication, c10d::Backend& backend, const Parcels& sends,
-                 const Parcels& receives) {
+Works start_each(const Communication& communication, c10d::Backend& backend, const ByteMessages& sends,
+                 const ByteMessages& receives) {
   Works works;
   for (const bool is_send : {false, true})
-    for (const Parcel& parcel : is_send ? sends : receives) {
-      if (parcel.fill) parcel.fill();
-      works.push_back(is_send ? send_tagged(communication, backend, parcel.bytes, parcel.index)
-                              : receive_tagged(communication, backend, parcel.bytes, parcel.index));
+    for (const ByteMessage& message : is_send ? sends : receives) {
+      if (message.fill) message.fill();
+      works.push_back(is_send ? send_tagged(communication, backend, message.bytes, message.index)
+                              : receive_tagged(communication, backend, message.bytes, message.index));
     }
   return works;
 }
 
 /// All in one launch.
-Works start_grouped(const Communication& communication, c10d::Backend& backend, Parcels sends,
-                    const Parcels& receives) {
-  for (Parcel& parcel : sends)
-    if (const auto fill = std::exchange(parcel.fill, nullptr)) fill();
+Works start_grouped(const Communication& communication, c10d::Backend& backend, ByteMessages sends,
+                    const ByteMessages& receives) {
+  for (ByteMessage& message : sends)
+    if (const auto fill = std::exchange(message.fill, nullptr)) fill();
   backend.startCoalescing();
   try {
     start_each(communication, backend, sends, receives);
@@ -113,8 +113,8 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
                                    std::vector<Message> receives, bool by_all) {
   if (device.is_meta()) return std::make_shared<Messages>();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const Parcels outgoing = parcels_of(group, sends, "to", device.type());
-  const Parcels incoming = parcels_of(group, receives, "from", device.type());
+  const ByteMessages outgoing = parcels_of(group, sends, "to", device.type());
+  const ByteMessages incoming = parcels_of(group, receives, "from", device.type());
   check_comm_policy([] { return std::string("sends messages to other ranks"); });
   const bool has_part = !outgoing.empty() || !incoming.empty();
   if (!has_part && !by_all) return std::make_shared<Messages>();
@@ -136,8 +136,8 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
                                                : start_each(*communication, *backend, outgoing, incoming);
   });
   std::vector<at::Tensor> tensors;
-  for (const Parcels* parcels : {&outgoing, &incoming})
-    for (const Parcel& parcel : *parcels) tensors.push_back(parcel.bytes);
+  for (const ByteMessages* messages : {&outgoing, &incoming})
+    for (const ByteMessage& message : *messages) tensors.push_back(message.bytes);
   return std::make_shared<Messages>(std::move(communication), std::move(works), std::move(tensors));
 }
 

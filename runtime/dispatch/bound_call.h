@@ -1,4 +1,4 @@
-// runtime/dispatch/bound_call.h: the tensors of one call, found on the stack. Binding sends nothing; settle() (runtime/dispatch/settle.h), which may,
+// runtime/dispatch/bound_call.h: the tensors of one call, found on the stack. Binding sends nothing; prepare_arguments() (runtime/dispatch/prepare_arguments.h), which may,
 // comes before.
 #pragma once
 

@@ -86,7 +86,7 @@ bool is_one_piece(const Spec* spec) { return !spec || spec->boxes().size() == 1;
 bool is_direct(const OpCall& call, const Decision& decision) {
   const Rule& rule = *call.op.rule;
   const Propagation& propagation = *decision.propagation;
-  if (decision.moves || decision.may_be_refused_elsewhere || decision.view_offset != 0 ||
+  if (decision.moves || decision.may_be_refused_on_other_ranks || decision.view_offset != 0 ||
       !decision.local_args.empty() || propagation.by_box || rule.kernel() || rule.is_per_element() ||
       rule.is_shape_only() || propagation.outputs.empty() || !propagation.outputs[0])
     return false;
@@ -137,9 +137,10 @@ Decision decide(OpCall& call) {
   if (call.op.is_view) decision.view_offset = offset_of_view(call);
   if (!rule->is_per_element() && !rule->is_shape_only()) {
     decision.is_skipped = may_skip(call, propagation);
-    decision.may_be_refused_elsewhere = lacks_elements(call, propagation);
+    decision.may_be_refused_on_other_ranks = lacks_elements(call, propagation);
   }
-  if (decision.may_be_refused_elsewhere && !call.refusal) decision.taken_numbers = numbers_of(call.op, call.args);
+  if (decision.may_be_refused_on_other_ranks && !call.refusal)
+    decision.accepted_numbers = numbers_of(call.op, call.args);
   if (rule->has_local_args()) decision.local_args = localize(*rule, call, propagation);
   decision.is_direct = is_direct(call, decision);
   return decision;

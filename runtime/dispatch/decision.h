@@ -23,10 +23,10 @@ struct Decision {
   bool copied_view = false;  // ... although the result should be a view of it
   int64_t view_offset = 0;   // of a view, where it begins in the global tensor that it views
   bool is_skipped = false;   // every local input is empty: outputs are filled, the kernel is not called
-  bool may_be_refused_elsewhere =
+  bool may_be_refused_on_other_ranks =
       false;  // the kernel is not called, or with an operand of which it sees no element here
-  /// Where may_be_refused_elsewhere: the numbers of this thread's latest call that the kernel takes there. It may refuse others.
-  mutable std::optional<std::vector<c10::IValue>> taken_numbers;
+  /// Where may_be_refused_on_other_ranks: the numbers of this thread's latest call that the kernel takes there. It may refuse others.
+  mutable std::optional<std::vector<c10::IValue>> accepted_numbers;
   /// One piece each, nothing to move, replace or skip: the kernel's result is the result.
   bool is_direct = false;
   /// Arguments to replace, per local piece (one entry for ordinary layouts); empty if no piece has any.

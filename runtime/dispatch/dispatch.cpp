@@ -11,7 +11,7 @@
 #include "runtime/dispatch/op_profile.h"
 #include "runtime/dispatch/op_trace.h"
 #include "runtime/dispatch/out_call.h"
-#include "runtime/dispatch/settle.h"
+#include "runtime/dispatch/prepare_arguments.h"
 #include "runtime/rules/aten_operators.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/registrations.h"
@@ -110,14 +110,14 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
 /// numbers of all values; it remembers those of the latest call.
 std::exception_ptr refusal_elsewhere(const BoundCall& call, const Decision& decision) {
   std::vector<c10::IValue> numbers = numbers_of(call.op, call.args());
-  if (decision.taken_numbers && *decision.taken_numbers == numbers) return nullptr;
+  if (decision.accepted_numbers && *decision.accepted_numbers == numbers) return nullptr;
   OpCall dense = call.to_op_call();
   try {
     infer_outputs(dense);
   } catch (const std::exception&) {
     return std::current_exception();
   }
-  if (!dense.refusal) decision.taken_numbers = std::move(numbers);
+  if (!dense.refusal) decision.accepted_numbers = std::move(numbers);
   return dense.refusal;
 }
 
@@ -125,7 +125,8 @@ void run_by_rule(BoundCall& call) {
   const OpInfo& op = call.op;
   if (!op.rule || op.rule->is_gathered()) return run_gathered(call);
   const auto decision = decision_for(call);
-  const std::exception_ptr refusal = decision->may_be_refused_elsewhere ? refusal_elsewhere(call, *decision) : nullptr;
+  const std::exception_ptr refusal =
+      decision->may_be_refused_on_other_ranks ? refusal_elsewhere(call, *decision) : nullptr;
   if (!decision->propagation)
     run_gathered(call);
   else if (op.rule->is_per_element())
@@ -226,7 +227,7 @@ void run_traced(BoundCall& call) {
 void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
   const Rule* rule = op.rule;
   if (rule && rule->is_per_element() && dispatch_by_mesh(op, *stack)) return;
-  settle(op, *stack);
+  prepare_arguments(op, *stack);
   BoundCall call(op, *stack);
   // Its base may stand in the list too, and see the write too late.
   TORCH_CHECK_VALUE(

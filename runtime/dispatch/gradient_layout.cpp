@@ -2,8 +2,8 @@
 
 #include "runtime/api/gradients.h"
 #include "runtime/api/redistribute.h"
-#include "runtime/comm/carried.h"
 #include "runtime/comm/comm_trace.h"
+#include "runtime/comm/propagated_value.h"
 #include "runtime/dispatch/op_trace.h"
 #include "runtime/tensor/object_lock.h"
 
@@ -86,12 +86,12 @@ class GradientsToLayOut {
 
 namespace {
 
-using CarriedGradients = Carried<std::shared_ptr<GradientsToLayOut>, 2>;
+using PropagatedGradients = PropagatedValue<std::shared_ptr<GradientsToLayOut>, 2>;
 
 /// Those of the outermost AccumulatedGradients, or null.
 const std::shared_ptr<GradientsToLayOut>& accumulated() {
   static const std::shared_ptr<GradientsToLayOut> none;
-  return CarriedGradients::current(none);
+  return PropagatedGradients::current(none);
 }
 
 /// What waits for the end of the backward() that runs now. Where that fails, nothing is laid out.
@@ -155,8 +155,8 @@ class GradientLayout final : public torch::autograd::FunctionPreHook {
 AccumulatedGradients::AccumulatedGradients() {
   if (accumulated()) return;
   gradients_ = std::make_shared<GradientsToLayOut>();
-  guard_ =
-      std::make_unique<c10::DebugInfoGuard>(CarriedGradients::kind(), std::make_shared<CarriedGradients>(gradients_));
+  guard_ = std::make_unique<c10::DebugInfoGuard>(PropagatedGradients::kind(),
+                                                 std::make_shared<PropagatedGradients>(gradients_));
 }
 
 AccumulatedGradients::~AccumulatedGradients() = default;

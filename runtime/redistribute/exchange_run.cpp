@@ -87,8 +87,8 @@ at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device dev
   return empty_piece(spec, sizes, device, spec.dtype());
 }
 
-ExchangeRun::ExchangeRun(Party party, std::vector<ExchangeItem> items, c10::Device device)
-    : party_(std::move(party)),
+ExchangeRun::ExchangeRun(Participants participants, std::vector<ExchangeItem> items, c10::Device device)
+    : participants_(std::move(participants)),
       items_(std::move(items)),
       device_(device),
       n_rounds_(items_[0].step->n_rounds),
@@ -139,7 +139,7 @@ void ExchangeRun::start_round(int64_t round) {
   post_sends(round);
   const auto name = [&] { return pattern_name(items_); };
   const MessagePattern pattern(name);
-  if (party_.group) messages_->start(*party_.group, party_.is_whole);
+  if (participants_.group) messages_->start(*participants_.group, participants_.is_whole);
 }
 
 void ExchangeRun::finish_round(int64_t round) {

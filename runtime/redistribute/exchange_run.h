@@ -21,7 +21,7 @@ struct ExchangeItem {
 };
 
 /// The ranks that exchange.
-struct Party {
+struct Participants {
   GroupPtr group;        // null where no rank sends anything
   bool is_whole = true;  // all members of the group take part
 };
@@ -29,8 +29,8 @@ struct Party {
 /// Each pair of ranks exchanges one message a round (packed_messages.h). Pairs without common boxes exchange nothing.
 class ExchangeRun {
  public:
-  /// Pre: the items' steps have the same number of rounds, and are all of that party. Every rank of the party makes one.
-  ExchangeRun(Party party, std::vector<ExchangeItem> items, c10::Device device);
+  /// Pre: the items' steps have the same number of rounds, and are all of that participants. Every rank of the participants makes one.
+  ExchangeRun(Participants participants, std::vector<ExchangeItem> items, c10::Device device);
 
   /// Runs all rounds but the last, whose messages are under way then. `may_change`: the items' pieces may be written to before
   /// finish(): what is sent and kept is copied.
@@ -62,7 +62,7 @@ class ExchangeRun {
   at::Tensor place_of(size_t item, const Transfer& transfer, const Box& box) const;
   Box part(const Box& box, int64_t round) const { return part_of_round(box, round, n_rounds_); }
 
-  Party party_;
+  Participants participants_;
   std::vector<ExchangeItem> items_;
   c10::Device device_;
   int64_t n_rounds_;

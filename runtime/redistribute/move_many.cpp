@@ -74,18 +74,18 @@ void reduce_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
 void exchange_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
   while (!rest.empty()) {
     const OwnStep& first = rest[0]->next();
-    const Party party = party_of(first);
+    const Participants participants = participants_of(first);
     const c10::Device device = rest[0]->device();
     const auto together = take_bucket(rest, bucket_bytes, [&](const Moving& moving) {
       const OwnStep& own = moving.next();
-      return own.is_local == first.is_local && party_of(own).group == party.group &&
+      return own.is_local == first.is_local && participants_of(own).group == participants.group &&
              own.step.n_rounds == first.step.n_rounds;
     });
     std::vector<ExchangeItem> items;
     for (const Moving* moving : together) items.push_back(moving->item());
     const auto layouts = [&] { return words_of(together); };
     const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram, layouts);  // the policy was asked
-    ExchangeRun exchange(party, std::move(items), device);
+    ExchangeRun exchange(participants, std::move(items), device);
     exchange.start();
     auto results = exchange.finish();
     for (size_t i = 0; i < together.size(); ++i) together[i]->arrive(std::move(results[i]));

@@ -49,7 +49,7 @@ bool has_boxes(const OwnStep& own) { return own.step.kind == Kind::kExchange || 
 
 bool takes_part(const OwnStep& own) { return own.from->is_member() || own.to->is_member(); }
 
-Party party_of(const OwnStep& own) {
+Participants participants_of(const OwnStep& own) {
   if (own.is_local) return {};
   const DeviceMesh &from = *own.from->mesh(), &to = *own.to->mesh();
   if (from.grid() == to.grid() || has_all_ranks_of(from, to)) return {from.group()};

@@ -26,7 +26,7 @@ std::string move_words(const Spec& from, const Spec& to, const PlanOptions& opti
 bool has_boxes(const OwnStep& own);
 bool takes_part(const OwnStep& own);
 /// The mesh's group; of two meshes that of the one that contains the other; else the world's, and ranks outside both are absent.
-Party party_of(const OwnStep& own);
+Participants participants_of(const OwnStep& own);
 
 class Moving {
  public:
@@ -62,7 +62,7 @@ class Moving {
   /// Runs to the end, or to the last step that sends something.
   void run(bool stops_at_last_sending = false);
 
-  ExchangeRun begin() const { return ExchangeRun(party_of(next()), {item()}, device_); }
+  ExchangeRun begin() const { return ExchangeRun(participants_of(next()), {item()}, device_); }
 
  private:
   /// Replicas that become Partial: the first coordinate keeps the value, the others hold the reduction's identity.

@@ -25,7 +25,7 @@ constexpr const char* kOp = "redistribute";
 Box box_of(const Spec& spec, int64_t rank) { return spec.layout().boxes(rank)[0]; }
 
 /// A part on its way: what is said of it, and its inner tensors.
-struct Parcel {
+struct PackedPart {
   Flattened parts;
   Dims strides;
 
@@ -38,18 +38,18 @@ struct Parcel {
   }
 
   /// One to be filled.
-  static Parcel of(std::vector<int64_t> words, c10::Device device) {
+  static PackedPart of(std::vector<int64_t> words, c10::Device device) {
     const Facts facts = Facts::of_words(std::move(words));
     FactReader reader(facts);
-    Parcel parcel;
-    parcel.parts.recipe = reader.text();
-    parcel.strides = reader.list();
+    PackedPart part;
+    part.parts.recipe = reader.text();
+    part.strides = reader.list();
     while (!reader.at_end()) {
       const auto options = at::TensorOptions(static_cast<at::ScalarType>(reader.number())).device(device);
       const Dims sizes = reader.list(), strides = reader.list();
-      parcel.parts.inner.push_back(at::empty_strided(sizes, dense_strides(sizes, strides), options));
+      part.parts.inner.push_back(at::empty_strided(sizes, dense_strides(sizes, strides), options));
     }
-    return parcel;
+    return part;
   }
 };
 
@@ -65,12 +65,12 @@ class SubclassMove {
     if (std::ranges::all_of(group.ranks, has_its_own))
       return copy_of(kOp, part_of(kOp, object_, box_of(from_, self), box_of(to_, self)));
     check_comm_policy([&] { return fmt::format("moves {} to {}", to_string(from_), to_string(to_.layout())); });
-    const auto leaving = parcels(group);
+    const auto leaving = packed parts(group);
     return assembled(group, arrived(group, leaving, described(group, leaving)));
   }
 
  private:
-  using Parcels = std::vector<std::optional<Parcel>>;  // by place in the group
+  using PackedParts = std::vector<std::optional<PackedPart>>;  // by place in the group
 
   /// An object has each part of it, and parts without elements.
   static bool holds(const Box& held, const Box& wanted) {
@@ -99,19 +99,19 @@ class SubclassMove {
   }
 
   /// This rank's parts for each rank, where the class gives them; the first error of any rank is thrown on all.
-  Parcels parcels(const Group& group) {
-    Parcels result(group.size());
+  PackedParts packed parts(const Group& group) {
+    PackedParts result(group.size());
     RankError error;
     try {
       const Box held = box_of(from_, from_.mesh()->rank());
       for (int64_t i = 0; i < group.size(); ++i)
         if (const auto box = common(from_.mesh()->rank(), group.ranks[i]))
-          result[i] = parcel_of(part_of(kOp, object_, held, *box));
+          result[i] = packed(part_of(kOp, object_, held, *box));
     } catch (const std::exception&) {
       error = RankError::current();
     }
     Facts own("a " + class_of(object_));
-    for (const auto& parcel : result) own.number(parcel ? static_cast<int64_t>(parcel->words().size()) : 0);
+    for (const auto& part : result) own.number(part ? static_cast<int64_t>(part->words().size()) : 0);
     n_words_.assign(group.size(), 0);
     const auto all = agree(group, kOp, own, error);
     for (int64_t i = 0; i < group.size(); ++i) {
@@ -121,7 +121,7 @@ class SubclassMove {
     return result;
   }
 
-  Parcel parcel_of(const at::Tensor& part) const {
+  PackedPart packed(const at::Tensor& part) const {
     try {
       return {flattened(part), Dims(part.strides())};
     } catch (const std::exception& refusal) {
@@ -134,17 +134,17 @@ class SubclassMove {
     }
   }
 
-  std::vector<std::vector<int64_t>> described(const Group& group, const Parcels& leaving) const {
+  std::vector<std::vector<int64_t>> described(const Group& group, const PackedParts& leaving) const {
     std::vector<std::vector<int64_t>> words;
-    for (const auto& parcel : leaving) words.push_back(parcel ? parcel->words() : std::vector<int64_t>());
+    for (const auto& part : leaving) words.push_back(part ? part->words() : std::vector<int64_t>());
     return exchange_numbers(group, numbers_device(group), words, n_words_);
   }
 
-  Parcels arrived(const Group& group, const Parcels& leaving, std::vector<std::vector<int64_t>> words) const {
-    Parcels arriving(group.size());
+  PackedParts arrived(const Group& group, const PackedParts& leaving, std::vector<std::vector<int64_t>> words) const {
+    PackedParts arriving(group.size());
     PackedMessages messages(device_);
     for (int64_t i = 0; i < group.size(); ++i) {
-      if (!words[i].empty()) arriving[i] = Parcel::of(std::move(words[i]), device_);
+      if (!words[i].empty()) arriving[i] = PackedPart::of(std::move(words[i]), device_);
       if (i == group.index) {
         for (size_t k = 0; arriving[i] && k < arriving[i]->parts.inner.size(); ++k)
           arriving[i]->parts.inner[k].copy_(leaving[i]->parts.inner[k]);
@@ -160,7 +160,7 @@ class SubclassMove {
     return arriving;
   }
 
-  at::Tensor assembled(const Group& group, const Parcels& arrived) const {
+  at::Tensor assembled(const Group& group, const PackedParts& arrived) const {
     Parts parts;
     for (int64_t i = 0; i < group.size(); ++i) {
       if (!arrived[i]) continue;
@@ -176,7 +176,7 @@ class SubclassMove {
   c10::Device device_;
   const Spec& from_;
   const Spec& to_;
-  std::vector<int64_t> n_words_;  // of the parcels that come to this rank, by place in the group
+  std::vector<int64_t> n_words_;  // of the packed parts that come to this rank, by place in the group
 };
 
 void check_movable(const DTensorImpl& source, const Spec& to) {

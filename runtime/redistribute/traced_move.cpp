@@ -56,7 +56,7 @@ std::string remember(const TracedMove& move) {
   }
 }
 
-/// As a graph takes them: with the strides that were foretold, in memory of their own.
+/// As a graph takes them: with the strides that were inferred, in memory of their own.
 at::Tensor as_foretold(const at::Tensor& piece, const Box& box, const Spec& spec, at::TensorList given) {
   const Dims strides = dense_strides(box.sizes, spec.strides());
   const bool is_given = std::ranges::any_of(given, [&](const at::Tensor& other) { return piece.is_alias_of(other); });

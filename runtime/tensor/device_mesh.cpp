@@ -4,7 +4,7 @@
 #include "runtime/comm/given_groups.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/torch_versions.h"
-#include "runtime/tensor/mesh_companion.h"
+#include "runtime/tensor/mesh_attachment.h"
 #include "runtime/tensor/mesh_ranks.h"
 #include "runtime/tensor/unused_meshes.h"
 
@@ -180,7 +180,7 @@ MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_
       if (auto mesh = found->second.lock()) return mesh;
   }
   const std::shared_ptr<DeviceMesh> mesh(new DeviceMesh, [](DeviceMesh* ended) {
-    let_go_of(*ended);
+    drop_attachment_of(*ended);
     end_mesh(ended);
   });
   mesh->coord_ = grid.coord_of(world->rank());

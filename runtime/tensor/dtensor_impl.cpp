@@ -148,7 +148,7 @@ void DTensorImpl::check_has_memory() const {
           class_of(shards_[0])));
 }
 
-void DTensorImpl::settle() const {
+void DTensorImpl::make_ready() const {
   wait();
   if (!view_link_) return;
   TORCH_CHECK_VALUE(!is_stale(), kReadsStale);

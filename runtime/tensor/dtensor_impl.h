@@ -34,13 +34,13 @@ class DTensorImpl final : public c10::TensorImpl {
   const Shards& shards() const {
     if (state_.load(std::memory_order_acquire) != kReady) [[unlikely]] {
       check_has_memory();
-      settle();
+      make_ready();
     }
     return shards_;
   }
   /// The same, also where it is a subclass (runtime/tensor/subclass.h): for what runs its operators and reads no memory.
   const Shards& local_tensors() const {
-    if (state_.load(std::memory_order_acquire) != kReady) settle();
+    if (state_.load(std::memory_order_acquire) != kReady) make_ready();
     return shards_;
   }
   /// True where this rank's local tensor is of a class that alone knows its memory.
@@ -106,7 +106,7 @@ class DTensorImpl final : public c10::TensorImpl {
   c10::intrusive_ptr<TensorImpl> copy(Version&& version, bool allow_change) const;
 
   /// The slow path of shards(): waits, and copies a view of this rank's own memory again.
-  void settle() const;
+  void make_ready() const;
   void check_has_memory() const;
   /// Waits for a pending move.
   void wait() const;

@@ -87,7 +87,7 @@ MeshPtr mesh_in(const MeshPtr& given, std::vector<int64_t> order) {
 
 }  // namespace
 
-Home home_of(const MeshPtr& mesh, WrittenPlacements written, int64_t n_dims) {
+PlacedOn placed_on_mesh(const MeshPtr& mesh, UserPlacements written, int64_t n_dims) {
   if (!written.is_reordered()) return {mesh, std::move(written.placements)};
   written = with_dims_from_zero(std::move(written), n_dims);
   std::vector<int64_t> order = order_of_splits(written, mesh->grid().shape);
@@ -96,17 +96,17 @@ Home home_of(const MeshPtr& mesh, WrittenPlacements written, int64_t n_dims) {
   return {mesh_in(mesh, std::move(order)), std::move(placements)};
 }
 
-std::optional<std::vector<Placement>> maybe_placements_on(const MeshPtr& mesh, const WrittenPlacements& written,
+std::optional<std::vector<Placement>> maybe_placements_on(const MeshPtr& mesh, const UserPlacements& written,
                                                           int64_t n_dims) {
   const Origin origin = origin_of(mesh);
   if (written.placements.size() != origin.order.size()) return written.placements;  // Layout says what is wrong
-  const WrittenPlacements wanted = with_dims_from_zero(written, n_dims);
+  const UserPlacements wanted = with_dims_from_zero(written, n_dims);
   auto placements = reordered(c10::ArrayRef<Placement>(wanted.placements), origin.order);
   if (written_in_order(placements, origin.order, origin.mesh->grid().shape) != wanted) return std::nullopt;
   return placements;
 }
 
-Written written_of(const Spec& spec) {
+UserLayout user_layout_of(const Spec& spec) {
   const Origin origin = origin_of(spec.mesh());
   if (auto written = written_in_order(spec.placements(), origin.order, origin.mesh->grid().shape))
     return {origin.mesh->on(spec.mesh()->device_type()), *std::move(written)};

@@ -14,7 +14,7 @@
 namespace shardwise {
 
 /// Where a tensor lives: a mesh, and plain placements on it.
-struct Home {
+struct PlacedOn {
   MeshPtr mesh;
   std::vector<Placement> placements;
 };
@@ -23,20 +23,20 @@ struct Home {
 /// with its dims in the order of the splits, over the same groups. Nothing is sent.
 ///
 /// Throws: c10::ValueError as order_of_splits().
-Home home_of(const MeshPtr& mesh, WrittenPlacements written, int64_t n_dims);
+PlacedOn placed_on_mesh(const MeshPtr& mesh, UserPlacements written, int64_t n_dims);
 
 /// The same on `mesh`, given or reordered. Nothing where a Shard splits in another order than there.
-std::optional<std::vector<Placement>> maybe_placements_on(const MeshPtr& mesh, const WrittenPlacements& written,
+std::optional<std::vector<Placement>> maybe_placements_on(const MeshPtr& mesh, const UserPlacements& written,
                                                           int64_t n_dims);
 
 /// A layout as programs know it.
-struct Written {
+struct UserLayout {
   MeshPtr mesh;
-  WrittenPlacements placements;
+  UserPlacements placements;
 };
 
 /// The mesh that the program gave, and the placements on it; those of `spec` itself where explicit sizes do not let them be written so.
-Written written_of(const Spec& spec);
+UserLayout user_layout_of(const Spec& spec);
 
 /// `spec` on `mesh`, which is the mesh that the program gave where that of `spec` is its reordered one, or the other way round, or
 /// another reordered one of it: plain Shards in the order of `mesh`, replicas in the place of those with sizes. Null for other meshes.

@@ -15,7 +15,7 @@ Placement whole() { return Placement::replicate(); }
 
 TEST(SplitOrderTest, FactorsTellTheOrderAndBack) {
   const struct {
-    WrittenPlacements written;
+    UserPlacements written;
     Dims shape;
     Order order;
   } cases[] = {
@@ -35,7 +35,7 @@ TEST(SplitOrderTest, FactorsTellTheOrderAndBack) {
 }
 
 TEST(SplitOrderTest, OtherFactorsAreErrors) {
-  const auto error = [](const WrittenPlacements& written, const Dims& shape) {
+  const auto error = [](const UserPlacements& written, const Dims& shape) {
     return message_of<c10::ValueError>([&] { order_of_splits(written, shape); });
   };
   expect_words(
@@ -53,7 +53,7 @@ TEST(SplitOrderTest, ExplicitSizesAreNotWrittenAgainstTheOrder) {
 }
 
 TEST(SplitOrderTest, DimsOutOfRangeStay) {
-  const WrittenPlacements written{
+  const UserPlacements written{
       {Placement::shard(-1), Placement::shard(-2), Placement::shard(-3), Placement::shard(2), whole()},
       {1, 1, 1, 1, 1}};
   EXPECT_EQ(to_string(with_dims_from_zero(written, 2)), "[Shard(1), Shard(0), Shard(-3), Shard(2), Replicate()]");

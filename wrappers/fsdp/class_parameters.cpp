@@ -30,19 +30,19 @@ std::string list_of(const Tensors& tensors) {
 }
 
 /// `piece` as it is sent: without the rows by which a class filled it up to the longest part, which torch's fully_shard asks for.
-at::Tensor unpadded(const at::Tensor& piece, const DealtParameter& dealt, int64_t index) {
-  const Deal& deal = dealt.deal();
-  if (!deal.is_sharded) return piece;
-  Dims padded(dealt.sizes());
-  padded[deal.dim] = std::ranges::max(deal.ranges, {}, &DealtRange::size).size;
-  return piece.sizes() == c10::IntArrayRef(padded) ? piece.narrow(deal.dim, 0, deal.ranges[index].size) : piece;
+at::Tensor unpadded(const at::Tensor& piece, const ShardedParameter& placed, int64_t index) {
+  const Split& split = placed.split();
+  if (!split.is_sharded) return piece;
+  Dims padded(placed.sizes());
+  padded[split.dim] = std::ranges::max(split.ranges, {}, &ShardRange::size).size;
+  return piece.sizes() == c10::IntArrayRef(padded) ? piece.narrow(split.dim, 0, split.ranges[index].size) : piece;
 }
 
 }  // namespace
 
-ClassParameters::ClassParameters(const std::vector<std::string>& names, const std::vector<DealtParameter>& dealt,
+ClassParameters::ClassParameters(const std::vector<std::string>& names, const std::vector<ShardedParameter>& parameters,
                                  const std::vector<at::Tensor>& sharded)
-    : names_(names), dealt_(dealt), sharded_(sharded) {
+    : names_(names), parameters_(parameters), sharded_(sharded) {
   for (size_t i = 0; i < sharded.size(); ++i)
     if (maybe_dtensor(sharded[i])->holds_subclass()) parameters_.push_back({i, {}, 0, false, {}});
 }
@@ -66,8 +66,8 @@ std::string ClassParameters::whose(const Parameter& parameter) const {
 
 std::vector<at::Tensor> ClassParameters::pieces_of(const Parameter& parameter, c10::Device device,
                                                    int64_t index) const {
-  const DealtParameter& dealt = dealt_[parameter.index];
-  auto [tensors, fault] = calls_.pieces(parameter.index, dealt.sizes().vec());
+  const ShardedParameter& placed = parameters_[parameter.index];
+  auto [tensors, fault] = calls_.pieces(parameter.index, placed.sizes().vec());
   TORCH_CHECK_TYPE(fault.empty(),
                    fmt::format("{} fsdp_pre_all_gather gives {}. Return a tuple of plain tensors, and metadata for "
                                "fsdp_post_all_gather.",
@@ -84,7 +84,7 @@ std::vector<at::Tensor> ClassParameters::pieces_of(const Parameter& parameter, c
                       fmt::format("{} fsdp_pre_all_gather gives a tensor on {}, and the parameter is on {}. Give "
                                   "tensors on the device of the parameter.",
                                   whose(parameter), c10::str(each.device()), c10::str(device)));
-    each = unpadded(each.dim() == 0 ? each.detach().reshape({1}) : each.detach(), dealt, index).contiguous();
+    each = unpadded(each.dim() == 0 ? each.detach().reshape({1}) : each.detach(), placed, index).contiguous();
   }
   return std::move(tensors);
 }
@@ -156,9 +156,9 @@ void ClassParameters::agree_on(const Group& ranks, GatheredMemory& memory,
         of_ranks[member].push_back({dtype, readers[member].list()});
       }
     const auto& first = of_ranks[0];
-    const auto n_dims = static_cast<int64_t>(dealt_[parameter.index].sizes().size());
+    const auto n_dims = static_cast<int64_t>(parameters_[parameter.index].sizes().size());
     const auto dim_of = [&](const Tensor& tensor) {
-      return static_cast<int64_t>(tensor.sizes.size()) == n_dims ? dealt_[parameter.index].deal().dim : 0;
+      return static_cast<int64_t>(tensor.sizes.size()) == n_dims ? parameters_[parameter.index].split().dim : 0;
     };
     for (size_t member = 1; member < of_ranks.size(); ++member) {
       const auto fit = [&](const Tensor& a, const Tensor& b) {
@@ -175,15 +175,15 @@ void ClassParameters::agree_on(const Group& ranks, GatheredMemory& memory,
               whose(parameter), list_of(first), ranks.ranks[0], list_of(of_ranks[member]), ranks.ranks[member]));
     }
     for (size_t k = 0; k < first.size(); ++k) {
-      Deal deal{true, dim_of(first[k]), {}};
+      Split split{true, dim_of(first[k]), {}};
       int64_t size = 0;
       for (const auto& tensors : of_ranks) {
-        deal.ranges.push_back({size, tensors[k].sizes[deal.dim]});
-        size += deal.ranges.back().size;
+        split.ranges.push_back({size, tensors[k].sizes[split.dim]});
+        size += split.ranges.back().size;
       }
       Dims sizes = first[k].sizes;
-      sizes[deal.dim] = size;
-      layouts.push_back({std::move(deal), sizes, row_major_strides(sizes), first[k].dtype});
+      sizes[split.dim] = size;
+      layouts.push_back({std::move(split), sizes, row_major_strides(sizes), first[k].dtype});
     }
     known.push_back(of_ranks[ranks.index]);
   }
@@ -203,7 +203,7 @@ bool ClassParameters::make_wholes(const GatheredMemory& memory, std::vector<at::
       for (const c10::Storage& storage : each.storages) allocate_storage(*storage.unsafeGetStorageImpl());
   bool is_new = false;
   for (Parameter& parameter : parameters_) {
-    const DealtParameter& dealt = dealt_[parameter.index];
+    const ShardedParameter& placed = parameters_[parameter.index];
     at::Tensor& leaf = leaves[parameter.index];
     std::vector<at::Tensor> gathered;
     for (size_t k = 0; k < parameter.tensors.size(); ++k) gathered.push_back(memory.tensor(parameter.first + k));
@@ -211,16 +211,16 @@ bool ClassParameters::make_wholes(const GatheredMemory& memory, std::vector<at::
     if (parameter.is_made) continue;
     TORCH_INTERNAL_ASSERT(made, "[fully_shard] a class's whole parameter is missing");
     TORCH_CHECK_VALUE(
-        made->whole.sizes() == dealt.sizes(),
+        made->whole.sizes() == placed.sizes(),
         fmt::format("{} fsdp_post_all_gather gives a tensor of shape [{}] for a parameter of shape [{}]. "
                     "Give one of the parameter's shape.",
-                    whose(parameter), fmt::join(made->whole.sizes(), ", "), fmt::join(dealt.sizes(), ", ")));
+                    whose(parameter), fmt::join(made->whole.sizes(), ", "), fmt::join(placed.sizes(), ", ")));
     for (const at::Tensor& inner : made->inner)
       if (inner.has_storage() && !is_subclass(inner) &&
           inner.storage().unsafeGetStorageImpl() != memory.storage().unsafeGetStorageImpl())
         parameter.storages.push_back(inner.storage());
     leaf = made->whole;
-    if (const SpecPtr spec = dealt.whole_spec(leaf.scalar_type()))
+    if (const SpecPtr spec = placed.whole_spec(leaf.scalar_type()))
       leaf = wrap(spec->on(memory.device().type()), {leaf});
     leaf.requires_grad_(sharded_[parameter.index].requires_grad());
     parameter.is_made = true;

@@ -43,7 +43,7 @@ struct ClassCalls {
 class ClassParameters {
  public:
   /// Holds the parameters whose `sharded` is an object of a class. Pre: the arguments outlive this.
-  ClassParameters(const std::vector<std::string>& names, const std::vector<DealtParameter>& dealt,
+  ClassParameters(const std::vector<std::string>& names, const std::vector<ShardedParameter>& parameters,
                   const std::vector<at::Tensor>& sharded);
 
   bool empty() const { return parameters_.empty(); }
@@ -81,7 +81,7 @@ class ClassParameters {
   std::string whose(const Parameter& parameter) const;
 
   const std::vector<std::string>& names_;
-  const std::vector<DealtParameter>& dealt_;
+  const std::vector<ShardedParameter>& parameters_;
   const std::vector<at::Tensor>& sharded_;
   std::vector<Parameter> parameters_;
   ClassCalls calls_;

@@ -174,11 +174,11 @@ void GatherSchedule::finish_reduction() {
   if (const auto group = std::exchange(reducing_, nullptr)) group->finish_reduce();
 }
 
-bool GatherSchedule::is_to_settle(const Member& member) {
+bool GatherSchedule::has_gradients_to_finish(const Member& member) {
   return member.group->has_gradients() || (member.settings->fills_unused && member.is_unsettled);
 }
 
-void GatherSchedule::settle_gradients(Member& member) {
+void GatherSchedule::finish_gradients(Member& member) {
   const ParameterGroupPtr group = member.group;
   member.is_unsettled = false;
   if (!member.settings->reduces) {
@@ -199,7 +199,7 @@ void GatherSchedule::after_backward(const ParameterGroupPtr& group) {
     gather_ahead_in_backward();
   }
   if (may_be_ignored(*member.settings)) return;
-  if (is_to_settle(member)) settle_gradients(member);
+  if (has_gradients_to_finish(member)) finish_gradients(member);
   release_after_backward(member);
 }
 
@@ -214,7 +214,7 @@ void GatherSchedule::end_backward() {
     const ParameterGroup& group = *member->group;
     member->n_backwards = 0;  // of inputs without gradients nobody tells the end
     const bool waits = group.has_accumulated() || group.awaits_all_reduce();  // since a backward before
-    if (is_to_settle(*member) || waits || !member->settings->reduces) settle_gradients(*member);
+    if (has_gradients_to_finish(*member) || waits || !member->settings->reduces) finish_gradients(*member);
     member->is_unsettled = false;
     release_after_backward(*member);
     if (group.is_on_its_way()) member->group->release();

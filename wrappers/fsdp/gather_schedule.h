@@ -75,9 +75,9 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
   void listen(const ParameterGroupPtr& group);
   void finish_reduction();
   /// Gradients have come, or zeros stand for them.
-  static bool is_to_settle(const Member& member);
+  static bool has_gradients_to_finish(const Member& member);
   /// Reduces what has come, or adds it up.
-  void settle_gradients(Member& member);
+  void finish_gradients(Member& member);
   void release_after_backward(const Member& member);
   void end_backward();
   void drop_backward();

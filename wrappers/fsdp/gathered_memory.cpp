@@ -61,14 +61,14 @@ void GatheredMemory::start(const Group& ranks, const std::vector<at::Tensor>& ow
   const int64_t end = is_among_few ? begin + n_slices_ : ranks.size();
   const auto& parts = is_among_few ? slices_ : own;
   const auto range_at = [&](size_t number, int64_t member) {
-    const Deal& deal = layouts_[number].deal;
-    return is_among_few ? deal.slice(wholes_[number], member - begin, n_slices_) : deal.part(wholes_[number], member);
+    const Split& split = layouts_[number].split;
+    return is_among_few ? split.slice(wholes_[number], member - begin, n_slices_) : split.part(wholes_[number], member);
   };
   messages_ = std::make_unique<PackedMessages>(device());
   for (int64_t member = begin; member < end; ++member) {
     if (member == ranks.index) continue;
     for (size_t number = 0; number < size(); ++number) {
-      if (!layouts_[number].deal.is_sharded) continue;
+      if (!layouts_[number].split.is_sharded) continue;
       messages_->receive(ranks.ranks[member], range_at(number, member));
       messages_->send(ranks.ranks[member], parts[number]);
     }
@@ -93,7 +93,7 @@ void GatheredMemory::keep_slices(const Group& ranks, int64_t n_ranks) {
   slices_.clear();
   for (size_t number = 0; number < size(); ++number)
     slices_.push_back(layouts_[number]
-                          .deal.slice(wholes_[number], ranks.index % n_ranks, n_ranks)
+                          .split.slice(wholes_[number], ranks.index % n_ranks, n_ranks)
                           .clone(at::MemoryFormat::Contiguous));
 }
 

@@ -1,7 +1,7 @@
 // wrappers/fsdp/gathered_memory.h: one piece of memory in which whole tensors are gathered, of which each rank has parts.
 //
 //   GatheredMemory memory(device);
-//   memory.add({{deal, {10, 3}, {3, 1}, at::kFloat}});   // tensor 0: no values yet
+//   memory.add({{split, {10, 3}, {3, 1}, at::kFloat}});   // tensor 0: no values yet
 //   memory.start(ranks, {own_part});                     // one exchange: each rank sends its parts of all tensors to the others
 //   memory.finish();                                     // memory.tensor(0) has the values
 //   memory.release();                                    // reading it is an error until the next start()
@@ -9,7 +9,7 @@
 // Tensors begin at multiples of 64 bytes. They may be of different dtypes.
 #pragma once
 
-#include "wrappers/fsdp/dealt_parameter.h"
+#include "wrappers/fsdp/sharded_parameter.h"
 
 #include "runtime/redistribute/packed_messages.h"
 
@@ -22,7 +22,7 @@ namespace shardwise {
 
 /// A tensor to be gathered: who has which part of it, and how the whole lies in memory.
 struct GatheredLayout {
-  Deal deal;
+  Split split;
   Dims sizes, strides;
   c10::ScalarType dtype;
 };

@@ -17,9 +17,9 @@ c10::Device device_of(const std::vector<at::Tensor>& gradients) {
 
 }  // namespace
 
-GradientReduction::GradientReduction(const Group& ranks, const std::vector<DealtParameter>& dealt,
+GradientReduction::GradientReduction(const Group& ranks, const std::vector<ShardedParameter>& parameters,
                                      std::vector<at::Tensor> gradients, const std::vector<bool>& has)
-    : ranks_(ranks), dealt_(dealt), messages_(device_of(gradients)), gradients_(std::move(gradients)) {
+    : ranks_(ranks), parameters_(parameters), messages_(device_of(gradients)), gradients_(std::move(gradients)) {
   for (size_t i = 0; i < gradients_.size(); ++i) {
     if (!gradients_[i].defined()) continue;
     which_.push_back(i);
@@ -30,9 +30,9 @@ GradientReduction::GradientReduction(const Group& ranks, const std::vector<Dealt
     if (member == ranks_.index) continue;
     const int64_t rank = ranks_.ranks[member];
     for (const size_t i : which_) {
-      messages_.send(rank, dealt_[i].part(gradients_[i], member));
+      messages_.send(rank, parameters_[i].part(gradients_[i], member));
       arrivals_.push_back(
-          messages_.receive_apart(rank, dealt_[i].part_sizes(ranks_.index), gradients_[i].scalar_type()));
+          messages_.receive_apart(rank, parameters_[i].part_sizes(ranks_.index), gradients_[i].scalar_type()));
     }
     messages_.send(rank, flags);
     arrivals_.push_back(messages_.receive_apart(rank, flags.sizes(), at::kByte));
@@ -53,7 +53,7 @@ std::vector<uint8_t> GradientReduction::finish(const std::vector<at::Tensor>& su
   for (size_t k = 0; k < which_.size(); ++k)
     for (int64_t member = 0; member < ranks_.size(); ++member) {
       const size_t i = which_[k];
-      const at::Tensor term = member == ranks_.index ? dealt_[i].part(gradients_[i], member) : arrived(member, k);
+      const at::Tensor term = member == ranks_.index ? parameters_[i].part(gradients_[i], member) : arrived(member, k);
       if (member == 0)
         sums[k].copy_(term);
       else

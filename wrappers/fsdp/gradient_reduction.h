@@ -1,7 +1,7 @@
 // wrappers/fsdp/gradient_reduction.h: gradients of a group of parameters on their way to the ranks that have the parameters' parts.
 #pragma once
 
-#include "wrappers/fsdp/dealt_parameter.h"
+#include "wrappers/fsdp/sharded_parameter.h"
 
 #include "runtime/redistribute/packed_messages.h"
 
@@ -9,14 +9,14 @@
 
 namespace shardwise {
 
-/// One exchange among the ranks that parameters are dealt to. Each sends every other what it has of that one's part, and a byte per parameter:
+/// One exchange among the ranks that share the parameters. Each sends every other what it has of that one's part, and a byte per parameter:
 /// whether it has a gradient.
 class GradientReduction {
  public:
   /// Starts it. `gradients` of this rank's whole parameters, by parameter; undefined for those that are not reduced, alike on all ranks. `has`:
   /// false where this rank's is zeros because it has none. Pre: the first two outlive this.
-  GradientReduction(const Group& ranks, const std::vector<DealtParameter>& dealt, std::vector<at::Tensor> gradients,
-                    const std::vector<bool>& has);
+  GradientReduction(const Group& ranks, const std::vector<ShardedParameter>& parameters,
+                    std::vector<at::Tensor> gradients, const std::vector<bool>& has);
 
   /// The parameters that are reduced.
   const std::vector<size_t>& which() const { return which_; }
@@ -31,7 +31,7 @@ class GradientReduction {
   const at::Tensor& arrived(int64_t member, size_t k) const;
 
   const Group& ranks_;
-  const std::vector<DealtParameter>& dealt_;
+  const std::vector<ShardedParameter>& parameters_;
   PackedMessages messages_;
   std::vector<at::Tensor> gradients_;
   std::vector<size_t> which_;

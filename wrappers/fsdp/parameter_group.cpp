@@ -91,13 +91,13 @@ std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<std::st
                                                        const std::vector<at::Tensor>& parameters, const DataMesh& data,
                                                        const GroupPrecision& precision, const Placements& along) {
   check_data_mesh(data);
-  std::vector<DealtParameter> dealt;
+  std::vector<ShardedParameter> split;
   for (size_t i = 0; i < parameters.size(); ++i)
-    dealt.emplace_back(names[i], parameters[i], data, along.empty() ? Placement::shard(0) : along[i]);
+    split.emplace_back(names[i], parameters[i], data, along.empty() ? Placement::shard(0) : along[i]);
   std::vector<at::Tensor> sharded;
-  for (size_t i = 0; i < parameters.size(); ++i) sharded.push_back(dealt[i].part_of(parameters[i]));
+  for (size_t i = 0; i < parameters.size(); ++i) sharded.push_back(split[i].part_of(parameters[i]));
   std::shared_ptr<ParameterGroup> result(
-      new ParameterGroup(names, std::move(dealt), std::move(sharded), data, precision));
+      new ParameterGroup(names, std::move(split), std::move(sharded), data, precision));
   if (data.mesh->is_member()) result->number_ = data.shard_group()->record->next_number("ParameterGroup");
   return result;
 }
@@ -112,7 +112,7 @@ std::shared_ptr<ParameterGroup> ParameterGroup::with(const std::vector<at::Tenso
                                   "call fully_shard on the finished module.",
                                   names_[i], to_string(known), given ? to_string(*given->spec()) : "a plain tensor"));
   }
-  std::shared_ptr<ParameterGroup> result(new ParameterGroup(names_, dealt_, sharded, data_, precision_));
+  std::shared_ptr<ParameterGroup> result(new ParameterGroup(names_, parameters_, sharded, data_, precision_));
   result->number_ = number_;
   result->divide_factor_ = divide_factor_;
   result->all_reduces_ = all_reduces_;
@@ -127,17 +127,17 @@ std::shared_ptr<ParameterGroup> ParameterGroup::with(const std::vector<at::Tenso
   return result;
 }
 
-ParameterGroup::ParameterGroup(std::vector<std::string> names, std::vector<DealtParameter> dealt,
+ParameterGroup::ParameterGroup(std::vector<std::string> names, std::vector<ShardedParameter> split,
                                std::vector<at::Tensor> sharded, DataMesh data, const GroupPrecision& precision)
     : names_(std::move(names)),
-      dealt_(std::move(dealt)),
+      parameters_(std::move(split)),
       sharded_(std::move(sharded)),
       data_(std::move(data)),
       precision_(precision),
-      classes_(names_, dealt_, sharded_),
+      classes_(names_, parameters_, sharded_),
       arrivals_(std::make_shared<Arrivals>()),
       accumulated_(sharded_.size()) {
-  if (data_.mesh->is_member() && !dealt_.empty()) make_memory();
+  if (data_.mesh->is_member() && !parameters_.empty()) make_memory();
 }
 
 ParameterGroup::~ParameterGroup() = default;
@@ -148,18 +148,18 @@ void ParameterGroup::make_memory() {
   const c10::Device device = maybe_dtensor(sharded_[0])->local_tensors()[0].device();
   memory_ = std::make_unique<GatheredMemory>(device);
   std::vector<GatheredLayout> layouts;
-  for (size_t i = 0; i < dealt_.size(); ++i)
+  for (size_t i = 0; i < parameters_.size(); ++i)
     if (!classes_.contains(i))
-      layouts.push_back(
-          {dealt_[i].deal(), Dims(dealt_[i].sizes()), Dims(dealt_[i].strides()), computed_as(sharded_[i], precision_)});
+      layouts.push_back({parameters_[i].split(), Dims(parameters_[i].sizes()), Dims(parameters_[i].strides()),
+                         computed_as(sharded_[i], precision_)});
   memory_->add(std::move(layouts));
   std::vector<at::Tensor> leaves;
   size_t number = 0;
-  for (size_t i = 0; i < dealt_.size(); ++i) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto dtype = computed_as(sharded_[i], precision_);
     at::Tensor leaf =
         classes_.contains(i) ? at::empty({0}, at::TensorOptions(dtype).device(device)) : memory_->tensor(number++);
-    if (const SpecPtr spec = dealt_[i].whole_spec(dtype); spec && !classes_.contains(i))
+    if (const SpecPtr spec = parameters_[i].whole_spec(dtype); spec && !classes_.contains(i))
       leaf = wrap(spec->on(device.type()), {leaf});
     leaf.requires_grad_(sharded_[i].requires_grad());
     leaves.push_back(std::move(leaf));
@@ -230,7 +230,7 @@ std::vector<at::Tensor> ParameterGroup::own_parts() {
   std::vector<at::Tensor> result;
   {
     const BelowAutograd guard;
-    for (size_t i = 0; i < dealt_.size(); ++i)
+    for (size_t i = 0; i < parameters_.size(); ++i)
       if (!classes_.contains(i))
         result.push_back(maybe_dtensor(sharded_[i])->shards()[0].to(computed_as(sharded_[i], precision_)));
   }
@@ -252,7 +252,7 @@ void ParameterGroup::start_gather() {
       leaf.unsafeGetTensorImpl()->bump_version();
   n_writes_ = n_writes_now;
   const BelowAutograd guard;
-  std::vector<size_t> which(dealt_.size());
+  std::vector<size_t> which(parameters_.size());
   std::iota(which.begin(), which.end(), size_t{0});
   const auto layouts = [&] { return words(is_among_few ? "gather of slices" : "gather", which, /*is_gather=*/true); };
   const CommScope scope("fully_shard", CommScope::Cause::kProgram, layouts);
@@ -389,7 +389,7 @@ void ParameterGroup::start_reduce(bool fills) {
   for (size_t i = 0; i < gradients.size(); ++i) {
     at::Tensor& gradient = gradients[i];
     if (!gradient.defined() && !leaves_[i].requires_grad()) continue;
-    if (!gradient.defined()) gradient = at::zeros(dealt_[i].sizes(), gradient_options(i));  // others may have one
+    if (!gradient.defined()) gradient = at::zeros(parameters_[i].sizes(), gradient_options(i));  // others may have one
     // A sum in a wider dtype of what was sent in a narrower one is the sum of the same terms.
     const auto dtype = reduced_as(gradient.scalar_type(), precision_);
     if (were_accumulated || c10::elementSize(dtype) < c10::elementSize(gradient.scalar_type()))
@@ -400,7 +400,7 @@ void ParameterGroup::start_reduce(bool fills) {
     if (gradients[i].defined()) which.push_back(i);
   const auto layouts = [&] { return words("gradients", which); };
   const CommScope scope("fully_shard", CommScope::Cause::kProgram, layouts);
-  reduction_ = std::make_unique<GradientReduction>(*data_.shard_group(), dealt_, std::move(gradients), has);
+  reduction_ = std::make_unique<GradientReduction>(*data_.shard_group(), parameters_, std::move(gradients), has);
 }
 
 void ParameterGroup::finish_reduce() {
@@ -422,15 +422,15 @@ void ParameterGroup::finish_reduce() {
     int64_t n_elements = 0;
     for (const size_t i : which) {
       begins.push_back(n_elements);
-      n_elements += static_cast<int64_t>(aligned(dealt_[i].n_elements(own)));
+      n_elements += static_cast<int64_t>(aligned(parameters_[i].n_elements(own)));
     }
     const int64_t n_flags = has_replicas ? static_cast<int64_t>(which.size()) : 0;
     const auto options = at::TensorOptions(dtype).device(memory_->device());
     at::Tensor flat = has_replicas ? at::zeros({n_elements + n_flags}, options) : at::empty({n_elements}, options);
     std::vector<at::Tensor> sums;
     for (size_t k = 0; k < which.size(); ++k) {
-      const Dims sizes = dealt_[which[k]].part_sizes(own);
-      sums.push_back(flat.as_strided(sizes, dense_strides(sizes, dealt_[which[k]].strides()), begins[k]));
+      const Dims sizes = parameters_[which[k]].part_sizes(own);
+      sums.push_back(flat.as_strided(sizes, dense_strides(sizes, parameters_[which[k]].strides()), begins[k]));
     }
     auto has = reduction->finish(sums);
     if (has_replicas) {

@@ -39,7 +39,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
  public:
   /// Deals `parameters`: each rank takes its part of its own, and nothing is sent. They must be of the same sizes and dtypes on all ranks.
   /// `along[i]`, a Shard, says how parameter i is split; without any all are along their first dim.
-  /// Of none, all below does nothing. Throws: as DealtParameter, before any is dealt.
+  /// Of none, all below does nothing. Throws: as ShardedParameter, before any is split.
   static std::shared_ptr<ParameterGroup> create(const std::vector<std::string>& names,
                                                 const std::vector<at::Tensor>& parameters, const DataMesh& data,
                                                 const GroupPrecision& precision = {}, const Placements& along = {});
@@ -117,7 +117,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   enum class State : uint8_t { kSharded, kGathering, kGathered };
   class Arrivals;
 
-  ParameterGroup(std::vector<std::string> names, std::vector<DealtParameter> dealt, std::vector<at::Tensor> sharded,
+  ParameterGroup(std::vector<std::string> names, std::vector<ShardedParameter> split, std::vector<at::Tensor> sharded,
                  DataMesh data, const GroupPrecision& precision);
   void make_memory();
   void check_has_memory() const;
@@ -139,7 +139,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
 
   int64_t number_ = 0;  // among those over the sharding ranks, by which the order check names it
   std::vector<std::string> names_;
-  std::vector<DealtParameter> dealt_;
+  std::vector<ShardedParameter> parameters_;
   std::vector<at::Tensor> sharded_;
   DataMesh data_;
   GroupPrecision precision_;

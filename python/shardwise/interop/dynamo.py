@@ -11,7 +11,7 @@ from shardwise.dtensor import DTensor
 from shardwise.fsdp import unit
 
 
-def teach(dynamo: ModuleType) -> None:
+def register(dynamo: ModuleType) -> None:
     """Has graphs take DTensor.from_local and the plain inputs of layers, and leaves the hooks around forwards, where a program calls
     them, alone."""
     dynamo.allow_in_graph(_from_local_in_graph)

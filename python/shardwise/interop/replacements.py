@@ -53,7 +53,7 @@ _TEXT = """
 torch.compile of functions with DTensors
   # torch.compile cannot look into our functions in C++. torch.compiler.allow_in_graph and disable would do at import, and import all of
   # torch._dynamo (2 s): so they are called when the program has imported it. Nothing of torch is replaced.
-  torch._dynamo - dynamo.teach value
+  torch._dynamo - dynamo.register value
 the error for DTensors under FakeTensorMode
   # Errors alone: these modes run before any key of ours, so that a kernel cannot say it.
   torch._subclasses.fake_tensor FakeTensorMode.__torch_dispatch__ fake_tensors.dispatch

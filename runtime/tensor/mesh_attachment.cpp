@@ -1,4 +1,4 @@
-#include "runtime/tensor/mesh_companion.h"
+#include "runtime/tensor/mesh_attachment.h"
 
 #include <mutex>
 #include <unordered_map>
@@ -8,7 +8,7 @@ namespace {
 
 struct Companions {
   std::mutex mutex;
-  std::unordered_map<const DeviceMesh*, std::shared_ptr<MeshCompanion>> of;
+  std::unordered_map<const DeviceMesh*, std::shared_ptr<MeshAttachment>> of;
 };
 
 Companions& companions() {
@@ -18,19 +18,19 @@ Companions& companions() {
 
 }  // namespace
 
-void keep_with(const DeviceMesh& mesh, std::shared_ptr<MeshCompanion> companion) {
+void attach_to(const DeviceMesh& mesh, std::shared_ptr<MeshAttachment> companion) {
   const std::lock_guard lock(companions().mutex);
   companions().of[&mesh].swap(companion);
 }
 
-std::shared_ptr<MeshCompanion> kept_with(const DeviceMesh& mesh) {
+std::shared_ptr<MeshAttachment> attachment_of(const DeviceMesh& mesh) {
   const std::lock_guard lock(companions().mutex);
   const auto found = companions().of.find(&mesh);
   return found == companions().of.end() ? nullptr : found->second;
 }
 
-void let_go_of(const DeviceMesh& mesh) {
-  std::shared_ptr<MeshCompanion> last;  // ends without the lock: it may own another mesh
+void drop_attachment_of(const DeviceMesh& mesh) {
+  std::shared_ptr<MeshAttachment> last;  // ends without the lock: it may own another mesh
   const std::lock_guard lock(companions().mutex);
   const auto found = companions().of.find(&mesh);
   if (found == companions().of.end()) return;

@@ -1,4 +1,4 @@
-// runtime/comm/carried.h: values that steer the operators of a thread, carried on to the threads that autograd runs their backward on.
+// runtime/comm/propagated_value.h: values that steer the operators of a thread, carried on to the threads that autograd runs their backward on.
 #pragma once
 
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -14,14 +14,14 @@ namespace shardwise {
 /// that calls backward(), where a thread_local would be lost. Each Value belongs to one source file, so that it has one
 /// kName; its kSlot is unique.
 template <class Value, uint8_t kSlot>
-struct Carried final : c10::DebugInfoBase {
-  explicit Carried(Value value) : value(std::move(value)) {}
+struct PropagatedValue final : c10::DebugInfoBase {
+  explicit PropagatedValue(Value value) : value(std::move(value)) {}
   const Value value;
 
   static c10::DebugInfoKind kind() { return kind_of<c10::DebugInfoKind>(); }
   /// The innermost value, or `otherwise`. Cost: a thread-local read and a short list.
   static const Value& current(const Value& otherwise) {
-    const auto* info = static_cast<const Carried*>(c10::ThreadLocalDebugInfo::get(kind()));
+    const auto* info = static_cast<const PropagatedValue*>(c10::ThreadLocalDebugInfo::get(kind()));
     return info ? info->value : otherwise;
   }
 

@@ -1,4 +1,4 @@
-#include "wrappers/fsdp/dealt_parameter.h"
+#include "wrappers/fsdp/sharded_parameter.h"
 
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/reordered_mesh.h"
@@ -61,9 +61,9 @@ Placement resolved(const std::string& name, const at::Tensor& parameter, const P
 }
 
 /// `spec` split as `along` says among the sharding ranks, within what each of them has.
-SpecPtr dealt_spec(const std::string& name, const Spec& spec, const DataMesh& data, const Placement& along) {
+SpecPtr spec_of_parts(const std::string& name, const Spec& spec, const DataMesh& data, const Placement& along) {
   const MeshPtr mesh = joined_mesh(spec, data);
-  WrittenPlacements written{Placements(mesh->ndim()), std::vector<int64_t>(mesh->ndim(), 1)};
+  UserPlacements written{Placements(mesh->ndim()), std::vector<int64_t>(mesh->ndim(), 1)};
   for (int64_t dim = 0; dim < spec.mesh()->ndim(); ++dim)
     written.placements[mesh->dim_of(spec.mesh()->names()[dim])] = spec.placements()[dim];
   if (spec.dim() > 0) {
@@ -81,12 +81,12 @@ SpecPtr dealt_spec(const std::string& name, const Spec& spec, const DataMesh& da
     for (int64_t later = shard_dim + 1; later < mesh->ndim(); ++later)
       if (written.placements[later].is_shard(along.dim())) written.split_factors[shard_dim] *= mesh->size(later);
   }
-  const Home home = home_of(mesh, written, spec.dim());
-  return Spec::intern(home.mesh->on(spec.mesh()->device_type()), spec.sizes(), home.placements, spec.strides(),
+  const PlacedOn placed = placed_on_mesh(mesh, written, spec.dim());
+  return Spec::intern(placed.mesh->on(spec.mesh()->device_type()), spec.sizes(), placed.placements, spec.strides(),
                       spec.dtype());
 }
 
-SpecPtr dealt_plain_spec(const at::Tensor& tensor, const DataMesh& data, const Placement& along) {
+SpecPtr spec_of_plain_parts(const at::Tensor& tensor, const DataMesh& data, const Placement& along) {
   Placements placements(data.mesh->ndim());
   if (tensor.dim() > 0) placements.back() = along;
   return Spec::intern(data.mesh->on(tensor.device().type()), tensor.sizes(), std::move(placements), tensor.strides(),
@@ -102,11 +102,11 @@ void check_data_mesh(const DataMesh& data) {
                                 to_string(*data.mesh), data.mesh->ndim()));
 }
 
-DealtParameter::DealtParameter(const std::string& name, const at::Tensor& parameter, const DataMesh& data,
-                               const Placement& along) {
+ShardedParameter::ShardedParameter(const std::string& name, const at::Tensor& parameter, const DataMesh& data,
+                                   const Placement& along) {
   const Placement split = resolved(name, parameter, along);
-  deal_.is_sharded = parameter.dim() > 0;
-  deal_.dim = split.dim();
+  split_.is_sharded = parameter.dim() > 0;
+  split_.dim = split.dim();
   int64_t begin = 0;
   if (is_dtensor(parameter)) {
     whole_ = spec_of(parameter);
@@ -115,28 +115,28 @@ DealtParameter::DealtParameter(const std::string& name, const at::Tensor& parame
     TORCH_CHECK_VALUE(std::ranges::all_of(whole_->placements(), splits_dims),
                       fmt::format("[fully_shard] {} is placed as {}, which cannot be split along dim {} as a whole. "
                                   "Leave it out, with ignored_params={{...}}, or redistribute it to Shards.",
-                                  name, to_string(whole_->placements()), deal_.dim));
-    spec_ = dealt_spec(name, *whole_, data, split);
+                                  name, to_string(whole_->placements()), split_.dim));
+    spec_ = spec_of_parts(name, *whole_, data, split);
     sizes_ = whole_->is_member() ? whole_->boxes()[0].sizes : Dims(parameter.sizes());
-    if (whole_->is_member() && deal_.is_sharded) begin = whole_->boxes()[0].offsets[deal_.dim];
+    if (whole_->is_member() && split_.is_sharded) begin = whole_->boxes()[0].offsets[split_.dim];
   } else {
-    spec_ = dealt_plain_spec(parameter, data, split);
+    spec_ = spec_of_plain_parts(parameter, data, split);
     sizes_ = Dims(parameter.sizes());
   }
   strides_ = dense_strides(sizes_, parameter.strides());
   if (!data.mesh->is_member()) return;
   index_ = data.shard_group()->index;
   for (const int64_t rank : data.shard_group()->ranks) {
-    if (!deal_.is_sharded) {
-      deal_.ranges.emplace_back();
+    if (!split_.is_sharded) {
+      split_.ranges.emplace_back();
       continue;
     }
     const Box box = spec_->layout().boxes(rank)[0];
-    deal_.ranges.push_back({box.sizes[deal_.dim] > 0 ? box.offsets[deal_.dim] - begin : 0, box.sizes[deal_.dim]});
+    split_.ranges.push_back({box.sizes[split_.dim] > 0 ? box.offsets[split_.dim] - begin : 0, box.sizes[split_.dim]});
   }
 }
 
-at::Tensor DealtParameter::part_of(const at::Tensor& parameter) const {
+at::Tensor ShardedParameter::part_of(const at::Tensor& parameter) const {
   const at::NoGradGuard no_grad;
   const c10::InferenceMode not_inference(false);
   Shards pieces;
@@ -147,9 +147,9 @@ at::Tensor DealtParameter::part_of(const at::Tensor& parameter) const {
     if (is_subclass(whole)) {
       const Box held = Box::whole(whole.sizes());
       Box own = held;
-      if (deal_.is_sharded) {
-        own.offsets[deal_.dim] = deal_.ranges[index_].begin;
-        own.sizes[deal_.dim] = deal_.ranges[index_].size;
+      if (split_.is_sharded) {
+        own.offsets[split_.dim] = split_.ranges[index_].begin;
+        own.sizes[split_.dim] = split_.ranges[index_].size;
       }
       pieces.push_back(copy_of("fully_shard", shardwise::part_of("fully_shard", whole, held, own)));
     } else {
@@ -163,27 +163,27 @@ at::Tensor DealtParameter::part_of(const at::Tensor& parameter) const {
   return result;
 }
 
-SpecPtr DealtParameter::whole_spec(c10::ScalarType dtype) const {
+SpecPtr ShardedParameter::whole_spec(c10::ScalarType dtype) const {
   if (!whole_) return nullptr;
   return Spec::intern(whole_->mesh(), whole_->layout(), whole_->strides(), dtype);
 }
 
-at::Tensor Deal::part(const at::Tensor& whole, int64_t index) const {
+at::Tensor Split::part(const at::Tensor& whole, int64_t index) const {
   return is_sharded ? whole.narrow(dim, ranges[index].begin, ranges[index].size) : whole;
 }
 
-at::Tensor Deal::slice(const at::Tensor& whole, int64_t index, int64_t n_slices) const {
+at::Tensor Split::slice(const at::Tensor& whole, int64_t index, int64_t n_slices) const {
   if (!is_sharded) return whole;
   const int64_t size = whole.size(dim), begin = size * index / n_slices;
   return whole.narrow(dim, begin, size * (index + 1) / n_slices - begin);
 }
 
-Dims DealtParameter::part_sizes(int64_t index) const {
+Dims ShardedParameter::part_sizes(int64_t index) const {
   Dims sizes = sizes_;
-  if (deal_.is_sharded) sizes[deal_.dim] = deal_.ranges[index].size;
+  if (split_.is_sharded) sizes[split_.dim] = split_.ranges[index].size;
   return sizes;
 }
 
-int64_t DealtParameter::n_elements(int64_t index) const { return c10::multiply_integers(part_sizes(index)); }
+int64_t ShardedParameter::n_elements(int64_t index) const { return c10::multiply_integers(part_sizes(index)); }
 
 }  // namespace shardwise

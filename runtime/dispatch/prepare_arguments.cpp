@@ -1,4 +1,4 @@
-#include "runtime/dispatch/settle.h"
+#include "runtime/dispatch/prepare_arguments.h"
 
 #include "runtime/api/gradients.h"
 #include "runtime/dispatch/bound_call.h"
@@ -16,26 +16,26 @@
 namespace shardwise {
 namespace {
 
-class Settling {
+class ArgumentPreparation {
  public:
-  Settling(const OpInfo& op, torch::jit::Stack& stack)
+  ArgumentPreparation(const OpInfo& op, torch::jit::Stack& stack)
       : op_(op), args_(stack.end() - static_cast<std::ptrdiff_t>(op.n_args()), stack.end()) {}
 
   void run() {
     for (size_t i = 0; i < args_.size(); ++i) {
       if (args_[i].isTensor()) {
-        settle_tensor(args_[i].toTensor(), i, 0);
+        prepare_tensor(args_[i].toTensor(), i, 0);
       } else if (args_[i].isTensorList() || args_[i].isOptionalTensorList()) {
         const size_t n = args_[i].toListRef().size();
         for (size_t j = 0; j < n; ++j)
           if (const c10::IValue& element = args_[i].toListRef()[j]; element.isTensor())
-            settle_tensor(element.toTensor(), i, j);
+            prepare_tensor(element.toTensor(), i, j);
       }
     }
   }
 
  private:
-  void settle_tensor(const at::Tensor& tensor, size_t arg, size_t index) {
+  void prepare_tensor(const at::Tensor& tensor, size_t arg, size_t index) {
     if (!tensor.defined()) return;
     auto* impl = maybe_dtensor(tensor);
     if (!impl && !stays_plain(tensor, arg)) impl = replicate(tensor, arg, index);
@@ -103,7 +103,7 @@ class Settling {
 
 }  // namespace
 
-void settle(const OpInfo& op, torch::jit::Stack& stack) { Settling(op, stack).run(); }
+void prepare_arguments(const OpInfo& op, torch::jit::Stack& stack) { ArgumentPreparation(op, stack).run(); }
 
 void check_writable(const std::string& op, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   if (c10::multiply_integers(sizes) == 0) return;

@@ -1,4 +1,4 @@
-// runtime/dispatch/settle.h: what a call does to its arguments before they are bound: the part that may send.
+// runtime/dispatch/prepare_arguments.h: what a call does to its arguments before they are bound: the part that may send.
 #pragma once
 
 #include "runtime/rules/op_info.h"
@@ -13,7 +13,7 @@ namespace shardwise {
 ///   - leaves that require a gradient get its layout (runtime/dispatch/gradient_layout.h).
 /// Collective where a view is stale or a plain operand is compared; the same on all ranks.
 /// Throws: c10::ValueError for a plain tensor that is no replica, c10::Error for a write to an expanded tensor.
-void settle(const OpInfo& op, torch::jit::Stack& stack);
+void prepare_arguments(const OpInfo& op, torch::jit::Stack& stack);
 
 /// Throws: c10::Error for an expanded tensor with elements, which has several of them in one place. What a rank holds of it may have one, or a copy: the
 /// ranks would not agree on whether the kernel refuses it.
