@@ -65,7 +65,7 @@ class SubclassMove {
     if (std::ranges::all_of(group.ranks, has_its_own))
       return copy_of(kOp, part_of(kOp, object_, box_of(from_, self), box_of(to_, self)));
     check_comm_policy([&] { return fmt::format("moves {} to {}", to_string(from_), to_string(to_.layout())); });
-    const auto leaving = packed parts(group);
+    const auto leaving = packed_parts(group);
     return assembled(group, arrived(group, leaving, described(group, leaving)));
   }
 
@@ -99,7 +99,7 @@ class SubclassMove {
   }
 
   /// This rank's parts for each rank, where the class gives them; the first error of any rank is thrown on all.
-  PackedParts packed parts(const Group& group) {
+  PackedParts packed_parts(const Group& group) {
     PackedParts result(group.size());
     RankError error;
     try {
