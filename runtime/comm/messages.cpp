@@ -24,9 +24,9 @@ struct ByteMessage {
 };
 using ByteMessages = std::vector<ByteMessage>;
 
-ByteMessages parcels_of(const Group& group, const std::vector<Message>& messages, const char* direction,
+ByteMessages byte_messages_of(const Group& group, const std::vector<Message>& messages, const char* direction,
                         c10::DeviceType device) {
-  ByteMessages messages;
+  ByteMessages result;
   for (const auto& [rank, tensor, fill] : messages) {
     check_contiguous("exchange", tensor);
     TORCH_CHECK_VALUE(tensor.numel() > 0,
@@ -43,9 +43,9 @@ ByteMessages parcels_of(const Group& group, const std::vector<Message>& messages
                       fmt::format("[exchange] rank {} has a message {} itself, of shape {}. Copy it "
                                   "instead.",
                                   rank, direction, tensor.sizes()));
-    messages.push_back({index, bytes_of(tensor), fill});
+    result.push_back({index, bytes_of(tensor), fill});
   }
-  return messages;
+  return result;
 }
 
 int64_t total_bytes(const ByteMessages& messages) {
@@ -113,8 +113,8 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
                                    std::vector<Message> receives, bool by_all) {
   if (device.is_meta()) return std::make_shared<Messages>();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const ByteMessages outgoing = parcels_of(group, sends, "to", device.type());
-  const ByteMessages incoming = parcels_of(group, receives, "from", device.type());
+  const ByteMessages outgoing = byte_messages_of(group, sends, "to", device.type());
+  const ByteMessages incoming = byte_messages_of(group, receives, "from", device.type());
   check_comm_policy([] { return std::string("sends messages to other ranks"); });
   const bool has_part = !outgoing.empty() || !incoming.empty();
   if (!has_part && !by_all) return std::make_shared<Messages>();
