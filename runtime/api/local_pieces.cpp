@@ -40,17 +40,17 @@ std::vector<PieceFacts> facts_of_all(const Group& group, const at::Tensor& local
   Facts own(is_subclass(local) ? "a " + class_of(local) : "a tensor");
   own.number(static_cast<int64_t>(spec.dtype())).number(records(local)).number(local.is_meta());
   own.list(spec.sizes()).list(local.sizes());
-  std::vector<PieceFacts> facts;
+  std::vector<PieceFacts> result;
   for (const Facts& facts : agree(group, "from_local", own)) {
     FactReader reader(facts);
-    PieceFacts& fact = facts.emplace_back();
+    PieceFacts& fact = result.emplace_back();
     fact.dtype = static_cast<c10::ScalarType>(reader.number());
     fact.is_recorded = reader.number() != 0;
     fact.is_meta = reader.number() != 0;
     fact.sizes = reader.list();
     fact.piece = reader.list();
   }
-  return facts;
+  return result;
 }
 
 /// A dim that may be counted from the end, counted from the front. It may not exist: Layout says so.

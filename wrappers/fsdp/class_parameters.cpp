@@ -42,7 +42,7 @@ at::Tensor unpadded(const at::Tensor& piece, const ShardedParameter& placed, int
 
 ClassParameters::ClassParameters(const std::vector<std::string>& names, const std::vector<ShardedParameter>& parameters,
                                  const std::vector<at::Tensor>& sharded)
-    : names_(names), parameters_(parameters), sharded_(sharded) {
+    : names_(names), all_(parameters), sharded_(sharded) {
   for (size_t i = 0; i < sharded.size(); ++i)
     if (maybe_dtensor(sharded[i])->holds_subclass()) parameters_.push_back({i, {}, 0, false, {}});
 }
@@ -66,7 +66,7 @@ std::string ClassParameters::whose(const Parameter& parameter) const {
 
 std::vector<at::Tensor> ClassParameters::pieces_of(const Parameter& parameter, c10::Device device,
                                                    int64_t index) const {
-  const ShardedParameter& placed = parameters_[parameter.index];
+  const ShardedParameter& placed = all_[parameter.index];
   auto [tensors, fault] = calls_.pieces(parameter.index, placed.sizes().vec());
   TORCH_CHECK_TYPE(fault.empty(),
                    fmt::format("{} fsdp_pre_all_gather gives {}. Return a tuple of plain tensors, and metadata for "
@@ -156,9 +156,9 @@ void ClassParameters::agree_on(const Group& ranks, GatheredMemory& memory,
         of_ranks[member].push_back({dtype, readers[member].list()});
       }
     const auto& first = of_ranks[0];
-    const auto n_dims = static_cast<int64_t>(parameters_[parameter.index].sizes().size());
+    const auto n_dims = static_cast<int64_t>(all_[parameter.index].sizes().size());
     const auto dim_of = [&](const Tensor& tensor) {
-      return static_cast<int64_t>(tensor.sizes.size()) == n_dims ? parameters_[parameter.index].split().dim : 0;
+      return static_cast<int64_t>(tensor.sizes.size()) == n_dims ? all_[parameter.index].split().dim : 0;
     };
     for (size_t member = 1; member < of_ranks.size(); ++member) {
       const auto fit = [&](const Tensor& a, const Tensor& b) {
@@ -203,7 +203,7 @@ bool ClassParameters::make_wholes(const GatheredMemory& memory, std::vector<at::
       for (const c10::Storage& storage : each.storages) allocate_storage(*storage.unsafeGetStorageImpl());
   bool is_new = false;
   for (Parameter& parameter : parameters_) {
-    const ShardedParameter& placed = parameters_[parameter.index];
+    const ShardedParameter& placed = all_[parameter.index];
     at::Tensor& leaf = leaves[parameter.index];
     std::vector<at::Tensor> gathered;
     for (size_t k = 0; k < parameter.tensors.size(); ++k) gathered.push_back(memory.tensor(parameter.first + k));

@@ -81,7 +81,7 @@ class ClassParameters {
   std::string whose(const Parameter& parameter) const;
 
   const std::vector<std::string>& names_;
-  const std::vector<ShardedParameter>& parameters_;
+  const std::vector<ShardedParameter>& all_;  // of the group
   const std::vector<at::Tensor>& sharded_;
   std::vector<Parameter> parameters_;
   ClassCalls calls_;
