@@ -89,7 +89,7 @@ at::Tensor to_piece(const at::Tensor& tensor, std::optional<Placements> grad_pla
   const Shards& shards = shards_read_by(impl, "to_local");
   const bool is_flat = spec->flat_sizes() && !impl.is_sparse();
   TORCH_CHECK_VALUE(shards.size() <= 1 || is_flat,
-                    fmt::format("[to_local] rank {} holds {} pieces of {}. Use to_pieces(), or make the tensor from a "
+                    fmt::format("[to_piece] rank {} holds {} pieces of {}. Use to_pieces(), or to_local() for a "
                                 "LocalShardsWrapper.",
                                 spec->mesh()->rank(), shards.size(), to_string(*spec)));
   if (shards.empty() && !is_flat) {
