@@ -1,4 +1,4 @@
-// runtime/comm/gathered_texts.h: what each rank of a group has to say, on one of them.
+// runtime/comm/gathered_texts.h: gathers a text from each rank of a group on one rank.
 #pragma once
 
 #include "runtime/comm/group.h"

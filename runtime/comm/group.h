@@ -11,7 +11,7 @@
 
 namespace shardwise {
 
-/// A communicator. `ranks` are global, in the group's own order; `process_group` is null for a group of one, and once its World is closed.
+/// A communicator. `ranks` are global, in the group's own order. `process_group` is null in a group of one, and after its World was closed.
 struct Group {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   std::vector<int64_t> ranks;
