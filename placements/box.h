@@ -49,7 +49,7 @@ Box intersect(const Box& a, const Box& b);
 /// `a` without `b`, as disjoint boxes ordered by offset: at most 2 per dimension.
 std::vector<Box> subtract(const Box& a, const Box& b);
 
-/// "[0:4, 2:5]", as slices are written in Python.
+/// "[0:4, 2:5]", in the syntax of Python slices.
 std::string to_string(const Box& box);
 
 }  // namespace shardwise

@@ -1,4 +1,4 @@
-// placements/split.h: how one Shard splits the interval that the Shards before it left.
+// placements/split.h: how one Shard splits the interval that earlier Shards have left.
 //
 // Shard(0) of [0,10) in 4:                    [0,3) [3,6) [6,9) [9,10)
 // Shard(0, sizes=[1, 0, 3]) of [4,8) in 3:    [4,5) [5,5) [5,8)

@@ -14,10 +14,10 @@ namespace shardwise {
 struct TrafficMatrix {
   std::vector<std::vector<int64_t>> blocks;  // ranks in the order of ranks_of(plan)
   std::vector<int64_t> bytes;                // from block i to block j at i * blocks.size() + j
-  std::vector<int64_t> bytes_along;  // per mesh dim of the source: between ranks whose coordinates differ there first
-  std::vector<bool> crosses;         // per mesh dim of the source: whether the ranks of some message differ there
-  int64_t bytes_across = 0;          // to or from ranks outside the source's mesh
-  int64_t n_senders_asked = 0;       // ranks whose messages were counted; fewer than n_ranks if scaled up
+  std::vector<int64_t> bytes_along;          // per mesh dim of the source: bytes between ranks that first differ there
+  std::vector<bool> crosses;    // per mesh dim of the source: whether some message's two ranks differ there
+  int64_t bytes_across = 0;     // to or from ranks outside the source's mesh
+  int64_t n_senders_asked = 0;  // ranks whose messages were counted; fewer than n_ranks if scaled up
   int64_t n_ranks = 0;
 
   int64_t at(size_t from, size_t to) const { return bytes[from * blocks.size() + to]; }

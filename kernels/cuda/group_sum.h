@@ -172,7 +172,7 @@ template <class T, int kN, class Sink>
 void for_each_sum(const char* name, const GradRows& grads, const Groups& groups, bool rows_stay_whole, void* scratch,
                   void* stream, const Sink& sink) {
   if (groups.n == 0) return;
-  const Teams teams(std::max<int64_t>(1, divided_up(grads.width, kN)));  // rows without columns have numbers, too
+  const Teams teams(std::max<int64_t>(1, divided_up(grads.width, kN)));  // rows without columns have numbers per row
   auto* parts = static_cast<Sum<T>*>(scratch);
   const int64_t n_stretches = stretches(groups.n_ids), n_parts = n_stretches == 1 ? 0 : 2 * n_stretches;
   launch(name, sum_pieces<T, kN, Sink>, teams, divided_up(groups.n, kGroups) + n_parts, 1, rows_stay_whole, stream,

@@ -40,7 +40,7 @@ struct SomePieces {
 
 /// RowTotals, or the sums computed in their place.
 struct Totals {
-  const double* squares = nullptr;  // to be divided by n_squares
+  const double* squares = nullptr;  // sums of squares, to be divided by n_squares
   double n_squares = 1;
   const double* ratios = nullptr;
   const double* pairs = nullptr;  // from lamb_squares(), instead of ratios

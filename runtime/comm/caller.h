@@ -17,7 +17,7 @@ struct CallerStack {
 /// Functions of the Python bindings. Each waits for the interpreter's lock.
 struct CallerHooks {
   std::string (*program_line)();          // of this thread
-  CallerStack (*stack)(uint64_t thread);  // of another one, a pthread_t
+  CallerStack (*stack)(uint64_t thread);  // of another thread, a pthread_t
 };
 /// `hooks` lives as long as the process.
 void set_caller_hooks(const CallerHooks* hooks);
@@ -25,7 +25,7 @@ void set_caller_hooks(const CallerHooks* hooks);
 /// The line of the program that this thread is in: "train.py:12 in step". "" without hooks, as in a C++ program.
 std::string caller_line();
 
-/// Unknown without hooks, and where the interpreter's lock cannot be had within a second.
+/// The stack of `thread`. Unknown without hooks, or if the interpreter's lock is not free within a second.
 CallerStack caller_stack(uint64_t thread);
 
 }  // namespace shardwise

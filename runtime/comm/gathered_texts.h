@@ -8,7 +8,7 @@
 
 namespace shardwise {
 
-/// The members' texts, by group order, on the first member; nothing on the others. Collective: each text travels once.
+/// Returns the members' texts, by group order, on the first member, and nothing on the others. Collective: each text is sent once.
 std::vector<std::string> gathered_texts(const Group& group, const std::string& own);
 
 }  // namespace shardwise

@@ -15,11 +15,11 @@ namespace shardwise {
 struct Group {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   std::vector<int64_t> ranks;
-  int64_t index = 0;  // this rank's place in `ranks`
+  int64_t index = 0;  // this rank's index in `ranks`
   std::shared_ptr<GroupRecord> record = std::make_shared<GroupRecord>();
 
   int64_t size() const { return static_cast<int64_t>(ranks.size()); }
-  /// The place of global `rank` in `ranks`. Throws: c10::ValueError for a non-member.
+  /// The index of global `rank` in `ranks`. Throws: c10::ValueError for a non-member.
   int64_t index_of(int64_t rank) const;
 };
 

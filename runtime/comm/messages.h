@@ -23,7 +23,7 @@ namespace shardwise {
 class Communication;
 
 struct Message {
-  int64_t rank;       // global, of the other end
+  int64_t rank;       // global rank of the other end
   at::Tensor tensor;  // contiguous, not empty; neither read nor write it until Messages::wait
   /// For a send: writes the tensor just before it is sent, while earlier messages are already in flight.
   std::function<void()> fill = {};

@@ -27,8 +27,7 @@ Dims sample_sizes(const Operand& operand, const Axes& axes, const Signature& sig
   return sizes;
 }
 
-/// Strides in the order of those of `spec`, and 0 where it is expanded. A dim with one index does not count as expanded, whatever its
-/// stride.
+/// Strides in the same order as those of `spec`, and 0 along expanded dims. A dim with one index never counts as expanded.
 Dims sample_strides(const Dims& sizes, const Spec& spec) {
   Dims strides = dense_strides(sizes, spec.strides());
   for (size_t dim = 0; dim < sizes.size(); ++dim)

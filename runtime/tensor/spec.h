@@ -49,7 +49,7 @@ class Spec final : public torch::CustomClassHolder {
   /// The same tensor with its pieces on meta, or on the device of its mesh; see DeviceMesh::on.
   SpecPtr on(c10::DeviceType device_type) const;
 
-  void release_resources() override;  // called by the last owner
+  void release_resources() override;  // the last owner calls it
 
  private:
   friend class SpecTable;
