@@ -22,7 +22,8 @@ constexpr int64_t kBagsAtOnce = 16;   // bags summed over one column block befor
 constexpr int64_t kAheadOfBags = 32;  // ids between the prefetch of a row and its use
 
 /// Calls `take(columns, k)` for each id k of a bag whose row is in this piece and is not padding; `columns` points to the row's columns
-/// [first, first + n). Prefetches the rows of later ids (near the end of all ids, of the same ids: the loop has no branch for it).
+/// [first, first + n). Prefetches rows of later ids; near the end of all ids it prefetches the current ones, to keep the loop free of a
+/// branch.
 template <class T, class Id, class N, class Take>
 void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, int64_t first, N n,
                   const Take& take) {
@@ -39,7 +40,7 @@ void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t ba
   }
 }
 
-/// Structures by value, so that the compiler knows that writes to `results` do not change them.
+/// Takes structures by value, so that the compiler knows that writes to `results` do not change them.
 template <class T, class Id>
 void sum_bags(const Rows table, const Bags bags, const Id* ids, bool is_mean, T* results, int64_t begin, int64_t end) {
   const auto* weights = static_cast<const T*>(bags.weights);

@@ -1,4 +1,4 @@
-// kernels/column_blocks.h: sums of rows in registers, one block of columns after the other. For sources of this room.
+// kernels/column_blocks.h: sums of rows in registers, one block of columns at a time. Only for sources of this folder.
 #pragma once
 
 #include "kernels/elements.h"
@@ -9,7 +9,7 @@
 
 namespace shardwise::kernels {
 
-/// Sums of kN * kLanes<T> neighbouring columns. The compiler knows how many, so they stay in registers.
+/// Sums of kN * kLanes<T> adjacent columns. The number is a compile-time constant, so the sums stay in registers.
 template <class T, size_t kN>
 class ColumnBlock {
  public:
@@ -44,7 +44,7 @@ class ColumnBlock {
   Lanes<T> sums_[kN] = {};
 };
 
-/// The same for a number of columns, at most kMost, that the compiler does not know.
+/// The same for at most kMost columns, whose number is only known at run time.
 template <class T, size_t kMost = 8>
 class LooseColumnBlock {
  public:
@@ -74,7 +74,7 @@ class LooseColumnBlock {
   Sum<T> sums_[kMost] = {};
 };
 
-/// Calls `use(first, block)` with zeros for the columns [first, first + block.n), block after block over all of `width`.
+/// Covers the columns [0, width) block by block: calls `use(first, block)` with a block of zeros for the columns [first, first + block.n).
 template <class T, class Use>
 void for_each_column_block(int64_t width, const Use& use) {
   int64_t first = 0;

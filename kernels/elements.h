@@ -1,4 +1,4 @@
-// kernels/elements.h: element types, ids and prefetching, and kernels compiled for several CPUs. For sources of this room.
+// kernels/elements.h: element types, ids, prefetching, and kernels compiled for several CPUs. Only for sources of this folder.
 #pragma once
 
 #include "kernels/rows.h"
@@ -6,8 +6,8 @@
 #include <cstring>
 #include <type_traits>
 
-// An entry point compiled for the baseline and for AVX2 with FMA and F16C (x86-64-v3), with all that it calls inlined; the loader
-// picks one. Other architectures have the baseline only.
+// Marks an entry point that is compiled twice, with all functions that it calls inlined: for the baseline, and for AVX2 with FMA and F16C
+// (x86-64-v3). The loader picks one. Other architectures only have the baseline.
 #if defined(__x86_64__) && defined(__gnu_linux__)
 #define SHARDWISE_KERNEL __attribute__((target_clones("arch=x86-64-v3", "default"), flatten))
 #else
@@ -45,13 +45,13 @@ Sum<T> load(const T& element) {
   return static_cast<Sum<T>>(element);
 }
 
-/// Sums of neighbouring columns in one AVX2 register.
+/// The number of sums of adjacent columns in one AVX2 register.
 template <class T>
 inline constexpr size_t kLanes = 32 / sizeof(Sum<T>);
 template <class T>
 using Lanes [[gnu::vector_size(32)]] = Sum<T>;
 
-/// Loads kLanes elements from `row` on. By reference: the baseline cannot pass AVX2 registers by value.
+/// Loads kLanes elements from `row` on. By reference, because baseline code cannot pass AVX2 registers by value.
 template <class T>
 void load_lanes(const T* row, Lanes<T>& lanes) {
   if constexpr (std::is_same_v<T, Sum<T>>)
@@ -66,7 +66,7 @@ void store_lanes(const Lanes<T>& lanes, T* row) {
   else
     for (size_t i = 0; i < kLanes<T>; ++i) row[i] = static_cast<T>(lanes[i]);
 }
-/// sums += row[0 .. kLanes), times `factor`.
+/// sums += row[0 .. kLanes), multiplied by `factor` if given.
 template <class T>
 void add_lanes(const T* row, Lanes<T>& sums) {
   Lanes<T> lanes;
@@ -104,7 +104,7 @@ void with_ids(const Ids& ids, const Body& body) {
     body(static_cast<const int64_t*>(ids.data));
 }
 
-/// The piece's row that `id` names; a number beyond all rows where the id is before the first.
+/// The index in the piece of the row that `id` names. An id before the first row wraps around to a huge number.
 inline uint64_t offset_of(int64_t id, int64_t first_row) {
   return static_cast<uint64_t>(id) - static_cast<uint64_t>(first_row);
 }
@@ -113,9 +113,9 @@ inline uint64_t offset_of(int64_t id, int64_t first_row) {
 template <bool kToWrite = false>
 void prefetch(const void* row, int64_t n_bytes) {
   const auto* bytes = static_cast<const char*>(row);
-  asm("" : "+r"(bytes));  // one address for all lines: else the compiler keeps a base for each, in memory
+  asm("" : "+r"(bytes));  // one address for all lines; else the compiler keeps a base for each in memory
   for (int64_t line = 0; line < n_bytes && line < 512; line += 64) __builtin_prefetch(bytes + line, kToWrite);
 }
-inline constexpr int64_t kAhead = 16;  // rows between the prefetch of one and its use
+inline constexpr int64_t kAhead = 16;  // rows between a row's prefetch and its use
 
 }  // namespace shardwise::kernels

@@ -1,4 +1,4 @@
-// kernels/group_sum.h: the sum of the gradients of one group, column by column. For sources of this room.
+// kernels/group_sum.h: sums of the gradients of one group, column by column. Only for sources of this folder.
 #pragma once
 
 #include "kernels/column_blocks.h"
@@ -7,7 +7,7 @@
 
 namespace shardwise::kernels {
 
-/// Calls `add(columns, factor)` for each gradient of a group; `columns` points to its column `first`.
+/// Calls `add(columns, factor)` for each gradient of a group. `columns` points to column `first` of the gradient.
 template <class T, class Add>
 void for_each_grad(const GradRows& grads, const int64_t* order, int64_t n_ids, int64_t first, const Add& add) {
   const auto* data = static_cast<const T*>(grads.data) + first;
@@ -23,7 +23,8 @@ void for_each_grad(const GradRows& grads, const int64_t* order, int64_t n_ids, i
   }
 }
 
-/// For maxima: calls `use(first, block)` with the sums of a group's gradients, in the columns where its ids had the maximum.
+/// For maxima: calls `use(first, block)` with the sums of a group's gradients, counting only columns whose maximum came from the group's
+/// ids.
 template <class T, class Use>
 void sum_chosen(const GradRows& grads, const int64_t* order, int64_t n_ids, const Use& use) {
   constexpr int64_t kColumns = 64;
@@ -69,7 +70,7 @@ void for_each_block_of_groups(const GradRows& grads, const int64_t* order, const
   }
 }
 
-/// Calls `use(g, first, n, sums)` likewise; `n` is a compile-time constant for full blocks.
+/// Calls `use(g, first, n, sums)` in the same order; `n` is a compile-time constant for full blocks.
 template <class T, class Use>
 void for_each_sum(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin, int64_t end,
                   const Use& use) {

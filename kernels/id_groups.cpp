@@ -15,7 +15,7 @@ constexpr int kDigitBits = 11;
 
 int bits_of(int64_t n) { return n <= 1 ? 0 : std::bit_width(static_cast<uint64_t>(n - 1)); }
 
-/// A row and the place of its id in one word; words ascend by row, then by place.
+/// A row and its id's place packed into one word. Words ascend by row, then by place.
 struct Packing {
   int place_bits;
   uint64_t pack(uint64_t row, int64_t place) const { return row << place_bits | static_cast<uint64_t>(place); }
@@ -25,7 +25,7 @@ struct Packing {
   }
 };
 
-/// Sorts by the bits from `low` up to `high`, with `other` as scratch. Returns which of the two has the sorted words.
+/// Sorts by the bits [low, high), with `other` as scratch. Returns the one of the two arrays that has the result.
 uint64_t* sort_words(uint64_t* words, uint64_t* other, int64_t n, int low, int high) {
   const int n_digits = (high - low + kDigitBits - 1) / kDigitBits;
   const int digit_bits = n_digits == 0 ? 0 : (high - low + n_digits - 1) / n_digits;

@@ -37,7 +37,7 @@ void erase(const IdMap& map, int64_t row) {
   while (map.slots[hole] != row) hole = map.next(hole);
   const int64_t mask = map.n_slots - 1;
   for (int64_t slot = map.next(hole); map.slots[slot] >= 0; slot = map.next(slot)) {
-    // A row may move back to the hole unless its probes begin behind it.
+    // A row may move back to the hole unless its probe sequence starts after the hole.
     const int64_t home = map.slot_of(map.ids[map.slots[slot]]);
     if (((slot - home) & mask) < ((slot - hole) & mask)) continue;
     map.slots[hole] = map.slots[slot];

@@ -8,7 +8,7 @@
 namespace shardwise::kernels {
 namespace {
 
-constexpr int64_t kPackedColumns = 64;  // pooled at a time
+constexpr int64_t kPackedColumns = 64;  // columns pooled at a time
 constexpr int64_t kPackedAhead = 16;    // ids between the prefetch of a row and its use
 
 struct PackedRow {
@@ -17,7 +17,7 @@ struct PackedRow {
   float offset;
 };
 
-/// A piece, in bytes.
+/// A piece as bytes.
 class PackedTable {
  public:
   explicit PackedTable(const PackedRows& table)
@@ -71,7 +71,7 @@ void for_each_packed(const PackedTable& table, const Bags& bags, const Bag& bag,
   }
 }
 
-/// The sum of weight * (scale * byte + offset): offsets are added up once for all columns.
+/// Sums weight * (scale * byte + offset). The offsets are summed once for all columns.
 template <class T, class Id, class N>
 void sum_columns(const PackedTable& table, const Bags& bags, const Bag& bag, const Id* ids, Sum<T> divisor,
                  int64_t first, N n, T* result) {
@@ -113,7 +113,7 @@ SHARDWISE_KERNEL void pack_rows(const Rows& table, const float* ranges, void* pa
       const T* row = static_cast<const T*>(table.data) + r * table.step;
       auto* bytes = static_cast<uint8_t*>(packed) + r * step;
       const float least = ranges[2 * r],
-                  scale = ranges[2 * r + 1] / 255 - least / 255;  // whose difference may overflow
+                  scale = ranges[2 * r + 1] / 255 - least / 255;  // not (largest - least) / 255, which may overflow
       for (int64_t c = 0; c < table.width; ++c) {
         const double above = static_cast<double>(load(row[c])) - static_cast<double>(least);
         const double q = scale > 0 ? std::nearbyint(above / static_cast<double>(scale)) : 0;

@@ -1,8 +1,8 @@
-// kernels/packed_rows.h: rows of 8-bit numbers with a scale and an offset each, for tables that are only read.
+// kernels/packed_rows.h: rows of 8-bit numbers with a scale and an offset each, for read-only tables.
 //
-// A packed row: one byte per column, padded to a multiple of 4; then scale and offset, float32. Column c is scale * byte[c] + offset.
-// offset is the least number of the row, scale its range / 255, and a byte is the nearest of 0 to 255 (halfway: the even one): the error
-// is at most scale / 2, besides float32's.
+// A packed row has one byte per column, padded to a multiple of 4, then the scale and the offset as float32. Column c is scale * byte[c] +
+// offset. The offset is the smallest number of the row and the scale is its range / 255. A byte is rounded to the nearest of 0 to 255 (ties
+// to even), so the error is at most scale / 2, plus that of float32.
 #pragma once
 
 #include "kernels/bag_pool.h"
@@ -10,7 +10,7 @@
 
 namespace shardwise::kernels {
 
-/// A piece of a table whose rows are packed; otherwise as Rows.
+/// A piece of a table with packed rows; members as in Rows.
 struct PackedRows {
   const void* data;
   int64_t first_row;
@@ -18,14 +18,14 @@ struct PackedRows {
   int64_t width;  // columns
 };
 
-/// 32-bit words of a packed row.
+/// The number of 32-bit words in a packed row.
 SHARDWISE_ANYWHERE constexpr int64_t packed_words(int64_t width) { return (width + 3) / 4 + 2; }
 
-/// Packs rows [begin, end) of `table`. `ranges`: [n_rows, 2], the least and the largest number of each row, finite; of a row that lies in
-/// several pieces those of the whole row, so that it is packed as the whole.
+/// Packs rows [begin, end) of `table`. `ranges`: [n_rows, 2], the smallest and the largest number of each row, finite. If a row is split
+/// over several pieces, they are those of the whole row, so that each part is packed like the whole.
 void pack_rows(const Rows& table, const float* ranges, void* packed, int64_t begin, int64_t end);
 
-/// look_up() and pool() of packed rows. `results` and weights are of type `element`, sums float32 (double of doubles).
+/// look_up() and pool() for packed rows. `results` and weights are of type `element`; sums are float32 (double for doubles).
 void look_up_packed(const PackedRows& table, const Ids& ids, Miss miss, Element element, void* results,
                     int64_t result_step, int64_t begin, int64_t end);
 void pool_packed(const PackedRows& table, const Ids& ids, const Bags& bags, Pooling pooling, double none,

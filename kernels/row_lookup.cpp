@@ -36,7 +36,7 @@ SHARDWISE_KERNEL void look_up(const Rows& table, const Ids& ids, Miss miss, void
   auto* into = static_cast<char*>(results);
   with_ids(ids, [&](const auto* id) {
     const auto copy = [&](auto width) { copy_rows(table, id, ids.n, miss, into, result_bytes, begin, end, width); };
-    // Copies of a known length are a few moves instead of a call.
+    // Copies of a compile-time length are a few moves instead of a call.
     if (row_bytes == 256)
       copy(Fixed<256>{});
     else if (row_bytes == 128)

@@ -9,7 +9,7 @@ namespace {
 
 template <class T, class Power>
 double sum_row(const T* row, int64_t width, const Power& power) {
-  double lanes[8] = {};  // adds that do not wait for each other
+  double lanes[8] = {};  // independent sums, which do not wait for each other
   int64_t c = 0;
   for (; c + 8 <= width; c += 8)
     for (int64_t lane = 0; lane < 8; ++lane) lanes[lane] += power(static_cast<double>(load(row[c + lane])));

@@ -5,7 +5,7 @@
 namespace shardwise::kernels {
 namespace {
 
-/// The sums of groups [begin, end), each stored at `row_at(group)`.
+/// Sums the groups [begin, end) and stores each at `row_at(group)`.
 template <class T, class RowAt>
 void store_sums(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin, int64_t end,
                 const RowAt& row_at) {

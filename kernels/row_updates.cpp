@@ -10,7 +10,7 @@
 namespace shardwise::kernels {
 namespace {
 
-constexpr int64_t kChanged = 64;  // columns that change at a time; a column block has no more
+constexpr int64_t kChanged = 64;  // columns that change at a time; no column block has more
 
 template <class S>
 S square_sum(const S* values, int64_t n) {
@@ -32,7 +32,7 @@ T round_to(float value, uint32_t random) {
     return static_cast<T>(rounded_to_half(value, random));
 }
 
-/// A piece and its update, in the type of its elements.
+/// A piece and its update, for the type of its elements.
 template <class T>
 class Updater {
   using S = Sum<T>;
@@ -48,14 +48,14 @@ class Updater {
     if (is_row_wise(rates_.kind)) row_sums_ = std::exchange(has_moments(rates_.kind) ? second_ : first_, nullptr);
   }
 
-  /// Prefetches what an update of row `row` writes: its elements and its state.
+  /// Prefetches the memory that an update of `row` writes: its elements and its state.
   void prefetch_row(int64_t row) const {
     prefetch<true>(row_at(row), table_.width * int64_t{sizeof(T)});
     for (const S* state : {first_, second_})
       if (state != nullptr) prefetch<true>(state + row * table_.width, table_.width * int64_t{sizeof(S)});
   }
 
-  /// Changes n columns of a row, of the kinds that know an element's step from that element alone.
+  /// Changes n columns of a row, for kinds whose step of an element depends on that element alone.
   template <class N>
   void change(int64_t row, int64_t first, N n, const S* grad) const {
     with_values(row, first, n, [&](S* values) {
@@ -66,14 +66,14 @@ class Updater {
     });
   }
 
-  /// Adds l2 * row to the gradient of a whole row, or of what the piece has of it.
+  /// Adds l2 * row to the gradient of a whole row, or of the columns that the piece has.
   void add_l2(int64_t row, S* grad) const {
     if (rates_.l2 == 0) return;
     const T* values = row_at(row);
     for (int64_t c = 0; c < table_.width; ++c) grad[c] += rates_.l2 * load(values[c]);
   }
 
-  /// Changes a row, and its number, by the gradient that add_l2() gave.
+  /// Changes a row and its number per row, with the gradient from add_l2().
   void change_whole(int64_t g, int64_t row, const S* grad, const RowTotals& totals) const {
     RowScale<S> scale;
     if (is_row_wise(rates_.kind)) {
@@ -126,7 +126,7 @@ class Updater {
     }
   }
 
-  /// Takes the step of n elements; those of their state begin at `at`.
+  /// Takes the step of n elements. Their state begins at `at`.
   template <class N>
   void step(S* row, int64_t at, N n, const S* grad, const RowScale<S>& of_row) const {
     const Rates<S> rates = rates_;
@@ -162,7 +162,7 @@ class Updater {
     }
   }
 
-  /// Calls `change` with n elements in the type of sums, and stores what it makes of them.
+  /// Calls `change` with n elements in the type of sums, and stores the results.
   template <class N, class Change>
   void with_values(int64_t row, int64_t first, N n, const Change& change) const {
     T* elements = row_at(row) + first;
@@ -197,7 +197,7 @@ class Updater {
   S* row_sums_ = nullptr;
 };
 
-/// Calls `use(g, sums)` for each group in [begin, end) with the sums of all columns, which it may change.
+/// Calls `use(g, sums)` for each group in [begin, end). `use` may change the sums, which cover all columns.
 template <class T, class Use>
 void for_each_row_sum(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin, int64_t end,
                       const Use& use) {
@@ -213,7 +213,7 @@ void for_each_row_sum(const GradRows& grads, const int64_t* order, const int64_t
   });
 }
 
-/// Updates the rows of the groups [begin, end), all of them the piece's.
+/// Updates the rows of the groups [begin, end). Pre: all of them are in the piece.
 template <class T>
 void update_piece(const UpdatedPiece& piece, const GradRows& grads, const int64_t* order, const int64_t* starts,
                   const int64_t* rows, const RowTotals& totals, int64_t begin, int64_t end) {

@@ -1,8 +1,8 @@
-// kernels/stochastic_rounding.h: float32 numbers rounded up or down to bfloat16 or float16, each as likely as the number is near to it, so
-// that the mean of many roundings is the number.
+// kernels/stochastic_rounding.h: rounds float32 numbers up or down to bfloat16 or float16. The probability of each depends on the distance,
+// so that the mean of many roundings is the number itself.
 //
-// The random bits come from a counter-based generator, Philox-4x32-10 (Salmon, Moraes, Dror, Shaw, Parallel random numbers: as easy as
-// 1, 2, 3, 2011): they depend on the seed, the step, and the element's row and column in its table, not on who rounds it.
+// The random bits come from a counter-based generator, Philox-4x32-10 (Salmon, Moraes, Dror, Shaw, Parallel random numbers: as easy as 1,
+// 2, 3, 2011). They depend on the seed, the step, and the element's row and column in its table, not on the rank that rounds it.
 #pragma once
 
 #include "kernels/rows.h"
@@ -12,9 +12,9 @@
 
 namespace shardwise::kernels {
 
-/// Whether and how updates of 16-bit tables round.
+/// Settings for the rounding of updates to 16-bit tables.
 struct StochasticRounding {
-  bool is_on = false;  // else to the nearest
+  bool is_on = false;  // else rounds to nearest
   uint64_t seed = 0;
   uint32_t step = 0;
   int64_t first_row = 0;  // of the piece in its table
@@ -57,15 +57,15 @@ SHARDWISE_ANYWHERE inline float float_of(uint32_t bits) {
   return value;
 }
 
-/// The number of bfloat16 next below or above `value` in magnitude, by 16 random bits. What is not finite, and what would not be finite
-/// any more, is left to rounding to the nearest.
+/// `value` rounded to one of the two nearest bfloat16 numbers, by 16 random bits. A number that is not finite, or would become infinite, is
+/// returned unchanged, so that the caller rounds it to nearest.
 SHARDWISE_ANYWHERE inline float rounded_to_bfloat16(float value, uint32_t random) {
   constexpr uint32_t kInfinity = 0x7f800000;
   const uint32_t bits = bits_of(value), rounded = (bits + random) & 0xffff0000;
   return (bits & kInfinity) == kInfinity || (rounded & kInfinity) == kInfinity ? value : float_of(rounded);
 }
 
-/// The same of float16, with its subnormal numbers, which are multiples of 2^-24.
+/// The same for float16, including its subnormal numbers, which are multiples of 2^-24.
 SHARDWISE_ANYWHERE inline float rounded_to_half(float value, uint32_t random) {
   constexpr float kLeastNormal = 6.103515625e-5f, kLargest = 65504;
   const float size = std::fabs(value);
@@ -76,7 +76,7 @@ SHARDWISE_ANYWHERE inline float rounded_to_half(float value, uint32_t random) {
   }
   constexpr float kPerUnit = 16777216;
   const float units = size * kPerUnit, below = std::floor(units);
-  const bool goes_up = (units - below) * 65536 + static_cast<float>(random) >= 65536;  // never where it is exact
+  const bool goes_up = (units - below) * 65536 + static_cast<float>(random) >= 65536;  // never if it is exact
   return std::copysign((goes_up ? below + 1 : below) / kPerUnit, value);
 }
 

@@ -1,5 +1,5 @@
-// kernels/update_steps.h: the steps of kernels/row_updates.h for one element, as the CPU's and the device's kernels take them. For
-// sources of these rooms.
+// kernels/update_steps.h: the steps of kernels/row_updates.h for one element, shared by the CPU and device kernels. Only for sources of
+// these folders.
 #pragma once
 
 #include "kernels/row_updates.h"
@@ -19,7 +19,7 @@ struct Rates {
   S correction;
   S l2;
   S decay;
-  S keep;  // of the row
+  S keep;  // factor of the row for decoupled weight decay
 
   SHARDWISE_ANYWHERE explicit Rates(const RowUpdate& update)
       : kind(update.kind),
@@ -33,11 +33,11 @@ struct Rates {
         keep(static_cast<S>(1 - update.lr * update.decay)) {}
 };
 
-/// What the steps of a row's elements share.
+/// Factors common to all elements of a row.
 template <class S>
 struct RowScale {
-  S factor = 1;  // of row-wise kinds: 1 / (sqrt(number per row) + eps)
-  S ratio = 1;   // of LAMB
+  S factor = 1;  // for row-wise kinds: 1 / (sqrt(number per row) + eps)
+  S ratio = 1;   // for LAMB
 };
 
 /// The number per row after the step.
@@ -72,12 +72,12 @@ SHARDWISE_ANYWHERE S row_wise_adam_step(const Rates<S>& rates, S grad, S& first,
   return rates.correction * first * factor;
 }
 
-/// The row's element after a step of any kind but LAMB.
+/// The row's element after a step of any kind except LAMB.
 template <class S>
 SHARDWISE_ANYWHERE S stepped(const Rates<S>& rates, S row, S step) {
   return rates.keep * row - rates.lr * step;
 }
-/// LAMB's u, and the row's element after it.
+/// LAMB's u; below, the row's element after LAMB's step.
 template <class S>
 SHARDWISE_ANYWHERE S lamb_step(const Rates<S>& rates, S row, S step) {
   return step + rates.decay * row;

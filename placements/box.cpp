@@ -44,7 +44,7 @@ std::vector<Box> subtract(const Box& a, const Box& b) {
     if (!a.empty()) parts.push_back(a);
     return parts;
   }
-  Box rest = a;  // what is not yet split off; shrinks to `common` dim by dim
+  Box rest = a;  // the part of `a` not split off yet; shrinks to `common` dim by dim
   const auto keep = [&](int64_t dim, Interval range) {
     if (range.length() == 0) return;
     parts.push_back(rest);

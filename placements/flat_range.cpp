@@ -6,7 +6,7 @@ namespace shardwise::detail {
 
 namespace {
 
-/// Adds the boxes of `range` of the dims from `dim` to `end` of `whole`, flattened.
+/// Adds the boxes that make up `range` in the flattened dims [dim, end) of `whole`.
 void add_boxes(Box whole, int64_t dim, int64_t end, Interval range, std::vector<Box>& boxes) {
   if (range.length() <= 0) return;
   const auto add = [&](Interval rows) {
@@ -31,7 +31,7 @@ void add_boxes(Box whole, int64_t dim, int64_t end, Interval range, std::vector<
   if (first <= last) add_part_of(last, {0, range.end % row_length});
 }
 
-/// The elements of the units from `before` to `end`, of `all` units that `length` elements are distributed over.
+/// The elements that belong to the units [before, end), when `length` elements are distributed over `all` units.
 Interval range_of_units(int64_t length, Wide before, Wide end, Wide all) {
   const auto place = [&](Wide n) { return static_cast<int64_t>(length * n / all); };
   return {place(before), place(end)};

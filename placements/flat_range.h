@@ -9,25 +9,25 @@ namespace shardwise::detail {
 
 __extension__ typedef __int128 Wide;  // a length times units may exceed 64 bits
 
-/// The range of `length` elements that the mesh coordinate `coord` has: from floor(length * units before it / all units) to where the
-/// next one's begins. Ranges adjoin and cover the whole. Pre: some unit is above 0, none below. Cost: O(units).
+/// The range of mesh coordinate `coord` in `length` elements: it begins at floor(length * units before `coord` / all units) and ends where
+/// the next coordinate's range begins. The ranges adjoin and cover all elements. Pre: no unit is negative, one is positive. Cost: O(units).
 Interval flat_range(int64_t length, c10::IntArrayRef units, int64_t coord);
 
-/// The same for many coordinates. Cost: O(units) once, then O(1) each.
+/// flat_range() for many coordinates. Cost: O(units) once, then O(1) each.
 class FlatRanges {
  public:
   explicit FlatRanges(c10::IntArrayRef units);
   Interval at(int64_t length, int64_t coord) const;
 
  private:
-  std::vector<Wide> before_;  // the units before each coordinate, and all of them
+  std::vector<Wide> before_;  // prefix sums of the units; the last one is the sum of all
 };
 
-/// How many elements the first `n_flattened` dims of `whole` have.
+/// The number of elements in the first `n_flattened` dims of `whole`.
 int64_t flat_length(const Box& whole, int64_t n_flattened);
 
-/// The elements of `whole` in `range` of its flattened first `n_flattened` dims: boxes that follow each other in row-major memory, at most
-/// 2 n_flattened - 1 of them; none of an empty range.
+/// The elements of `whole` whose index in the flattened first `n_flattened` dims is in `range`, as boxes in row-major order: at most 2
+/// n_flattened - 1 boxes, none for an empty range.
 std::vector<Box> boxes_of_range(const Box& whole, int64_t n_flattened, Interval range);
 
 }  // namespace shardwise::detail

@@ -14,7 +14,7 @@ namespace shardwise {
 
 namespace {
 
-/// Zeros count as ones, so that strides are countable, too.
+/// True if there are at most 2^62 elements. Zeros count as ones, so that strides fit as well.
 bool are_countable(c10::IntArrayRef sizes) {
   int64_t n = int64_t{1} << 62;
   for (const int64_t size : sizes) n /= std::max<int64_t>(size, 1);
@@ -207,8 +207,8 @@ std::vector<OwnedBox> Layout::owners(const Box& box, c10::IntArrayRef pins) cons
   return found;
 }
 
-/// Descends the grid dims, leaving out whatever a split puts outside the wanted box. `held` is the box that the splits of the
-/// grid dims before `mesh_dim` leave at the grid position `index`, `piece_number` its number among them per tensor dim.
+/// Descends the grid dims and skips pieces outside the wanted box. `held` is the box that the splits of the grid dims before `mesh_dim`
+/// leave at grid position `index`; `piece_number` is its index among such boxes, per tensor dim.
 void Layout::collect_owners(const OwnerSearch& search, size_t mesh_dim, int64_t index, const Box& held,
                             const Dims& piece_number, std::vector<OwnedBox>& found) const {
   if (mesh_dim == placements_.size()) {

@@ -14,7 +14,7 @@
 
 namespace shardwise {
 
-/// Ranks arranged in a grid, row-major, in any order; pieces are dealt in that order.
+/// Ranks in a row-major grid, in any order. Pieces are assigned in the order of the grid.
 struct RankGrid {
   Dims shape;                  // extent of each mesh dimension
   std::vector<int64_t> ranks;  // product(shape) global ranks
@@ -26,7 +26,7 @@ struct RankGrid {
   bool operator==(const RankGrid&) const = default;
 };
 
-/// Throws: c10::ValueError for a shape that does not hold the ranks, duplicate or negative ranks.
+/// Throws: c10::ValueError if the shape does not hold all ranks, or if a rank is negative or occurs twice.
 void check(const RankGrid& grid);
 
 /// "2x3 ranks", "4 ranks", "1 rank".
@@ -39,15 +39,15 @@ struct OwnedBox {
   bool operator==(const OwnedBox&) const = default;
 };
 
-/// The extents of torch.chunk's split of `length` elements in `n_parts`: 10 in 4 is 3,3,3,1; 2 in 3 is 1,1,0.
+/// The piece sizes when torch.chunk splits `length` elements in `n_parts`: 10 in 4 gives 3,3,3,1; 2 in 3 gives 1,1,0.
 Dims chunk_sizes(int64_t length, int64_t n_parts);
 
-/// A tensor's `sizes`, a grid of ranks and a placement per grid dimension: who owns what. Immutable.
+/// Which ranks own which elements: a tensor's `sizes`, a grid of ranks and one placement per grid dimension. Immutable.
 ///
 /// Several Shards of one tensor dim nest: grid dim 0 splits it, grid dim 1 splits each piece again.
-/// Explicit sizes that equal torch.chunk's split are stored as the plain Shard, and rows that agree as one row, so equal
-/// layouts compare equal. EnumerableShard stands alone, on a 1-D grid, and tiles the tensor without holes. One RaggedShard may stand
-/// among other placements: wherever it stands, its ranges are of the box that all Shards leave.
+/// Equal layouts compare equal: explicit sizes that equal torch.chunk's split are stored as the plain Shard, and equal rows of sizes as one
+/// row. EnumerableShard stands alone, on a 1-D grid, and tiles the tensor without holes. One RaggedShard may stand among other placements;
+/// at any position, it divides the box that all Shards leave.
 class Layout {
  public:
   /// Pre:    nothing; everything is checked and negative Shard dims are resolved.
@@ -60,49 +60,50 @@ class Layout {
   const std::shared_ptr<const RankGrid>& grid_ptr() const { return grid_; }
   c10::ArrayRef<Placement> placements() const { return placements_; }
 
-  /// The boxes of global `rank`: one for a member under Shard, Replicate and Partial (perhaps empty), any number of a
-  /// layout in pieces, in the order written, none for a non-member; those of a RaggedShard follow each other in row-major memory.
+  /// The boxes of global `rank`. A member has exactly one (perhaps empty) under Shard, Replicate and Partial, and any number in a layout in
+  /// pieces, in the order that the placement lists them; a RaggedShard's boxes follow each other in row-major memory. A non-member has
+  /// none.
   /// Cost: O(dims), with a RaggedShard O(its units), no communication.
   std::vector<Box> boxes(int64_t rank) const;
   /// The box of the member at `coord`. Pre: !in_pieces().
   Box box_at(c10::IntArrayRef coord) const;
-  /// The parts of `box` and the ranks that hold them, by grid order; a replicated part comes once per replica. Never
-  /// an empty part. Cost: O(parts found + extents of the sharding grid dims); O(pieces) of a layout in pieces.
+  /// The parts of `box` and the ranks that hold them, by grid order. Each replica of a part is listed; empty parts are not. Cost: O(parts
+  /// found + extents of the sharding grid dims); O(pieces) for a layout in pieces.
   ///
-  /// `pins`: one coordinate per grid dim, or -1 where any will do; without pins all ranks count.
+  /// `pins`: one coordinate per grid dim, or -1 for any coordinate; without pins all ranks count.
   std::vector<OwnedBox> owners(const Box& box, c10::IntArrayRef pins = {}) const;
-  /// The sizes of the tensor that `rank` holds: of its only box, or of its range where the layout is ragged.
-  /// Throws: c10::ValueError where it has no box or several.
+  /// The sizes of the local tensor of `rank`: those of its only box, or flat_sizes() for a ragged layout.
+  /// Throws: c10::ValueError if the rank has no box or several.
   Dims local_sizes(int64_t rank) const;
 
   bool is_partial() const;                  // on some grid dimension
   bool is_replicated() const;               // on every grid dimension
   bool is_shard(int64_t tensor_dim) const;  // on some grid dimension
-  /// Placed by boxes of the whole tensor, any number per rank: box_at and shard_intervals do not apply.
+  /// Placed by boxes of the whole tensor, any number per rank. box_at() and shard_intervals() do not apply.
   bool in_pieces() const;
-  /// In pieces of which each rank's make up one tensor, [elements of the flattened dims, *the other dims].
+  /// In pieces, and the pieces of each rank form one local tensor of shape [elements of the flattened dims, *the other dims].
   bool is_ragged() const;
-  /// The sizes of that tensor; nothing for a non-member, and where the layout is not ragged.
+  /// The sizes of a ragged layout's local tensor; nothing for a non-member or a layout that is not ragged.
   std::optional<Dims> flat_sizes(int64_t rank) const;
-  /// The EnumerableShard of the same pieces, which may be written in the place of this layout's only placement. Nothing where the layout
-  /// is not in pieces, or its grid has other dims besides.
+  /// An EnumerableShard with the same pieces, equivalent to this layout's only placement. Nothing if the layout is not in pieces or its
+  /// grid has several dims.
   std::optional<Placement> enumerated() const;
-  /// Every rank's pieces, by rank. Throws: c10::NotImplementedError where the grid has several dims. Pre: in_pieces().
+  /// Every rank's pieces, by rank. Throws: c10::NotImplementedError if the grid has several dims. Pre: in_pieces().
   std::vector<ShardMetadata> pieces() const;
 
-  /// The extents along `tensor_dim` as its Shards split it, per combination of the coordinates of the grid dims that
-  /// shard it (outermost first); one whole extent where nothing does. Pre: !in_pieces().
+  /// The intervals into which the Shards of `tensor_dim` split it, one per combination of coordinates of the grid dims that shard it
+  /// (outermost first). The whole extent if no grid dim does. Pre: !in_pieces().
   std::vector<Interval> shard_intervals(int64_t tensor_dim) const;
 
-  /// The placements of the tensor once index i of `tensor_dim` is index `moved(i)`, for i from 0 to its size: each rank keeps what
-  /// becomes of its elements. `moved` never decreases; a slice, a scaling and a padding are such moves. Pre: !in_pieces() or enumerated().
+  /// The placements after index i of `tensor_dim` becomes index `moved(i)`, for i from 0 to its size, and each rank keeps its elements.
+  /// `moved` never decreases; examples are a slice, a scaling and a padding. Pre: !in_pieces() or enumerated().
   std::vector<Placement> resized(int64_t tensor_dim, const std::function<int64_t(int64_t)>& moved) const;
 
   bool operator==(const Layout& other) const;
   size_t hash() const;  // computed once
 
  private:
-  /// Of the placements in pieces the only one, and its grid dim; null where there is none.
+  /// The only placement in pieces and its grid dim; null if there is none.
   const Placement* placement_in_pieces(size_t* mesh_dim = nullptr) const;
   void check_in_pieces(size_t mesh_dim) const;
   std::vector<Box> boxes_at(c10::IntArrayRef coord, int64_t rank) const;

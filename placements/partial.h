@@ -1,4 +1,4 @@
-// placements/partial.h: lists of placements with Replicate in the place of some.
+// placements/partial.h: lists of placements with some replaced by Replicate.
 #pragma once
 
 #include "placements/placement.h"
@@ -8,7 +8,7 @@
 
 namespace shardwise {
 
-/// The placements with Replicate in the place of those that `is_replaced`.
+/// The placements, with Replicate in place of each one for which `is_replaced` holds.
 template <class Predicate>
 std::vector<Placement> replicated_where(c10::ArrayRef<Placement> placements, const Predicate& is_replaced) {
   std::vector<Placement> result = placements.vec();
@@ -17,7 +17,7 @@ std::vector<Placement> replicated_where(c10::ArrayRef<Placement> placements, con
   return result;
 }
 
-/// The placements once every Partial has been reduced: replicas in its place.
+/// The placements after every Partial has been reduced to replicas.
 inline std::vector<Placement> without_partial(c10::ArrayRef<Placement> placements) {
   return replicated_where(placements, [](const Placement& placement) { return placement.is_partial(); });
 }

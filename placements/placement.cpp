@@ -27,19 +27,19 @@ bool any_negative(c10::IntArrayRef numbers) {
   return std::any_of(numbers.begin(), numbers.end(), [](int64_t n) { return n < 0; });
 }
 
-/// "(0, 1)", "(0,)": as Python writes a tuple.
+/// A tuple in Python's syntax: "(0, 1)", "(0,)".
 std::string tuple_text(c10::IntArrayRef numbers) {
   return fmt::format("({}{})", fmt::join(numbers, ", "), numbers.size() == 1 ? "," : "");
 }
 
-/// 0, 1, ... below `n`.
+/// The dims 0, 1, ..., n - 1.
 std::vector<int64_t> leading_dims(int64_t n) {
   std::vector<int64_t> dims(static_cast<size_t>(n));
   std::iota(dims.begin(), dims.end(), 0);
   return dims;
 }
 
-/// The same proportions in the smallest numbers.
+/// The units divided by their greatest common divisor.
 std::vector<int64_t> reduced(c10::IntArrayRef units) {
   int64_t divisor = 0;
   for (const int64_t n : units) divisor = std::gcd(divisor, n);

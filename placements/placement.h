@@ -23,13 +23,13 @@ enum class Reduce : uint8_t { kSum, kAvg, kMax, kMin, kProduct };
 /// "sum", "avg", "max", "min", "product".
 std::string_view to_string(Reduce reduce);
 
-/// The reverse of to_string. Throws: c10::ValueError naming the five words.
+/// The inverse of to_string. Throws: c10::ValueError that lists the five names.
 Reduce reduce_from_string(std::string_view name);
 
 /// True for sum and average: they commute with each other and with linear operators.
 inline bool is_linear(Reduce reduce) { return reduce == Reduce::kSum || reduce == Reduce::kAvg; }
 
-/// One piece of an EnumerableShard: the box at `offsets` of `sizes` lives on `rank` (global).
+/// One piece of an EnumerableShard: the box with these `offsets` and `sizes` lives on (global) `rank`.
 struct ShardMetadata {
   Dims offsets;
   Dims sizes;
@@ -39,9 +39,9 @@ struct ShardMetadata {
   bool operator==(const ShardMetadata&) const = default;
 };
 
-/// The treatment of a tensor by one mesh dimension. A small value: cheap to copy, compared by meaning.
+/// How one mesh dimension treats a tensor. A small value: cheap to copy, compared by meaning.
 ///
-/// Callers ask the questions below and not for the kind, so that a new kind answers them in one place.
+/// Callers should use the predicates below instead of kind(), so that a new kind of placement only has to answer them here.
 class Placement {
  public:
   enum class Kind : uint8_t { kReplicate, kShard, kPartial, kEnumerable, kRagged };
@@ -50,33 +50,33 @@ class Placement {
   static Placement replicate() { return {}; }
   /// `dim` may be negative until a Layout resolves it.
   static Placement shard(int64_t dim);
-  /// `sizes`: one extent (elements) per mesh coordinate. Where an outer mesh dimension shards the same tensor
-  /// dim, either one such row that every outer piece follows, or a row per outer piece, outermost first.
+  /// `sizes`: one extent (elements) per mesh coordinate. If an outer mesh dimension shards the same tensor dim, give either one row that
+  /// applies to every outer piece, or one row per outer piece, outermost first.
   /// Throws: c10::ValueError for a negative extent or an empty list.
   static Placement shard(int64_t dim, c10::IntArrayRef sizes);
   static Placement partial(Reduce reduce = Reduce::kSum);
-  /// Kept by rank; the order of one rank's pieces is the order of its local tensors.
-  /// Throws: c10::ValueError for pieces that overlap, of differing dimensionality or with negative numbers.
+  /// Pieces are stored by rank. The order of one rank's pieces is the order of its local tensors.
+  /// Throws: c10::ValueError for pieces that overlap, differ in their number of dims, or have negative numbers.
   static Placement enumerable(std::vector<ShardMetadata> pieces);
-  /// Contiguous ranges of the flattened leading `dims`, which are 0, 1, ... in this order; a range goes with all elements of the other
-  /// dims. `units`: one per mesh coordinate, in proportion to which the ranges are long; zeros allowed. Multiples of the same units are
-  /// equal placements.
+  /// Contiguous ranges of the flattened leading `dims`, which must be 0, 1, ... in this order. Each range includes all elements of the
+  /// other dims. `units`: one per mesh coordinate; the ranges' lengths are proportional to them; zeros are allowed. Units in the same
+  /// proportions give equal placements.
   /// Throws: c10::ValueError for other dims, negative units, and units that are all zero.
   static Placement ragged(c10::IntArrayRef dims, c10::IntArrayRef units);
 
   Kind kind() const { return kind_; }
   /// Every rank has all of it.
   bool is_replicate() const { return kind_ == Kind::kReplicate; }
-  /// Ranks have terms that are still to be reduced.
+  /// Each rank holds a term that is still to be reduced.
   bool is_partial() const { return kind_ == Kind::kPartial; }
-  /// Partial, and linear operators may run before the reduction.
+  /// Partial with a reduction that linear operators commute with, so they may run before it.
   bool is_linear_partial() const { return is_partial() && is_linear(reduce_); }
   /// Ranks have different elements, along one tensor dim or in pieces.
   bool is_sharded() const { return !is_replicate() && !is_partial(); }
   /// Split along one tensor dim.
   bool is_shard() const { return kind_ == Kind::kShard; }
   bool is_shard(int64_t dim) const { return is_shard() && dim_ == dim; }
-  /// Sharded by boxes of the whole tensor, any number per rank, instead of along one dim.
+  /// Sharded by boxes of the whole tensor, any number per rank, rather than along one dim.
   bool in_pieces() const { return is_sharded() && !is_shard(); }
 
   /// Pre: is_shard().
@@ -85,13 +85,13 @@ class Placement {
   c10::IntArrayRef sizes() const;
   /// Pre: is_partial().
   Reduce reduce() const { return reduce_; }
-  /// The pieces of an EnumerableShard; empty for any other. Layout::pieces() has those of every placement in pieces.
+  /// The pieces of an EnumerableShard; empty for any other placement. Layout::pieces() works for every placement in pieces.
   c10::ArrayRef<ShardMetadata> pieces() const;
-  /// The units of a RaggedShard, as written; empty for any other.
+  /// The units of a RaggedShard, as the user gave them; empty for any other placement.
   c10::IntArrayRef units() const;
-  /// The tensor dim that a Shard splits; -1 for any other.
+  /// The tensor dim that a Shard splits; -1 for any other placement.
   int64_t split_dim() const { return is_shard() ? dim_ : -1; }
-  /// How many leading dims a RaggedShard flattens; 0 for any other.
+  /// How many leading dims a RaggedShard flattens; 0 for any other placement.
   int64_t n_flattened() const { return kind_ == Kind::kRagged ? dim_ : 0; }
 
   /// The same split along another tensor dim. Pre: is_shard().
@@ -103,13 +103,13 @@ class Placement {
  private:
   Kind kind_ = Kind::kReplicate;
   Reduce reduce_ = Reduce::kSum;
-  int64_t dim_ = 0;                                    // of a Shard; of a RaggedShard how many it flattens
-  std::shared_ptr<const std::vector<int64_t>> sizes_;  // of a Shard; of a RaggedShard its units
+  int64_t dim_ = 0;                                    // a Shard's dim, or how many dims a RaggedShard flattens
+  std::shared_ptr<const std::vector<int64_t>> sizes_;  // a Shard's explicit sizes, or a RaggedShard's units
   std::shared_ptr<const std::vector<ShardMetadata>> pieces_;
 };
 
-/// As the user writes it: "Shard(0)", "Shard(0, sizes=[1, 3, 1, 3])", "Partial(sum)", "Replicate()",
-/// "RaggedShard(dims=(0, 1), local_units=(2, 3, 0, 5))". Of a long EnumerableShard the first pieces and how many more.
+/// The placement as the user spells it: "Shard(0)", "Shard(0, sizes=[1, 3, 1, 3])", "Partial(sum)", "Replicate()", "RaggedShard(dims=(0,
+/// 1), local_units=(2, 3, 0, 5))". A long EnumerableShard is cut to its first pieces and the number of the rest.
 std::string to_string(const Placement& placement);
 /// "[Shard(0), Replicate()]".
 std::string to_string(c10::ArrayRef<Placement> placements);

@@ -11,7 +11,7 @@ namespace shardwise {
 
 std::optional<Dims> RankGrid::coord_of(int64_t rank) const {
   if (ranks.empty()) return std::nullopt;
-  int64_t index = rank - ranks.front();  // right at once for the usual consecutive ranks
+  int64_t index = rank - ranks.front();  // a guess that holds for consecutive ranks
   if (index < 0 || index >= size() || ranks[index] != rank) {
     index = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
     if (index == size()) return std::nullopt;

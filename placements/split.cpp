@@ -19,7 +19,7 @@ Interval chunk(Interval range, int64_t n_parts, int64_t coord) {
   return {std::min(range.begin + step * coord, range.end), std::min(range.begin + step * (coord + 1), range.end)};
 }
 
-/// At most 2^63 - 1, whatever the sizes are.
+/// The sum of the sizes, clamped to 2^63 - 1.
 int64_t sum(c10::IntArrayRef sizes) {
   int64_t total = 0;
   for (const int64_t size : sizes)

@@ -1,4 +1,4 @@
-// placements/split.h: how one Shard splits the interval that the Shards before it left.
+// placements/split.h: how one Shard splits the interval that earlier Shards have left.
 //
 // Shard(0) of [0,10) in 4:                    [0,3) [3,6) [6,9) [9,10)
 // Shard(0, sizes=[1, 0, 3]) of [4,8) in 3:    [4,5) [5,5) [5,8)
@@ -12,31 +12,30 @@ namespace shardwise::detail {
 
 using Intervals = c10::SmallVector<Interval, 8>;
 
-/// An interval to split and its number among the pieces that outer Shards made of its tensor dim: 0 without any.
+/// An interval to split, and its index among the pieces that outer Shards made of the tensor dim (0 if there are no outer Shards).
 struct OuterPiece {
   Interval range;
   int64_t number = 0;
 };
 
-/// The row of explicit sizes that `outer` follows; empty for torch.chunk's split.
+/// The row of explicit sizes for the outer piece `outer_number`; empty for torch.chunk's split.
 c10::IntArrayRef row_of(const Placement& shard, int64_t outer_number, int64_t n_parts);
 
-/// The pieces of `outer`, one per coordinate of a grid dim of `n_parts`; they adjoin, in order.
+/// The pieces of `outer`, one per coordinate of a grid dim of extent `n_parts`, adjoining and in order.
 ///
-/// Pre: `shard.is_shard()`; explicit sizes fit (Layout checks that). Cost: O(n_parts).
+/// Pre: `shard.is_shard()`; explicit sizes fit (Layout checks them). Cost: O(n_parts).
 Intervals split(const OuterPiece& outer, const Placement& shard, int64_t n_parts);
 
-/// split(...)[coord], at a cost of O(1) for torch.chunk's split.
+/// split(...)[coord] and its piece number. Cost: O(1) for torch.chunk's split.
 OuterPiece split_at(const OuterPiece& outer, const Placement& shard, int64_t n_parts, int64_t coord);
 
-/// Every piece split again, outermost first: what the next grid dim makes of a tensor dim.
+/// Splits every piece again, as the next grid dim does; results are ordered by the outer piece.
 std::vector<Interval> split_each(c10::ArrayRef<Interval> outer, const Placement& shard, int64_t n_parts);
 
-/// `shard` in its one canonical spelling over the pieces `outer`: plain where its sizes are torch.chunk's split of every
-/// piece, one row where all rows agree.
+/// The canonical form of `shard` over the pieces `outer`: a plain Shard if its sizes equal torch.chunk's split of every piece, a single row
+/// if all rows are equal.
 ///
-/// Throws: c10::ValueError for a number of sizes that is neither one row nor a row per piece, and for a row that
-/// does not add up to its piece.
+/// Throws: c10::ValueError if the number of sizes is neither one row nor a row per piece, or if a row does not add up to its piece.
 Placement canonical(const Placement& shard, c10::ArrayRef<Interval> outer, int64_t n_parts, int64_t mesh_dim);
 
 }  // namespace shardwise::detail

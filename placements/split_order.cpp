@@ -9,11 +9,11 @@
 namespace shardwise {
 namespace {
 
-/// The mesh dims that shard one tensor dim, in the order of their splits. Empty where no order has these factors.
+/// The mesh dims that shard one tensor dim, in the order in which they split it. Empty if no order has these split factors.
 std::vector<int64_t> order_within(const UserPlacements& written, c10::IntArrayRef shape,
                                   const std::vector<int64_t>& mesh_dims) {
   std::vector<int64_t> order;
-  for (auto m = mesh_dims.rbegin(); m != mesh_dims.rend(); ++m) {  // all that stand in `order` are later ones
+  for (auto m = mesh_dims.rbegin(); m != mesh_dims.rend(); ++m) {  // `order` holds only later mesh dims
     int64_t n_parts = 1;
     auto place = order.begin();
     while (n_parts != written.split_factors[*m] && place != order.end()) n_parts *= shape[*place++];
@@ -48,10 +48,10 @@ UserPlacements with_dims_from_zero(UserPlacements written, int64_t n_dims) {
 std::vector<int64_t> order_of_splits(const UserPlacements& written, c10::IntArrayRef shape) {
   std::vector<int64_t> order(shape.size());
   std::iota(order.begin(), order.end(), 0);
-  if (!written.is_reordered() || written.placements.size() != shape.size()) return order;  // Layout says what is wrong
+  if (!written.is_reordered() || written.placements.size() != shape.size()) return order;  // Layout reports the error
   for (size_t m = 0; m < shape.size(); ++m) {
     if (written.split_factors[m] == 1) continue;
-    std::vector<int64_t> mesh_dims;  // that shard the same tensor dim
+    std::vector<int64_t> mesh_dims;  // mesh dims that shard the same tensor dim
     for (size_t other = 0; other < shape.size(); ++other) {
       const Placement& placement = written.placements[other];
       if (!placement.is_shard(written.placements[m].dim())) continue;

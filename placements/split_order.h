@@ -1,8 +1,8 @@
-// placements/split_order.h: Shards that split a tensor dim in another order than their mesh dims stand in.
+// placements/split_order.h: Shards that split a tensor dim in another order than that of the mesh dims.
 //
-// 8 rows on (dp=2, tp=2): tp splits first, dp each of its parts. torch.distributed.tensor writes
+// 8 rows on (dp=2, tp=2), where tp splits first and dp splits each of its parts. torch.distributed.tensor spells this
 //   [_StridedShard(0, split_factor=2), Shard(0)]
-// which is [Shard(0), Shard(0)] on the ranks of (tp=2, dp=2).
+// and it equals [Shard(0), Shard(0)] on the ranks of (tp=2, dp=2).
 #pragma once
 
 #include "placements/layout.h"
@@ -13,13 +13,13 @@
 
 namespace shardwise {
 
-/// Placements with, per mesh dim, the number of parts that later mesh dims split the same tensor dim into before it does: 1 for all
-/// but Shards against the order of mesh dims.
+/// Placements as the user spells them, with one split factor per mesh dim: the number of parts into which later mesh dims have already
+/// split the same tensor dim. It is 1 except for Shards that split against the order of mesh dims.
 struct UserPlacements {
   std::vector<Placement> placements;
   std::vector<int64_t> split_factors;
 
-  /// True where some mesh dim splits after a later one.
+  /// True if some mesh dim splits after a later one.
   bool is_reordered() const;
   bool operator==(const UserPlacements&) const = default;
 };
@@ -27,17 +27,18 @@ struct UserPlacements {
 /// "[_StridedShard(0, split_factor=2), Shard(0)]".
 std::string to_string(const UserPlacements& written);
 
-/// The same for a tensor of `n_dims` dims, with Shard dims counted from 0. Those out of range stay: Layout says what is wrong.
+/// The same placements for a tensor of `n_dims` dims, with negative Shard dims resolved. Dims out of range are kept: Layout reports them.
 UserPlacements with_dims_from_zero(UserPlacements written, int64_t n_dims);
 
-/// The dims of a mesh of `shape` in the order in which they split a tensor: those that share a tensor dim change places among
-/// themselves. Pre: dims count from 0.
+/// The dims of a mesh of `shape` in the order in which they split a tensor. Mesh dims that shard the same tensor dim are permuted among
+/// their own positions. Pre: Shard dims count from 0.
 ///
-/// Throws: c10::ValueError for a factor that is not the product of later mesh dims of the same tensor dim, and for explicit sizes.
+/// Throws: c10::ValueError for explicit sizes, and for a factor that is not the product of extents of later mesh dims that shard the same
+/// tensor dim.
 std::vector<int64_t> order_of_splits(const UserPlacements& written, c10::IntArrayRef shape);
 
-/// The inverse: how placements on the mesh dims `order` of a mesh of `shape` are written in that mesh's own order. Nothing where
-/// explicit sizes are split against it.
+/// The inverse of order_of_splits(): the user's spelling, in the order of a mesh of `shape`, of `placements` on its mesh dims `order`.
+/// Nothing if a dim that is split against the mesh's order has explicit sizes.
 std::optional<UserPlacements> written_in_order(c10::ArrayRef<Placement> placements, c10::IntArrayRef order,
                                                c10::IntArrayRef shape);
 

@@ -23,7 +23,7 @@ int64_t dim_with_most_begins(c10::ArrayRef<Box> boxes) {
   return best;
 }
 
-/// A dim and the index in it at which about half of the edges of `parts` have been passed, of the dim in which most lie inside `whole`.
+/// The dim with the most edges of `parts` strictly inside `whole`, and the median of those edges. Nothing if no edge is inside.
 std::optional<std::pair<int64_t, int64_t>> middle_edge(const Box& whole, const std::vector<Box>& parts) {
   int64_t best = -1;
   std::vector<int64_t> most;
@@ -51,12 +51,12 @@ std::optional<std::pair<size_t, size_t>> find_overlap(c10::ArrayRef<Box> boxes) 
     if (!boxes[i].empty()) order.push_back(i);
   }
   if (order.size() < 2) return std::nullopt;
-  if (boxes.front().sizes.empty()) return std::pair{order[0], order[1]};  // 0-dim: each is the one element
+  if (boxes.front().sizes.empty()) return std::pair{order[0], order[1]};  // 0-dim boxes: each is the only element
 
   const int64_t dim = dim_with_most_begins(boxes);
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return boxes[a].offsets[dim] < boxes[b].offsets[dim]; });
-  std::vector<size_t> open;  // the boxes that the sweep along `dim` is inside of
+  std::vector<size_t> open;  // boxes that the sweep along `dim` is inside
   for (const size_t next : order) {
     const int64_t position = boxes[next].offsets[dim];
     std::erase_if(open, [&](size_t i) { return boxes[i].interval(dim).end <= position; });
@@ -69,7 +69,7 @@ std::optional<std::pair<size_t, size_t>> find_overlap(c10::ArrayRef<Box> boxes) 
 }
 
 std::optional<Box> find_hole(const Box& whole, c10::ArrayRef<Box> boxes) {
-  std::vector<Box> parts;  // of `boxes`, inside `whole`
+  std::vector<Box> parts;  // the parts of `boxes` inside `whole`
   int64_t covered = 0;
   for (const Box& box : boxes) {
     Box part = intersect(whole, box);
@@ -80,7 +80,7 @@ std::optional<Box> find_hole(const Box& whole, c10::ArrayRef<Box> boxes) {
   if (covered == whole.numel()) return std::nullopt;
   if (parts.empty()) return whole;
   const auto cut = middle_edge(whole, parts);
-  if (!cut) return std::nullopt;  // boxes that are not disjoint
+  if (!cut) return std::nullopt;  // the boxes overlap: the precondition does not hold
   const auto [dim, at] = *cut;
   const Interval all = whole.interval(dim);
   Box half = whole;

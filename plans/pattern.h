@@ -1,4 +1,4 @@
-// plans/pattern.h: what the messages of a step amount to. Pure.
+// plans/pattern.h: the collective that the messages of a step amount to. Pure.
 #pragma once
 
 #include "plans/plan.h"
@@ -16,7 +16,7 @@ enum class Pattern : uint8_t {
 };
 
 Pattern pattern_of(const Step& step);
-/// True where some rank sends something.
+/// True if some rank sends a message in the step.
 bool sends(const Step& step);
 
 }  // namespace shardwise

@@ -14,13 +14,13 @@
 namespace shardwise {
 namespace {
 
-/// True where no rank receives anything. Ranks outside of the destination never do.
+/// True if no rank receives anything. Only ranks of the destination can receive.
 bool is_local(const Step& step) {
   return std::ranges::none_of(step.to.grid().ranks,
                               [&](int64_t rank) { return traffic(step, 1, {}, rank).received > 0; });
 }
 
-/// Same pieces, other ranks.
+/// True if the ranks change but the pieces do not.
 bool is_permutation(const Step& step) {
   return step.from.grid().shape == step.to.grid().shape && step.from.placements() == step.to.placements();
 }
@@ -49,14 +49,14 @@ void check(const Layout& source, const Layout& destination, const PlanOptions& o
   check_links("redistribute", options.links);
 }
 
-/// Sends boxes in so many rounds that no rank's buffers exceed the cap.
+/// Splits the boxes into rounds so that no rank's buffers exceed the cap.
 void keep_below(int64_t cap, int64_t element_bytes, Step& step) {
   if (step.from.dim() == 0) return;
   int64_t most = 0;
   for (const RankGrid* grid : {&step.from.grid(), &step.to.grid()})
     for (const int64_t rank : grid->ranks) most = std::max(most, traffic(step, element_bytes, {}, rank).buffer_bytes);
   const auto sizes = step.from.sizes();
-  const int64_t n_slabs = *std::max_element(sizes.begin(), sizes.end());  // no box has more
+  const int64_t n_slabs = *std::max_element(sizes.begin(), sizes.end());  // no box has more slabs
   step.n_rounds = std::clamp<int64_t>(most / cap + (most % cap > 0 ? 1 : 0), 1, std::max<int64_t>(n_slabs, 1));
 }
 

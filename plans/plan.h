@@ -15,51 +15,51 @@
 
 namespace shardwise {
 
-/// What messages between two ranks cost.
+/// The cost of messages between two ranks.
 struct Link {
   double latency_us = 20;  // per message
   double gb_per_s = 10;    // 1e9 bytes per second, each way
   bool operator==(const Link&) const = default;
 };
 
-/// Throws: c10::ValueError in the name of `op` for a link of negative latency, or of a rate that is not above 0.
+/// Throws: c10::ValueError in the name of `op` for a link with negative latency or a rate that is not above 0.
 void check_links(const char* op, const std::vector<Link>& links);
 
-/// Everything a plan depends on besides the two layouts, and so part of any cache's key.
+/// Everything a plan depends on besides the two layouts; a cache of plans must have it in its key.
 struct PlanOptions {
   enum class Objective : uint8_t {
-    kBytes,  // the fewest bytes received: one exchange, and one reduction per Partial mesh dim that ends
-    kTime,   // the least time over `links`: a sequence of mesh dims, found by shortest path
+    kBytes,  // fewest bytes received: one exchange, and one reduction per Partial mesh dim that ends
+    kTime,   // least time over `links`: a sequence of changes of one mesh dim, found by shortest path
   };
   Objective objective = Objective::kBytes;
-  /// Per mesh dim of the source: between ranks whose coordinates differ there first. The default link where it is empty.
+  /// One link per mesh dim of the source, between ranks whose coordinates differ there first. Empty: the default link for all.
   std::vector<Link> links = {};
-  /// Bytes of message buffers that a rank may hold at once, but for one slab of a box's longest dim; then each exchange goes in that
-  /// many smaller rounds. 0: no limit.
+  /// The most bytes of message buffers that a rank may hold at once; exchanges are split into smaller rounds to keep it. One slab of a
+  /// box's longest dim is always allowed, even if it is larger. 0: no limit.
   int64_t memory_cap = 0;
   bool operator==(const PlanOptions&) const = default;
 };
 
-/// From one layout to the next.
+/// A change from one layout to the next.
 struct Step {
   enum class Kind : uint8_t {
-    kExchange,     // boxes go from who has them to who needs them
-    kReduce,       // an exchange whose arrivals from all along `mesh_dim` are combined: Partial -> Shard
+    kExchange,     // boxes go from ranks that have them to ranks that need them
+    kReduce,       // an exchange that combines the boxes from all ranks along `mesh_dim`: Partial -> Shard
     kAllReduce,    // Partial -> Replicate along `mesh_dim`
     kMakePartial,  // Replicate -> Partial along `mesh_dim`: no message
   };
   Kind kind = Kind::kExchange;
   Layout from;
   Layout to;
-  int mesh_dim = -1;  // that is reduced or made Partial; -1 of an exchange
+  int mesh_dim = -1;  // the mesh dim that is reduced or made Partial; -1 for an exchange
   Reduce reduce = Reduce::kSum;
-  int64_t n_rounds = 1;  // rounds into which each box is split, for the memory cap
+  int64_t n_rounds = 1;  // rounds into which each box is split, to keep the memory cap
 };
 
 /// "all-to-all", "all-gather", "reduce-scatter", "all-reduce", "permute", "slice", "make-partial".
 std::string name_of(const Step& step);
 
-/// Layouts, options and the steps between. The same on every rank that makes it of the same arguments.
+/// Two layouts, options and the steps between them. Every rank that plans with the same arguments gets the same plan.
 struct Plan {
   Layout source;
   Layout destination;
@@ -67,19 +67,19 @@ struct Plan {
   PlanOptions options;
   std::vector<Step> steps;
 
-  /// The names of the steps that send something, joined by " + "; "slice" or "none" where none does.
+  /// The names of the steps that send messages, joined by " + ". If none does: the names of all steps ("slice"), or "none" without steps.
   std::string route() const;
 };
 
-/// Plans the move. A layout's mesh may be any arrangement of any ranks of the world; ranks of neither hold nothing.
+/// Plans the move. A layout's mesh may be any arrangement of any ranks of the world; ranks in neither mesh hold nothing.
 ///
-/// Under kBytes every byte of a destination box that its rank does not hold is received once (the bound, where nothing is
-/// Partial), and reductions are at the reduce-scatter and all-reduce bounds. Ties are broken in written order: fewer
-/// steps first, then lower mesh dims, then Replicate before Shard, then lower tensor dims.
+/// Under kBytes every byte of a destination box that its rank does not hold is received once (the lower bound if nothing is Partial), and
+/// reductions are at the reduce-scatter and all-reduce bounds. Ties are broken in this order: fewer steps first, then lower mesh dims, then
+/// Replicate before Shard, then lower tensor dims.
 ///
-/// Throws: c10::ValueError where the sizes differ, or options do not fit. Cost: O(mesh dims) layouts under kBytes, and of each
-/// rank's traffic() with a memory cap; under kTime a search over the placements of each mesh dim, which takes the route of kBytes where
-/// 1,000 layouts on the way do not reach the destination (meshes of more than five dims).
+/// Throws: c10::ValueError if the sizes differ or the options do not fit. Cost: under kBytes O(mesh dims) layouts, plus traffic() of each
+/// rank if there is a memory cap. Under kTime a search over the placements of each mesh dim, which falls back to the route of kBytes if
+/// 1,000 layouts do not reach the destination (meshes of more than five dims).
 Plan plan(const Layout& source, const Layout& destination, int64_t element_bytes, const PlanOptions& options = {});
 
 }  // namespace shardwise

@@ -12,13 +12,14 @@ namespace {
 
 using Placements = std::vector<Placement>;
 
-/// True where two reductions along different mesh dims may be done in either order.
+/// True if two reductions along different mesh dims may be done in either order.
 bool commute(Reduce a, Reduce b) { return a == b || (is_linear(a) && is_linear(b)); }
 
-/// True where terms of `outer` cannot be made of a sum along a later mesh dim: it would make the ones that a product asks for their number.
+/// True if mesh dim m cannot become Partial(`outer`) while a later mesh dim is Partial(`inner`): the neutral element of a product is 1, and
+/// the later sum would add up n ones to n.
 bool spoils(Reduce outer, Reduce inner) { return outer == Reduce::kProduct && inner == Reduce::kSum; }
 
-/// True where a mesh dim later than `m` is a Partial whose reduction `test` holds for.
+/// True if some mesh dim later than `m` is a Partial whose reduction satisfies `test`.
 template <class Test>
 bool any_partial_within(const Layout& layout, size_t m, const Test& test) {
   const auto& placements = layout.placements();
@@ -26,12 +27,12 @@ bool any_partial_within(const Layout& layout, size_t m, const Test& test) {
                      [&](const Placement& inner) { return inner.is_partial() && test(inner.reduce()); });
 }
 
-/// True where mesh dim `m` cannot become a Partial of `reduce` before the later mesh dims are reduced.
+/// True if mesh dim `m` cannot become a Partial of `reduce` before the later mesh dims are reduced.
 bool is_spoiled(const Layout& layout, size_t m, Reduce reduce) {
   return any_partial_within(layout, m, [reduce](Reduce inner) { return spoils(reduce, inner); });
 }
 
-/// True where a reduction along `m` would come before one along a later mesh dim that must be done first.
+/// True if a later mesh dim must be reduced before `m`.
 bool is_out_of_turn(const Layout& layout, size_t m) {
   const Reduce own = layout.placements()[m].reduce();
   return any_partial_within(layout, m, [own](Reduce inner) { return !commute(own, inner); });
@@ -49,8 +50,9 @@ std::optional<Layout> maybe_with(const Layout& layout, const Placements& placeme
   }
 }
 
-/// `layout` with mesh dim `m` placed as `placement`; where explicit sizes then do not fit, with torch.chunk's split there, or in
-/// all of that tensor dim; sharded along tensor dim 0 where pieces cannot stand beside those of another mesh dim.
+/// `layout` with mesh dim `m` placed as `placement`. If explicit sizes then do not fit, torch.chunk's split replaces them on mesh dim `m`,
+/// or on all mesh dims that shard this tensor dim. If the placement is in pieces and cannot stand beside another mesh dim's placement, `m`
+/// gets Shard(0).
 Layout changed(const Layout& layout, size_t m, const Placement& placement) {
   Placements placements = layout.placements().vec();
   placements[m] = placement;
@@ -65,7 +67,7 @@ Layout changed(const Layout& layout, size_t m, const Placement& placement) {
   return with(layout, std::move(placements));
 }
 
-/// The change of one mesh dim.
+/// The step that changes only mesh dim `m`.
 Step step_of(const Layout& from, Layout to, size_t m) {
   const Placement &before = from.placements()[m], &after = to.placements()[m];
   Step step{Step::Kind::kExchange, from, std::move(to), -1};
@@ -86,12 +88,12 @@ class DirectRoute {
  public:
   DirectRoute(const Layout& source, const Layout& destination) : now_(source), end_(destination) {
     std::vector<bool> leaves(now_.placements().size());
-    for (size_t m = 0; m < leaves.size(); ++m) {  // one that leaves for an outer one may have others leave
+    for (size_t m = 0; m < leaves.size(); ++m) {  // a dim marked for an earlier one can mark later ones too
       const Placement &before = now_.placements()[m], &after = end_.placements()[m];
       if (before == after && !leaves[m]) continue;
       if (before.is_partial()) leaves[m] = true;
       for (size_t later = m + 1; later < leaves.size();
-           ++later) {  // what stays Partial is reduced first, and made anew
+           ++later) {  // a Partial that stays is reduced first, then made again
         const Placement& inner = now_.placements()[later];
         if (!inner.is_partial()) continue;
         const bool is_first = before.is_partial() && !commute(before.reduce(), inner.reduce());
@@ -128,8 +130,8 @@ class DirectRoute {
     });
   }
 
-  /// How mesh dim `m` is best reduced: as it shall end, or, where another mesh dim shards that tensor dim and its ranks' boxes would
-  /// not nest in what they hold, along another tensor dim first.
+  /// The placement into which mesh dim `m` is best reduced. This is its final placement, unless another mesh dim shards the same tensor dim
+  /// and the boxes would not nest; then another tensor dim may receive fewer bytes.
   Placement best_shard(size_t m) const {
     const Placement& wanted = end_.placements()[m];
     if (!wanted.is_shard() || !is_sharded_elsewhere(m, wanted.dim())) return wanted;
@@ -151,7 +153,7 @@ class DirectRoute {
     return false;
   }
 
-  /// Elements that the sampled ranks receive on the way that begins with reducing `m` into `placement`.
+  /// Elements that the sampled ranks receive on the route that starts by reducing `m` into `placement`.
   int64_t received_by(size_t m, const Placement& placement) const {
     std::vector<Step> steps{step_of(now_, changed(now_, m, placement), m)};
     for (Step& step : DirectRoute(steps[0].to, end_).run()) steps.push_back(std::move(step));
@@ -172,7 +174,8 @@ class DirectRoute {
     mesh_dims.clear();
   }
 
-  /// What one exchange can reach: mesh dims that are Partial now stay so, those that become Partial are replicas first.
+  /// The placements after one exchange: mesh dims that are Partial now stay Partial, and mesh dims that end as Partial are replicated for
+  /// now.
   Placements exchanged() const {
     Placements result = end_.placements().vec();
     for (size_t m = 0; m < result.size(); ++m) {
@@ -203,7 +206,7 @@ class DirectRoute {
   std::vector<Step> steps_;
 };
 
-/// To another mesh: sums are made in the old one, Partial in the new one.
+/// Moves to another mesh: reductions are done in the old mesh, new Partial mesh dims are made in the new one.
 std::vector<Step> steps_between_meshes(const Layout& source, const Layout& destination) {
   const auto whole = [](const Layout& layout) { return with(layout, without_partial(layout.placements())); };
   std::vector<Step> steps = DirectRoute(source, whole(source)).run();
@@ -247,7 +250,7 @@ class FastestRoute {
 
  private:
   static constexpr double kLeastSeconds = 1e-9;
-  static constexpr int kMaxStates = 1000;  // that steps are tried from
+  static constexpr int kMaxStates = 1000;  // states that steps are tried from
   using State = std::vector<int>;
   struct Arrival {
     double seconds = 0;
@@ -272,7 +275,7 @@ class FastestRoute {
     try {
       there = layout_of(next);
     } catch (const c10::ValueError&) {
-      return;  // explicit sizes that do not fit this split
+      return;  // explicit sizes do not fit this split
     }
     Step step = step_of(here, *there, m);
     const double seconds = best_[state].seconds + slowest(step);
@@ -283,7 +286,7 @@ class FastestRoute {
     open_.insert({seconds, next});
   }
 
-  /// Of the sampled ranks. A step is a little worse than none, so that fewer steps win.
+  /// The time of the slowest sampled rank. Even a local step costs a little, so that fewer steps win.
   double slowest(const Step& step) const {
     double seconds = kLeastSeconds;
     for (const int64_t rank : evenly_spaced(step.from.grid().ranks, kSampledRanks))

@@ -5,13 +5,14 @@
 
 namespace shardwise {
 
-/// The fewest bytes: Partial mesh dims that end as a Shard are reduced into it, the last mesh dim first; those that end replicated
-/// are all-reduced while the pieces are small; one exchange moves everything else; new Partial mesh dims are made of
-/// replicas. Where reductions do not commute (a sum of maxima) each is done in its turn.
+/// The steps that move the fewest bytes. Partial mesh dims that end as a Shard are reduced into it, the last mesh dim first. Those that end
+/// replicated are all-reduced before or after the exchange, whichever has the smaller pieces. One exchange moves everything else, and new
+/// Partial mesh dims are made from replicas. If reductions do not commute (a sum of maxima), each is done in its turn.
 std::vector<Step> direct_steps(const Layout& source, const Layout& destination);
 
-/// The least time over `links` among direct_steps() and all sequences of changes of one mesh dim, found by Dijkstra's shortest
-/// path over the placements that each mesh dim may take. Pre: one grid. `element_bytes` of the dtype.
+/// The steps with the least time over `links`, among direct_steps() and all sequences of changes of one mesh dim. Found by Dijkstra's
+/// shortest path over the placements that each mesh dim may take. Pre: both layouts have the same grid. `element_bytes`: the size of the
+/// dtype.
 std::vector<Step> fastest_steps(const Layout& source, const Layout& destination, int64_t element_bytes,
                                 const std::vector<Link>& links);
 

@@ -24,19 +24,19 @@ double transfer_seconds(const Link& link, int64_t n_messages, int64_t n_bytes) {
 
 namespace {
 
-/// Elements and boxes of some ranks that meet a box.
+/// The elements and boxes that some ranks have in common with one box.
 struct Tally {
   int64_t elements = 1;
   int64_t boxes = 1;
 };
 
-/// Counts, over the ranks that a set of pins admits, what their boxes have in common with one box.
+/// Adds up what one box has in common with the boxes of all ranks that `pins` admits.
 ///
-/// Boxes are products of intervals, and each mesh dim shards one tensor dim at most, so the sum over ranks is a product of sums
-/// over the mesh dims of each tensor dim: no rank is visited.
+/// Boxes are products of intervals, and each mesh dim shards at most one tensor dim. So the sum over ranks is a product of sums over the
+/// mesh dims of each tensor dim, and no rank is visited.
 class Tallying {
  public:
-  /// `pins`: a coordinate per mesh dim, or -1 for all.
+  /// `pins`: a coordinate per mesh dim, or -1 for all coordinates.
   Tallying(const Layout& layout, const Box& box, c10::IntArrayRef pins) : layout_(layout), box_(box), pins_(pins) {}
 
   Tally run() const {
@@ -57,7 +57,7 @@ class Tallying {
 
   int64_t extent(size_t m) const { return layout_.grid().shape[m]; }
 
-  /// The interval of the box and `outer`, split by the mesh dims from `m` on that shard `dim`.
+  /// Counts for tensor dim `dim` when `outer` is split by the mesh dims from `m` on.
   Tally tally_dim(int64_t dim, size_t m, const detail::OuterPiece& outer) const {
     const Interval wanted = box_.interval(dim);
     const Interval common{std::max(outer.range.begin, wanted.begin), std::min(outer.range.end, wanted.end)};
@@ -110,7 +110,7 @@ bool is_reduced(const Step& step, size_t mesh_dim) {
   return step.kind == Step::Kind::kReduce && static_cast<int>(mesh_dim) == step.mesh_dim;
 }
 
-/// Within one mesh, all boxes single: both directions by class of link, the first mesh dim in which two ranks differ.
+/// Traffic within one mesh whose ranks have one box each. Messages are charged to the link of the first mesh dim in which two ranks differ.
 RankTraffic within_mesh(const Step& step, int64_t element_bytes, const std::vector<Link>& links, const Dims& coord) {
   const Box held = step.from.box_at(coord), wanted = step.to.box_at(coord);
   Dims pins = coord;
@@ -120,7 +120,7 @@ RankTraffic within_mesh(const Step& step, int64_t element_bytes, const std::vect
   Tally arriving_inside{intersect(held, wanted).numel(), 0}, leaving_inside = arriving_inside;
   arriving_inside.boxes = leaving_inside.boxes = arriving_inside.elements > 0 ? 1 : 0;
   for (size_t m = pins.size(); m-- > 0;) {
-    Dims shared = coord;  // the ranks that agree with this one on the mesh dims before m
+    Dims shared = coord;  // pins the ranks that agree with this one on the mesh dims before m
     for (size_t later = m; later < pins.size(); ++later) shared[later] = pins[later];
     const Tally arriving = Tallying(step.from, wanted, shared).run();
     const Tally leaving = Tallying(step.to, held, shared).run();
@@ -137,7 +137,7 @@ RankTraffic within_mesh(const Step& step, int64_t element_bytes, const std::vect
   return result;
 }
 
-/// Box by box: another mesh, or pieces without a grid's order.
+/// Counts box by box, for moves to another mesh and for layouts in pieces.
 RankTraffic by_transfers(const Step& step, int64_t element_bytes, const std::vector<Link>& links, int64_t rank) {
   RankTraffic result;
   const Transfers part = transfers(step, rank);
@@ -166,9 +166,9 @@ RankTraffic exchange(const Step& step, int64_t element_bytes, const std::vector<
   return result;
 }
 
-/// The bytes of `n_ranks` from those of `n` of them.
+/// The bytes of `n_ranks` ranks, extrapolated from `n` of them.
 int64_t scaled_up(int64_t n_bytes, int64_t n, int64_t n_ranks) {
-  __extension__ typedef __int128 Wide;  // the product may exceed 64 bits where the result does not
+  __extension__ typedef __int128 Wide;  // the product may exceed 64 bits even if the result does not
   return static_cast<int64_t>(Wide{n_bytes} * n_ranks / n);
 }
 

@@ -1,4 +1,4 @@
-// plans/traffic.h: what a plan costs each rank, counted without listing messages; plans of 65,536 ranks included.
+// plans/traffic.h: a plan's cost for each rank, computed without listing messages, so that plans of 65,536 ranks are feasible.
 //
 //   [4096, 1024] float32, Shard(0) -> Shard(1) on 4 ranks: each receives 3,145,728 bytes, the bound, in 3 messages
 #pragma once
@@ -7,51 +7,51 @@
 
 namespace shardwise {
 
-/// The link of a mesh dim: the last one stands for all later dims; the default link where `links` is empty.
+/// The link of a mesh dim. The last link stands for all later dims; the default link is used if `links` is empty.
 const Link& link_along(const std::vector<Link>& links, size_t mesh_dim);
-/// Of `ranks` at most `n`, evenly spaced.
+/// At most `n` of `ranks`, evenly spaced.
 std::vector<int64_t> evenly_spaced(const std::vector<int64_t>& ranks, size_t n);
-/// How many ranks a search for a route looks at: their traffic stands for all.
+/// The number of ranks whose traffic a search for a route computes, as a sample of all ranks.
 inline constexpr size_t kSampledRanks = 64;
 
-/// Latencies and bandwidth of messages over `link` that carry `n_bytes` together.
+/// The time of `n_messages` messages with `n_bytes` in total over `link`: the latency of each, plus the bytes over the bandwidth.
 double transfer_seconds(const Link& link, int64_t n_messages, int64_t n_bytes);
 
-/// One rank's share of a plan. Bytes exclude what stays on the rank; an all-reduce counts as a ring's 2 (n-1)/n of the piece.
+/// One rank's share of a plan. Bytes that stay on the rank do not count; an all-reduce counts as a ring's 2 (n-1)/n of the piece.
 struct RankTraffic {
   int64_t sent = 0;
   int64_t received = 0;
-  int64_t bound = 0;  // what must be received: the bytes of its boxes that it does not hold, or the reductions' bounds
+  int64_t bound = 0;         // the least it must receive: missing bytes of its boxes, or the reductions' bounds
   int64_t buffer_bytes = 0;  // most held in message buffers at once, beyond source and destination pieces
-  int64_t n_messages = 0;    // received
-  double seconds = 0;        // by the options' links: per step, latencies plus the larger of both directions
+  int64_t n_messages = 0;    // messages received
+  double seconds = 0;        // by the options' links: per step, the latencies plus the larger direction
 };
 
-/// All zero for a rank of neither mesh. Cost: O(mesh dims * tensor dims), plus the ranks along mesh dims with explicit shard sizes;
-/// O(pieces) where an EnumerableShard takes part.
+/// All zero for a rank in neither mesh. Cost: O(mesh dims * tensor dims), plus the ranks along mesh dims with explicit shard sizes;
+/// O(pieces) if an EnumerableShard takes part.
 RankTraffic traffic(const Plan& plan, int64_t rank);
-/// The same of one step.
+/// The traffic of one step.
 RankTraffic traffic(const Step& step, int64_t element_bytes, const std::vector<Link>& links, int64_t rank);
 
-/// Of both meshes: those of source.grid() in its order, then those of the destination's that are not among them.
+/// The ranks of both meshes: those of source.grid() in its order, then the ranks that are in the destination's grid only.
 std::vector<int64_t> ranks_of(const Plan& plan);
 
 /// A plan's cost over all ranks.
 struct Summary {
   std::string route;
-  int64_t n_rounds = 0;  // steps that send something, times the rounds of each
+  int64_t n_rounds = 0;  // the rounds of all steps that send messages
   int64_t received = 0;  // bytes, all ranks together
   int64_t bound = 0;
-  int64_t most_loaded_rank = 0;  // the first that receives most
+  int64_t most_loaded_rank = 0;  // the first rank that receives the most
   int64_t most_received = 0;
-  int64_t buffer_bytes = 0;  // the most of any rank
-  double seconds = 0;        // the slowest rank's
+  int64_t buffer_bytes = 0;  // of the rank that needs the most
+  double seconds = 0;        // of the slowest rank
 
-  /// Bytes received over the bound; 1 where both are nothing.
+  /// Bytes received over the bound; 1 if both are 0.
   double ratio() const { return bound == 0 ? 1.0 : static_cast<double>(received) / static_cast<double>(bound); }
 };
 
-/// Cost: traffic() of every rank; with `n_samples` > 0 of that many ranks, evenly spaced (totals are then scaled up).
+/// Cost: traffic() of every rank. `n_samples` > 0 uses only that many evenly spaced ranks and scales the totals up.
 Summary summarize(const Plan& plan, int64_t n_samples = 0);
 
 /// Every rank's traffic, in the order of ranks_of().

@@ -12,7 +12,7 @@ namespace shardwise {
 
 namespace {
 
-/// Calls `use(receiver, box, bytes)` for what `rank` sends in `step`, in no order.
+/// Calls `use(receiver, box, bytes)` for each box that `rank` sends in `step`, unordered.
 template <class Use>
 void each_sent(const Step& step, int64_t element_bytes, int64_t rank, const Use& use) {
   const auto coord = step.from.grid().coord_of(rank);
@@ -30,7 +30,7 @@ void each_sent(const Step& step, int64_t element_bytes, int64_t rank, const Use&
   for (const OwnedBox& sent : boxes_sent(step, rank)) use(sent.rank, sent.box, sent.box.numel() * element_bytes);
 }
 
-/// By receiver and offset.
+/// The boxes that `rank` sends, ordered by receiver and offset.
 std::vector<SentBox> sent_by(const Step& step, int64_t element_bytes, int64_t rank) {
   std::vector<SentBox> found;
   each_sent(step, element_bytes, rank,
@@ -41,7 +41,7 @@ std::vector<SentBox> sent_by(const Step& step, int64_t element_bytes, int64_t ra
   return found;
 }
 
-/// Counts moves by blocks and by links.
+/// Adds up bytes by block and by mesh dim.
 class Counting {
  public:
   Counting(const Plan& plan, int64_t max_blocks) : plan_(plan), ranks_(ranks_of(plan)) {
@@ -61,7 +61,7 @@ class Counting {
   }
 
   void add(const Step& step, int64_t max_messages) {
-    // Some ranks tell how many messages there are.
+    // A sample of ranks estimates the number of messages.
     const std::vector<int64_t> sample = evenly_spaced(ranks_, kProbes);
     int64_t n_messages = 0;
     for (const int64_t rank : sample)
@@ -95,13 +95,13 @@ class Counting {
   }
 
   const Place& place_of(int64_t rank) const {
-    const int64_t guess = rank - ranks_.front();  // right at once for the usual consecutive ranks
+    const int64_t guess = rank - ranks_.front();  // a guess that holds for consecutive ranks
     if (guess >= 0 && guess < static_cast<int64_t>(places_.size()) && places_[guess].rank == rank)
       return places_[guess];
     return *std::ranges::lower_bound(by_rank_, rank, {}, &Place::rank);
   }
 
-  /// Counts bytes for the first dim of the source's mesh in which the two places differ, and notes every such dim.
+  /// Counts bytes for the first dim of the source's mesh in which the two places differ, and marks every dim that differs.
   void count_link(int64_t a, int64_t b, int64_t n_bytes) {
     const RankGrid& grid = plan_.source.grid();
     if (a >= grid.size() || b >= grid.size()) {

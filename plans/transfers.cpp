@@ -6,7 +6,8 @@
 namespace shardwise {
 namespace {
 
-/// Whose boxes count: on mesh dims that do not shard the source, those at `home`; along a reduction, everybody's.
+/// The coordinates of the ranks whose boxes count: `home` on mesh dims that neither shard the source nor are reduced, -1 (any) on the
+/// others.
 Dims pins(const Step& step, const Dims& home) {
   Dims result = home;
   for (size_t m = 0; m < result.size(); ++m) {
@@ -23,7 +24,7 @@ bool fits(const Dims& coord, const Dims& pins) {
   return true;
 }
 
-/// The destination's boxes that take from this rank's `box`.
+/// The boxes of the destination that this rank sends `box`, or parts of it, to.
 std::vector<OwnedBox> takers(const Step& step, int64_t rank, const Box& box) {
   const RankGrid& grid = step.from.grid();
   const Dims own = pins(step, *grid.coord_of(rank));
@@ -45,7 +46,7 @@ void sort(std::vector<Transfer>& transfers) {
 
 Dims coord_for(int64_t rank, const RankGrid& from, const RankGrid& to) {
   if (auto own = from.coord_of(rank)) return *own;
-  int64_t place = rank - to.ranks.front();  // right at once for the usual consecutive ranks
+  int64_t place = rank - to.ranks.front();  // a guess that holds for consecutive ranks
   if (place < 0 || place >= to.size() || to.ranks[place] != rank)
     place = std::ranges::find(to.ranks, rank) - to.ranks.begin();
   return *from.coord_of(from.ranks[place % from.size()]);

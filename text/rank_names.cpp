@@ -11,9 +11,9 @@ namespace shardwise::detail {
 namespace {
 
 constexpr size_t kMaxRuns = 3;
-constexpr size_t kMoreRuns = 5;  // that are named where this takes no more room than their number
+constexpr size_t kMoreRuns = 5;  // more runs are listed if this is no longer than giving the number of ranks
 
-// Light tones of the 256-colour cube, neighbours far apart in hue.
+// Light tones of the 256-colour cube, in an order where adjacent ones differ in hue.
 constexpr std::array<int, 16> kTones = {153, 216, 151, 222, 183, 159, 210, 193, 147, 223, 116, 218, 187, 111, 180, 157};
 
 struct Run {

@@ -15,7 +15,7 @@ struct CodePoints {
   char32_t first, last;
 };
 
-// Of Unicode 15's EastAsianWidth.txt what is wide, in whole blocks.
+// The wide characters of Unicode 15's EastAsianWidth.txt, in whole blocks.
 constexpr std::array<CodePoints, 15> kWide = {{{0x1100, 0x115F},
                                                {0x2E80, 0x303E},
                                                {0x3041, 0x33FF},
@@ -31,7 +31,7 @@ constexpr std::array<CodePoints, 15> kWide = {{{0x1100, 0x115F},
                                                {0x1F300, 0x1F64F},
                                                {0x1F680, 0x1FAFF},
                                                {0x20000, 0x3FFFD}}};
-// Marks on the letter before, joiners, and selectors of variants.
+// Combining marks, joiners and variation selectors.
 constexpr std::array<CodePoints, 7> kWithoutWidth = {{{0x0300, 0x036F},
                                                       {0x1AB0, 0x1AFF},
                                                       {0x1DC0, 0x1DFF},
@@ -48,7 +48,7 @@ bool is_in(const std::array<CodePoints, kN>& blocks, char32_t letter) {
 
 bool continues(char c) { return (c & 0xC0) == 0x80; }
 
-/// The word in one line: control characters would move what follows.
+/// The text on one line: control characters would shift the columns after it.
 std::string in_line(std::string word) {
   std::replace_if(word.begin(), word.end(), [](char c) { return (c >= 0 && c < 0x20) || c == 0x7F; }, '?');
   return word;

@@ -1,4 +1,4 @@
-// text/table.h: lines of words in aligned columns.
+// text/table.h: text in aligned columns.
 //
 //   rank  shape    bytes
 //      0  [1, 16]     64
@@ -13,7 +13,7 @@
 
 namespace shardwise::detail {
 
-/// Columns of a terminal that text in UTF-8 takes: 2 of a wide character, 0 of a mark on the letter before.
+/// The number of terminal columns that UTF-8 text takes: 2 for a wide character, 0 for a mark on the previous letter.
 size_t width_of(std::string_view text);
 
 enum class Align : uint8_t { kLeft, kRight };
@@ -28,18 +28,18 @@ class TextTable {
   /// Each line begins with `indent` blanks.
   explicit TextTable(std::vector<Column> columns, size_t indent = 0);
 
-  /// One word per column. `color`, an ANSI sequence, begins before the first word and ends after it.
+  /// Adds a line with one text per column. `color`, an ANSI sequence, starts before the first text and ends after it.
   void add(std::vector<std::string> words, std::string color = {});
   /// A line of free text under the second column.
   void add_note(std::string note);
 
-  /// The heads, then the lines: each ended by a newline and without blanks at its end.
+  /// The heads, then the lines, each ended by a newline and without trailing blanks.
   std::string to_string() const;
 
  private:
   struct Line {
     std::vector<std::string> words;
-    std::string color, note;  // a note stands in place of the words
+    std::string color, note;  // a note replaces the words
   };
   std::string line_of(const Line& line, const std::vector<size_t>& widths) const;
 

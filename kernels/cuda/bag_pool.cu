@@ -1,4 +1,4 @@
-// kernels/cuda/bag_pool.cu: a team per bag, which loads several rows before it needs the first.
+// kernels/cuda/bag_pool.cu: one team per bag, which loads several rows before it needs the first.
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/launch.h"
@@ -17,8 +17,8 @@ struct Bag {
 
 __device__ bool is_padding(const Bags& bags, int64_t id) { return bags.padding >= 0 && id == bags.padding; }
 
-/// Calls `use(k, pack)` for each id k of the bag whose row is in this piece, in order. Returns how many ids count, those of other pieces
-/// too.
+/// Calls `use(k, pack)` in order for each id k of the bag whose row is in this piece. Returns the number of ids that count, including those
+/// of other pieces.
 template <int kN, class T, class Use>
 __device__ int64_t for_each_row(const Rows& table, const Ids& ids, const Bags& bags, const Bag& bag, int64_t column,
                                 const T*, const Use& use) {

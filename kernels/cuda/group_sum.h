@@ -1,8 +1,8 @@
-// kernels/cuda/group_sum.h: the sums of the gradients of groups, however long, in a fixed order. For sources of this room.
+// kernels/cuda/group_sum.h: the sums of the gradients of groups of any length, in a fixed order. Only for sources of this folder.
 //
-// Places are split into stretches. A group within one stretch is summed by one team. The parts of a group that spans several stretches
-// are summed by one team each into `parts`, which one block then adds up. A stretch has at most two such parts: the end (or middle) of a
-// group from before, and the beginning of a group that goes on.
+// The places of the order are split into stretches. A group within one stretch is summed by one team. A group that spans several stretches
+// has a part in each; one team per part sums it into `parts`, and one block then adds the parts up. A stretch has at most two such parts:
+// the end (or middle) of a group from before, and the beginning of a group that continues.
 //
 //   stretches   |0 . . . . . . .|8 . . . . . . .|16. . .      starts 0 3 6 18 20
 //   groups       a a a b b b c c c c c c c c c c c c d d      parts: c in stretch 0 (1), stretch 1 (2), stretch 2 (4)
@@ -15,9 +15,9 @@
 namespace shardwise::kernels::cuda {
 
 inline constexpr int64_t kStretch = 128;  // places
-inline constexpr int kGroups = 8;         // of a team; the memory of all is asked for before the first is summed
+inline constexpr int kGroups = 8;         // per team; the memory of all is requested before the first is summed
 
-/// Adds the gradients at kCount places of the order. All loads are issued before the first result is needed.
+/// Adds the gradients at kCount places of the order. Issues all loads before it needs the first result.
 template <int kCount, class T, int kN>
 __device__ void add_places(const GradRows& grads, const int64_t* order, int64_t column, Sum<T> (&sum)[kN], const T*) {
   int64_t ids[kCount], rows[kCount];
@@ -47,7 +47,7 @@ __device__ void sum_places(const GradRows& grads, const int64_t* order, int64_t 
   if (begin < end) add_places<1>(grads, order + begin, column, sum, kType);
 }
 
-/// The group of a place before starts[groups.n]. All threads of a team call it, and each round of loads has one of each.
+/// The group of a place before starts[groups.n]. All threads of a team call it, and each probes one start per round.
 __device__ inline int64_t group_at(const Groups& groups, int64_t place) {
   int64_t low = 0, high = groups.n;  // starts[low] <= place < starts[high]
   while (high - low > 1) {
@@ -58,11 +58,11 @@ __device__ inline int64_t group_at(const Groups& groups, int64_t place) {
   return low;
 }
 
-/// What a team sums: all of a group, or a part of one.
+/// The places that a team sums: a whole group, or a part of one.
 struct Piece {
   int64_t begin;
   int64_t end;
-  int64_t group;  // -1: a part
+  int64_t group;  // -1 for a part
   __device__ bool is_empty() const { return begin >= end; }
 };
 
@@ -71,7 +71,8 @@ __device__ inline Piece piece_of_group(const Groups& groups, int64_t group) {
   return begin / kStretch == (end - 1) / kStretch ? Piece{begin, end, group} : Piece{};
 }
 
-/// Part 2 s: what the group that enters stretch s from before has there. Part 2 s + 1: what the group that leaves it, but did not enter, has.
+/// Part 2 s is that of the group which enters stretch s from before. Part 2 s + 1 is that of the group which begins in stretch s and
+/// continues after it.
 __device__ inline Piece piece_of_part(const Groups& groups, int64_t part) {
   const int64_t n_places = groups.starts[groups.n], low = part / 2 * kStretch, high = low + kStretch;
   const bool enters = part % 2 == 0;
@@ -83,7 +84,7 @@ __device__ inline Piece piece_of_part(const Groups& groups, int64_t part) {
   return begin < low ? Piece{} : Piece{begin, high, -1};
 }
 
-/// Asks for the first gradient of a group.
+/// Prefetches the first gradient of a group.
 inline __device__ void prefetch_place(const GradRows& grads, const int64_t* order, int64_t place) {
   const int64_t id = order[place], row = grads.row_of == nullptr ? id : grads.row_of[id],
                 bytes = size_of(grads.element);
@@ -106,8 +107,9 @@ __device__ void sum_piece(const GradRows& grads, const Groups& groups, const Pie
   if (piece.group >= 0) sink.end(piece.group);
 }
 
-/// The first teams take kGroups groups each, the others a part. Of each group one thread calls `Sink::prefetch(group)`. Then each group has a
-/// sink of its own: all threads of the team call `take(group, tile, column, is_in_row, sum)`, tile by tile, and `end(group)` after.
+/// The first teams take kGroups groups each, the other teams take a part each. One thread per group calls `Sink::prefetch(group)`. Then
+/// each group has its own copy of the sink: all threads of the team call `take(group, tile, column, is_in_row, sum)` for each tile, and
+/// `end(group)` at the end.
 template <class T, int kN, class Sink>
 __global__ void __launch_bounds__(kThreads) sum_pieces(GradRows grads, Groups groups, int64_t n_parts, int64_t tiles,
                                                        Sum<T>* parts, const __grid_constant__ Sink sink) {
@@ -128,8 +130,8 @@ __global__ void __launch_bounds__(kThreads) sum_pieces(GradRows grads, Groups gr
       sum_piece<T, kN>(grads, groups, piece, -1, tiles, parts, sink);
 }
 
-/// Block s adds up the parts of the group that begins in stretch s and goes on to stretch s + 1: each team sums some parts, then the
-/// first team sums the teams' results.
+/// Block s adds up the parts of the group that begins in stretch s and continues in stretch s + 1. Each team sums some of the parts, then
+/// the first team adds up the teams' results.
 template <class T, int kN, class Sink>
 __global__ void __launch_bounds__(kThreads)
     add_parts(GradRows grads, Groups groups, int64_t tiles, const Sum<T>* parts, Sink sink) {
@@ -170,7 +172,7 @@ template <class T, int kN, class Sink>
 void for_each_sum(const char* name, const GradRows& grads, const Groups& groups, bool rows_stay_whole, void* scratch,
                   void* stream, const Sink& sink) {
   if (groups.n == 0) return;
-  const Teams teams(std::max<int64_t>(1, divided_up(grads.width, kN)));  // rows without columns have numbers, too
+  const Teams teams(std::max<int64_t>(1, divided_up(grads.width, kN)));  // rows without columns have numbers per row
   auto* parts = static_cast<Sum<T>*>(scratch);
   const int64_t n_stretches = stretches(groups.n_ids), n_parts = n_stretches == 1 ? 0 : 2 * n_stretches;
   launch(name, sum_pieces<T, kN, Sink>, teams, divided_up(groups.n, kGroups) + n_parts, 1, rows_stay_whole, stream,

@@ -1,4 +1,4 @@
-// kernels/cuda/id_groups.cu: ids sorted by cub's radix sort (Adinets, Merrill, Onesweep, 2022), groups numbered by its scan.
+// kernels/cuda/id_groups.cu: sorts ids with cub's radix sort (Adinets, Merrill, Onesweep, 2022), and numbers groups with its scan.
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/launch.h"
@@ -16,7 +16,7 @@ constexpr const char* kName = "group_ids";
 
 int bits_of(int64_t n) { return n <= 1 ? 0 : std::bit_width(static_cast<uint64_t>(n - 1)); }
 
-/// A row and the place of its id in one word, as on the CPU. Ids that are skipped or of other pieces get the number of rows.
+/// A row and its id's place in one word, as on the CPU. Ids that are skipped or in other pieces get the number of rows.
 struct Packing {
   int place_bits;
   __device__ uint64_t pack(int64_t row, int64_t place) const {
@@ -56,7 +56,7 @@ __global__ void mark_firsts(const uint64_t* words, int64_t n, int64_t n_rows, Pa
   marks[i] = row < n_rows && (i == 0 || packing.row(words[i - 1]) != row);
 }
 
-/// `numbers[i]`: the number of groups that begin up to word i.
+/// `numbers[i]`: the number of groups that begin at or before word i.
 __global__ void write_groups(const uint64_t* words, const uint64_t* numbers, int64_t n, int64_t n_rows, Packing packing,
                              GroupMemory memory, int64_t* n_groups) {
   const int64_t i = team_index();
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kThreads) find_digest(Ids ids, uint64_t* diges
   if (threadIdx.x == 0) atomicAdd(reinterpret_cast<unsigned long long*>(digest), sum);
 }
 
-constexpr int64_t kMostRows = 2048;  // of 32 ids each; warps loop over the rest, so that few atomics meet at the result
+constexpr int64_t kMostRows = 2048;  // of 32 ids each; warps loop over the rest, so that few atomics meet
 
 }  // namespace
 

@@ -1,11 +1,11 @@
-// kernels/cuda/kernels.h: the kernels of kernels/ on a GPU. What each does is said where the CPU's kernel of that name is declared.
+// kernels/cuda/kernels.h: the kernels of kernels/ on a GPU. They are documented at the CPU kernels of the same names.
 //
-// All pointers are to device memory, those inside Rows, Ids, Bags and GradRows too. `stream` is a cudaStream_t of the current device. Calls
-// return before the work is done, except group_ids(); empty work launches nothing. Sums have a fixed order, so results are the same on
-// every run, though not bit by bit the CPU's. Accesses are 16 bytes wide where addresses, widths and steps are multiples of 16 bytes, else
-// one element.
+// All pointers are to device memory, including those in Rows, Ids, Bags and GradRows. `stream` is a cudaStream_t of the current device.
+// Calls return before the work is done, except group_ids(); empty work launches nothing. Sums have a fixed order, so results are the same
+// on every run, but not bit-identical to the CPU's. Memory accesses are 16 bytes wide if addresses, widths and steps are multiples of 16
+// bytes; otherwise one element.
 //
-// Throws std::runtime_error when CUDA refuses a launch. CUDA reports errors inside a kernel at the next call that waits.
+// Throws std::runtime_error if CUDA refuses a launch. CUDA reports errors inside a kernel at the next call that waits.
 #pragma once
 
 #include "kernels/bag_pool.h"
@@ -22,18 +22,18 @@ void look_up(const Rows& table, const Ids& ids, Miss miss, void* results, int64_
 
 /// `range` is in device memory.
 void range_of(const Ids& ids, IdRange* range, void* stream);
-/// An id outside [0, n_rows) fails an assertion on the device, as in torch's own lookups: CUDA calls of this process then give errors.
+/// An id outside [0, n_rows) fails a device assertion, as in torch's own lookups. All later CUDA calls of the process then return errors.
 void check_rows(const Ids& ids, int64_t n_rows, void* stream);
 void digest_of(const Ids& ids, uint64_t* digest, void* stream);
 
-/// Words of GroupMemory::scratch for `n_ids` ids: a little more than two each.
+/// The number of words of GroupMemory::scratch for `n_ids` ids: a little more than two per id.
 int64_t group_scratch(int64_t n_ids);
 
-/// Waits for the stream: the number of groups is returned on the host.
+/// Waits for the stream, because it returns the number of groups to the host.
 int64_t group_ids(const Ids& ids, int64_t first_row, int64_t n_rows, int64_t skipped, const GroupMemory& memory,
                   void* stream);
 
-/// Groups as group_ids() made them of `n_ids` ids.
+/// The result of group_ids() for `n_ids` ids.
 struct Groups {
   const int64_t* order;
   const int64_t* starts;
@@ -41,14 +41,14 @@ struct Groups {
   int64_t n_ids;
 };
 
-/// Bytes of `scratch` (its address a multiple of 16) that sums of groups need: 24 per id, and 1/64 of the gradients in float
-/// (double). Many warps sum the gradients of an id that occurs very often; their partial sums are added in a second kernel.
+/// The number of bytes of `scratch` (16-byte aligned) that sums of groups need: 24 per id, and 1/64 of the gradients in float (double).
+/// Many warps sum the gradients of an id that occurs very often; a second kernel adds up their partial sums.
 int64_t sum_scratch(const GradRows& grads, int64_t n_ids);
 
 /// Fills memory with zeros, before sum_groups() writes some of its rows.
 void clear(void* memory, int64_t n_bytes, void* stream);
 
-/// Writes group g's sum to row `rows[g]`, or to row g where `rows` is null. Rows are `result_step` elements apart.
+/// Writes group g's sum to row `rows[g]`, or to row g if `rows` is null. Rows are `result_step` elements apart.
 void sum_groups(const GradRows& grads, const Groups& groups, const int64_t* rows, void* results, int64_t result_step,
                 void* scratch, void* stream);
 
@@ -57,7 +57,7 @@ void grad_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups
 void lamb_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups, const int64_t* rows,
                   const RowTotals& totals, double* results, void* scratch, void* stream);
 
-/// `pieces` are in the host's memory, and again in the device's where there are several.
+/// `pieces` are in host memory; `pieces_there` are the same in device memory, needed if there are several.
 void update_rows(const UpdatedPiece* pieces, const UpdatedPiece* pieces_there, int64_t n_pieces, const GradRows& grads,
                  const Groups& groups, const int64_t* rows, const RowTotals& totals, void* scratch, void* stream);
 

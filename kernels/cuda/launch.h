@@ -1,4 +1,4 @@
-// kernels/cuda/launch.h: grids of teams, and kernel launches on them. For sources of this room.
+// kernels/cuda/launch.h: grids of teams, and kernel launches on them. Only for sources of this folder.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,7 @@
 
 namespace shardwise::kernels::cuda {
 
-inline constexpr int kThreads = 256;  // of a block
+inline constexpr int kThreads = 256;  // per block
 
 inline void check(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return;
@@ -22,8 +22,8 @@ inline void check(cudaError_t code, const char* what) {
                                 : ""));
 }
 
-/// One team works on a row: neighbouring threads of one warp, a power of two, each with a pack of neighbouring columns. A row of
-/// more packs than a warp has threads has several tiles.
+/// The teams of a grid. A team works on one row: adjacent threads of one warp, a power of two of them, each with a pack of adjacent
+/// columns. A row with more packs than a warp has threads is divided into tiles.
 struct Teams {
   int lanes;
   int64_t tiles;
@@ -35,7 +35,7 @@ struct Teams {
   unsigned per_block() const { return kThreads / static_cast<unsigned>(lanes); }
 };
 
-/// Launches `kernel` with a team for every `rows_per_team` rows. Tiles are divided among teams too unless `rows_stay_whole`.
+/// Launches `kernel` with a team for every `rows_per_team` rows. Tiles are divided among teams as well, unless `rows_stay_whole`.
 template <class... Params, class... Args>
 void launch(const char* name, void (*kernel)(Params...), const Teams& teams, int64_t n_rows, int rows_per_team,
             bool rows_stay_whole, void* stream, const Args&... args) {

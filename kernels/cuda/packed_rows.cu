@@ -1,4 +1,4 @@
-// kernels/cuda/packed_rows.cu: a team per result row, a word of four columns per thread.
+// kernels/cuda/packed_rows.cu: one team per result row; each thread has a word of four columns.
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/launch.h"
@@ -7,7 +7,7 @@
 namespace shardwise::kernels::cuda {
 namespace {
 
-constexpr int kColumns = 4;  // of a word
+constexpr int kColumns = 4;  // per word
 
 struct PackedRow {
   const unsigned* words;  // null: not in this piece

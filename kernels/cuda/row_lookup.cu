@@ -1,4 +1,4 @@
-// kernels/cuda/row_lookup.cu: rows copied word by word, several at a time per thread to hide memory latency.
+// kernels/cuda/row_lookup.cu: copies rows word by word, several at a time per thread to hide memory latency.
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/launch.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kRows = 4;  // in flight per thread
 
-/// Widths in words. Results bypass the caches, which keep the tables' rows.
+/// Widths are in words. Results bypass the caches, so that these keep the tables' rows.
 template <class Word>
 __global__ void __launch_bounds__(kThreads)
     copy_rows(Rows table, Ids ids, bool keeps, Word* results, int64_t result_step, int64_t width) {

@@ -1,4 +1,4 @@
-// kernels/cuda/row_norms.cu: a team per row.
+// kernels/cuda/row_norms.cu: norms of rows, with one team per row.
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/launch.h"
@@ -8,7 +8,7 @@
 namespace shardwise::kernels::cuda {
 namespace {
 
-/// A column's term of a norm. Infinite norms take the largest term, or NaN.
+/// A column's term of a norm. For infinite norms, the result is the largest term, or NaN.
 struct Power {
   double p;
 

@@ -7,7 +7,7 @@
 namespace shardwise::kernels::cuda {
 namespace {
 
-/// The only piece.
+/// The piece of a table with a single piece.
 template <class S>
 struct OnePiece {
   UpdatedPiece piece;
@@ -17,15 +17,15 @@ struct OnePiece {
   __device__ const Rates<S>& rates_of(const UpdatedPiece&) const { return rates; }
 };
 
-/// One of several, which lie in device memory.
+/// The pieces of a table with several, in device memory.
 template <class S>
 struct SomePieces {
   const UpdatedPiece* pieces;
   int64_t n;
 
-  /// Null where no piece has the row. Cost: O(log n).
+  /// The piece that has the row; null if none does. Cost: O(log n).
   __device__ const UpdatedPiece* of(int64_t row) const {
-    int64_t low = 0, high = n;  // the last piece that begins at `row` or before is in [low - 1, high)
+    int64_t low = 0, high = n;  // the last piece that begins at or before `row` is in [low - 1, high)
     while (low < high) {
       const int64_t middle = (low + high) / 2;
       if (pieces[middle].table.first_row <= row)
@@ -38,12 +38,12 @@ struct SomePieces {
   __device__ Rates<S> rates_of(const UpdatedPiece& piece) const { return Rates<S>(piece.update); }
 };
 
-/// RowTotals, or what was found in their place.
+/// RowTotals, or the sums computed in their place.
 struct Totals {
-  const double* squares = nullptr;  // to be divided by n_squares
+  const double* squares = nullptr;  // sums of squares, to be divided by n_squares
   double n_squares = 1;
   const double* ratios = nullptr;
-  const double* pairs = nullptr;  // of lamb_squares(), instead of ratios
+  const double* pairs = nullptr;  // from lamb_squares(), instead of ratios
 };
 
 template <class S, int kN>
@@ -54,7 +54,7 @@ __device__ double square_sum(const S (&values)[kN]) {
   return squares;
 }
 
-/// Where a row and its state are in memory, from a column on.
+/// Pointers to a row and its state, from a column on.
 template <class T>
 struct RowPlaces {
   using S = Sum<T>;
@@ -79,7 +79,7 @@ struct RowPlaces {
   }
 };
 
-/// One team's columns of a row, its gradient with l2 * row, and its state.
+/// One team's columns of a row, its gradient including l2 * row, and its state.
 template <class T, int kN>
 struct RowColumns : RowPlaces<T> {
   using S = Sum<T>;
@@ -102,20 +102,20 @@ struct RowColumns : RowPlaces<T> {
     for (int c = 0; c < kN; ++c) grad[c] = rates.l2 == 0 ? sum[c] : sum[c] + rates.l2 * values[c];
   }
 
-  /// The number of the row after the step, the same for all threads of the team.
+  /// The number per row after the step, the same for all threads of the team.
   __device__ S number_after(const Rates<S>& rates, const Totals& totals, int64_t group) const {
     const double squares = totals.squares == nullptr ? team_sum(square_sum(grad)) : totals.squares[group];
     const S before = team_first(threadIdx.x == 0 ? *number : S{0});
     return row_sum_after(rates, before, static_cast<S>(squares / totals.n_squares));
   }
 
-  /// Takes Adam's step of a column, in `moments`.
+  /// Takes Adam's step for a column, which changes `moments`.
   __device__ S adams_step(const Rates<S>& rates, int c, S factor) {
     return is_row_wise(rates.kind) ? row_wise_adam_step(rates, grad[c], moments[0].at[c], factor)
                                    : adam_step(rates, grad[c], moments[0].at[c], moments[1].at[c]);
   }
 
-  /// The squares of these columns and of LAMB's step there. Pre: moments as they were.
+  /// Adds the squares of these columns and of LAMB's step there. Pre: the moments are unchanged.
   __device__ void add_lamb_squares(const Rates<S>& rates, S factor, bool is_in_row, double (&squares)[2]) const {
     if (!is_in_row) return;
     RowColumns copy = *this;
@@ -127,7 +127,7 @@ struct RowColumns : RowPlaces<T> {
   }
 };
 
-/// Asks for a group's row and its state.
+/// Prefetches a group's row and its state.
 template <class T, class Source>
 __device__ void prefetch_row(const Source& source, int64_t group, int64_t number_of_row) {
   const UpdatedPiece* piece = source.of(number_of_row);
@@ -140,7 +140,7 @@ __device__ void prefetch_row(const Source& source, int64_t group, int64_t number
   if (places.number != nullptr) kernels::cuda::prefetch(places.number, sum_bytes);
 }
 
-/// Keeps only the squares of each group.
+/// A sink that only stores the sum of squares of each group.
 template <class T, class Source>
 struct SquaresOf {
   Source source;
@@ -166,7 +166,7 @@ struct SquaresOf {
   }
 };
 
-/// Keeps the squares of rows and of LAMB's steps.
+/// A sink that only stores the sums of squares of rows and of LAMB's steps.
 template <class T, class Source>
 struct LambSquares {
   Source source;
@@ -274,7 +274,7 @@ struct UpdatedRows {
   }
 };
 
-/// Where sum_scratch() has room for numbers of groups: three of each.
+/// The place in sum_scratch() for numbers per group, of which there are three.
 double* numbers_in(void* scratch, const GradRows& grads, int64_t n_ids) {
   return reinterpret_cast<double*>(static_cast<char*>(scratch) + sum_scratch(grads, n_ids)) - 3 * n_ids;
 }
@@ -290,7 +290,7 @@ int64_t alignment_of_all(const UpdatedPiece* pieces, int64_t n_pieces, const Gra
   return alignment;
 }
 
-/// The gradients' squares and LAMB's, where rows are too wide for them to be found in passing.
+/// The sums of squares of gradients and LAMB's steps, for rows too wide to compute them within the update.
 template <class T, int kN, class Source>
 Totals found_totals(const Source& source, bool any_row_wise, bool any_lamb, const GradRows& grads, const Groups& groups,
                     const int64_t* rows, const RowTotals& given, void* scratch, void* stream) {

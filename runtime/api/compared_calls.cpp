@@ -20,7 +20,7 @@ namespace {
 
 using Arguments = std::vector<ForwardArgument>;
 
-constexpr size_t kMostSignatures = 4096;  // then all are forgotten, on all ranks at once
+constexpr size_t kMostSignatures = 4096;  // when full, all are forgotten, on all ranks at the same call
 
 void add_form(Digest& digest, const ForwardArgument& argument) {
   digest.add(argument.path);
@@ -34,7 +34,7 @@ int64_t signature_of(const Arguments& arguments) {
   Digest digest;
   for (const ForwardArgument& argument : arguments) {
     add_form(digest, argument);
-    digest.add(static_cast<int64_t>(is_on_meta(argument)));  // that call compares nothing
+    digest.add(static_cast<int64_t>(is_on_meta(argument)));  // a call with meta tensors compares nothing
   }
   return digest.value();
 }
@@ -47,18 +47,18 @@ int64_t digest_of(const ForwardArgument& argument) {
   return digest.value();
 }
 
-/// False for a run without values, which may be one rank's alone. A module that was distributed on meta may have values by now.
+/// False for a call with meta tensors, which one rank may make alone. A module that was distributed on meta may have values by now.
 bool can_be_compared(const Arguments& arguments, const DeviceMesh& mesh) {
   if (arguments.empty() || !mesh.is_member() || mesh.size() == 1) return false;
   const auto is_tensor = [](const ForwardArgument& argument) { return argument.tensor.defined(); };
   return std::ranges::none_of(arguments, is_on_meta) && (!mesh.is_meta() || std::ranges::any_of(arguments, is_tensor));
 }
 
-/// "" where all ranks of the group have the same. Collective.
+/// "" if all ranks of the group have the same arguments. Collective.
 std::string difference(const std::string& name, const Arguments& arguments, const Group& group) {
   const BelowAutograd guard;
   const OutsideTracers values;
-  // Within torch.func's transforms new tensors are wrapped, and their memory is not theirs to show.
+  // Within torch.func's transforms new tensors are wrapped, and their memory cannot be read.
   const c10::impl::ExcludeDispatchKeyGuard outside_transforms(c10::DispatchKeySet(
       {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode}));
   const CommScope scope("forward", CommScope::Cause::kProgram);
@@ -93,7 +93,7 @@ std::string difference(const std::string& name, const Arguments& arguments, cons
 ComparedCalls::ComparedCalls(std::vector<MeshPtr> meshes) : meshes_(std::move(meshes)) {}
 
 ComparedCalls::Differences ComparedCalls::differences(const std::string& name, const Arguments& arguments) {
-  // A backward that computes a forward again computes with what was compared.
+  // A backward that recomputes a forward uses arguments that were compared in that forward.
   if (is_tracing() || torch::autograd::get_current_graph_task_id() >= 0) return {};
   const int64_t signature = signature_of(arguments);
   {

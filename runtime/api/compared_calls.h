@@ -17,36 +17,36 @@
 
 namespace shardwise {
 
-/// A plain tensor or number that a module was called with, and where it stood: "input_ids", "args[0]['mask']".
+/// A plain tensor or number that a module was called with, and its path in the arguments: "input_ids", "args[0]['mask']".
 struct ForwardArgument {
   std::string path;
-  at::Tensor tensor;  // undefined where it is a number
-  std::string type;   // of the number, "float"
-  std::string text;   // its value
+  at::Tensor tensor;  // undefined for a number
+  std::string type;   // of a number: "float"
+  std::string text;   // of a number: its value
 };
 
-/// How many plain arguments of a call are looked at: the first ones.
+/// Only this many plain arguments of a call are compared: the first ones.
 constexpr int64_t kMostArguments = 1000;
 
-/// The calls of one module. A call's signature is what it was called with except values: places, shapes and dtypes of the plain tensors, places
-/// and types of numbers. All ranks of the meshes make calls of the same signatures in the same order.
+/// The calls of one module. A call's signature is everything about its arguments except values: paths, shapes and dtypes of plain tensors,
+/// paths and types of numbers. All ranks of the meshes make calls of the same signatures in the same order.
 class ComparedCalls {
  public:
-  /// `meshes`: those of the module's distributed tensors.
+  /// `meshes`: the meshes of the module's distributed tensors.
   explicit ComparedCalls(std::vector<MeshPtr> meshes);
 
-  /// By mesh, why the call's arguments are not the same on all its ranks.
+  /// By mesh, the reason why the call's arguments are not the same on all its ranks.
   using Differences = std::vector<std::pair<MeshPtr, std::string>>;
 
   /// Returns the differences that the ranks found at the first call of this signature; under the order check (order_check.h), at this call.
-  /// `name`: of the module, for the text.
+  /// `name`: the module's name, for the text.
   ///
-  /// Collective over each mesh at the first call of a signature that has arguments: gathers two numbers per rank, and where they differ one
-  /// per argument and rank. CommTrace leaves both out. Later calls read no value, and cost a hash of the signature. Nothing is compared while
-  /// torch traces, in a backward, or where tensors are on the meta device.
+  /// Collective over each mesh at the first call of a signature that has arguments: gathers two numbers per rank and, if they differ, one
+  /// number per argument and rank. CommTrace leaves out both messages. Later calls read no value and cost a hash of the signature. Nothing
+  /// is compared while torch traces, in a backward, or if tensors are on the meta device.
   Differences differences(const std::string& name, const std::vector<ForwardArgument>& arguments);
 
-  /// The next call with the signature of the last one is compared again.
+  /// Makes the next call with the signature of the last call be compared again.
   void forget_last();
 
   const std::vector<MeshPtr>& meshes() const { return meshes_; }
@@ -58,7 +58,7 @@ class ComparedCalls {
   int64_t last_ = 0;
 };
 
-/// The meshes of those of `tensors` that are distributed, each once, in their order.
+/// The meshes of the distributed tensors among `tensors`, each once, in order of first use.
 std::vector<MeshPtr> meshes_of(const std::vector<at::Tensor>& tensors);
 
 }  // namespace shardwise

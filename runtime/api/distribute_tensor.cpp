@@ -18,7 +18,8 @@
 namespace shardwise {
 namespace {
 
-/// Sends each member its boxes of the root's `tensor`, of which other ranks' values are not read; returns this rank's.
+/// The root sends each member its boxes of the root's `tensor`; the values of other ranks' tensors are not read. Returns this rank's
+/// pieces.
 Shards scatter(const at::Tensor& tensor, const Spec& spec, int64_t root) {
   const c10::Device device = spec.mesh()->device();
   const Group& group = *spec.mesh()->group();
@@ -54,7 +55,7 @@ void check_plain(const at::Tensor& tensor) {
                                                              : fmt::format("layout {}", c10::str(tensor.layout()))));
 }
 
-/// Each rank's part of its own object, by the operators of its class. Nothing is sent.
+/// Each rank cuts its part from its own object, with the operators of its class. Nothing is sent.
 at::Tensor distribute_subclass(const at::Tensor& object, const MeshPtr& given_mesh, Placements placements) {
   const MeshPtr mesh = object.is_meta() ? given_mesh->on_meta() : given_mesh->with_memory();
   const SpecPtr spec =
@@ -67,7 +68,7 @@ at::Tensor distribute_subclass(const at::Tensor& object, const MeshPtr& given_me
   return object.requires_grad() ? result.set_requires_grad(true) : result;
 }
 
-/// Whether it was computed from others that require a gradient: a leaf of its values would keep it.
+/// True if the tensor was computed from others that require a gradient. The result is a leaf, so the gradient would stop there.
 bool ends_a_gradient(const at::Tensor& tensor) { return tensor.requires_grad() && !tensor.is_leaf(); }
 
 Dims strides_of(const at::Tensor& tensor) {
@@ -75,7 +76,7 @@ Dims strides_of(const at::Tensor& tensor) {
                                           : row_major_strides(tensor.sizes());
 }
 
-/// The tensor of one rank. All ranks take strides, gradient and kind of memory of the root's.
+/// The facts about one rank's tensor. All ranks take strides, requires_grad and the kind of memory from the root's.
 struct Given {
   c10::Layout layout;
   c10::ScalarType dtype;
@@ -114,7 +115,7 @@ struct Given {
   }
 };
 
-/// The root's tensor, compared with the others' before values are sent.
+/// The root's facts, after the ranks have compared theirs. Collective.
 Given agreed_on(const Given& own, const DeviceMesh& mesh, int64_t root) {
   const Group& group = *mesh.group();
   std::vector<Given> all;
@@ -135,7 +136,7 @@ Given agreed_on(const Given& own, const DeviceMesh& mesh, int64_t root) {
   return std::move(of_root);
 }
 
-/// The result is a leaf: a gradient would end there.
+/// The result is a leaf, so a gradient would stop there.
 void check_leaf(const at::Tensor& tensor) {
   TORCH_CHECK(
       !ends_a_gradient(tensor),

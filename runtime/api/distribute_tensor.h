@@ -1,4 +1,4 @@
-// runtime/api/distribute_tensor.h: from a whole tensor, on one rank or on all, to a distributed one.
+// runtime/api/distribute_tensor.h: makes a distributed tensor from a whole one that one rank or all ranks have.
 #pragma once
 
 #include "runtime/tensor/dtensor_impl.h"
@@ -7,13 +7,14 @@
 
 namespace shardwise {
 
-/// Shards `tensor`, which every rank holds; or the copy of the member at place `src_data_rank` of the mesh, which sends each rank its
-/// part. The result is a leaf with memory of its own, and requires a gradient if that copy does.
+/// Shards `tensor`. With `src_data_rank`, the member at that place in the mesh is the root and sends each rank its part of the root's
+/// tensor; without it, each rank cuts its part from its own tensor. The result is a leaf with memory of its own, and requires a gradient if
+/// the root's tensor does.
 ///
-/// Of a tensor on meta, on meta: no values are sent, and none where `src_data_rank` is nothing. Where the member whose copy counts has
-/// values, other ranks' tensors may be on meta: their shape alone is used. Ranks outside the mesh give what that member gives.
-/// Throws: as Layout, before any message; c10::ValueError for a tensor that is not dense, or not of one shape and dtype on all ranks, and
-/// where the copy that counts is on meta and another is not; c10::Error for one that was computed from others which require a gradient.
+/// If the root's tensor is on meta, so is the result. No values are sent in that case, nor without `src_data_rank`. If the root has values,
+/// the other ranks' tensors may be on meta: only their shape is used. Ranks outside the mesh pass the same `tensor` as the root.
+/// Throws: as Layout, before any message; c10::ValueError for a tensor that is not dense, if the ranks' shapes or dtypes differ, and if the
+/// root's tensor is on meta and another is not; c10::Error for a tensor computed from others that require a gradient.
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
                              std::optional<int64_t> src_data_rank = 0);
 

@@ -12,7 +12,7 @@ struct Forward {
   std::shared_ptr<ComparedCalls> calls;
   ComparedCalls::Differences differences;
   std::function<bool()> is_running;
-  int64_t n_calls = 1;  // of that module, one within the other
+  int64_t n_calls = 1;  // nested calls of that module
 };
 
 std::optional<Forward>& current() {
@@ -20,7 +20,7 @@ std::optional<Forward>& current() {
   return forward;
 }
 
-/// Null where this thread is in no forward, or the call of the one that was opened has ended.
+/// Null if this thread is in no forward, or if the call that opened it has ended.
 Forward* running() {
   std::optional<Forward>& forward = current();
   if (forward && forward->is_running && !forward->is_running()) forward.reset();

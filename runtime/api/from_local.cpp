@@ -23,13 +23,13 @@ namespace {
 
 using torch::autograd::variable_list;
 
-/// A node of our own: a torch::autograd::Function would cost a microsecond more.
+/// Autograd node. A torch::autograd::Function would cost a microsecond more.
 struct FromPiecesBackward final : torch::autograd::Node {
   SpecPtr spec;
   SpecPtr grad_spec;
   size_t n_pieces = 0;
   bool is_linear = true;
-  bool is_flat = false;  // the one input is the pieces in a row
+  bool is_flat = false;  // the only input is all pieces in a row
 
   variable_list apply(variable_list&& grads) override {
     TORCH_CHECK_NOT_IMPLEMENTED(
@@ -47,7 +47,7 @@ struct FromPiecesBackward final : torch::autograd::Node {
   std::string name() const override { return "FromPiecesBackward"; }
 };
 
-/// The nodes of a thread's last tensors with adds_gradients, as long as a graph holds them.
+/// The nodes of this thread's latest tensors with adds_gradients, as long as a graph holds them.
 class RecentNodes {
  public:
   static RecentNodes& of_thread() {
@@ -55,7 +55,7 @@ class RecentNodes {
     return recent;
   }
 
-  /// The one that gives its gradients to these edges; null without one.
+  /// The node that passes its gradients to these edges; null if there is none.
   NodePtr find(const torch::autograd::edge_list& edges, const SpecPtr& spec, const SpecPtr& grad_spec) const {
     for (const WeakNodePtr& each : nodes_)
       if (NodePtr node = each.lock()) {
@@ -70,13 +70,13 @@ class RecentNodes {
   }
 
  private:
-  static constexpr size_t kMost = 4;  // a layer's other inputs may come between
+  static constexpr size_t kMost = 4;  // a layer's other inputs may come in between
   std::deque<WeakNodePtr> nodes_;
 };
 
 struct GradientOptions {
-  SpecPtr spec;          // null: as the tensor's own
-  bool is_flat = false;  // the one piece is the pieces in a row
+  SpecPtr spec;          // null: spec_of_grad() of the tensor
+  bool is_flat = false;  // the only piece is all pieces in a row
   bool adds = false;     // FromLocalOptions::adds_gradients
 };
 
@@ -120,7 +120,7 @@ at::Tensor wrap_pieces(const std::vector<at::Tensor>& pieces, const SpecPtr& spe
   return result;
 }
 
-/// `result`, whose gradient goes to `local` also where `piece`, of which it was made, is another rank's values in its place.
+/// Makes the gradient of `result` go to `local` also if `piece`, from which `result` was made, holds another rank's values.
 at::Tensor with_history_of(const at::Tensor& local, const at::Tensor& piece, at::Tensor result,
                            const GradientOptions& gradient) {
   if (records(local) && !records(piece)) record_history(result, {local}, gradient);
@@ -155,7 +155,7 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
   const bool is_sparse = local.is_sparse();
   TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !options.run_check,
                               "[from_local] run_check compares dense tensors. Use run_check=False for a sparse one.");
-  // Terms of a sum are reduced as they lie in memory, and other ranks' may lie otherwise.
+  // Partial terms are reduced in memory order, so all ranks need equal strides; other ranks' local tensors may have others.
   const bool is_partial = std::ranges::any_of(placements, &Placement::is_partial);
   const bool has_own_strides = !is_sparse && !is_partial && local.dim() == static_cast<int64_t>(sizes.size());
   const Dims strides = options.stride    ? *options.stride

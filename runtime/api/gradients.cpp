@@ -9,7 +9,8 @@
 namespace shardwise {
 namespace {
 
-/// The object itself unless it requires a gradient, or refuses aten.detach: operators on pieces record nothing.
+/// The object detached, or itself if it requires no gradient or refuses aten.detach. Operators on pieces run below autograd and record
+/// nothing.
 at::Tensor without_history(const at::Tensor& object) {
   if (!object.requires_grad()) return object;
   try {

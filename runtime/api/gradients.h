@@ -1,4 +1,4 @@
-// runtime/api/gradients.h: what from_local, to_local and redistribute share: who records, how gradients are laid out, detached pieces.
+// runtime/api/gradients.h: helpers that from_local, to_local and redistribute share: recording, layouts of gradients, detached pieces.
 #pragma once
 
 #include "plans/plan.h"
@@ -6,27 +6,29 @@
 
 namespace shardwise {
 
-/// True where autograd records what is done to `tensor`.
+/// True if autograd records operations on `tensor`.
 inline bool records(const at::Tensor& tensor) { return tensor.requires_grad() && c10::GradMode::is_enabled(); }
 
-/// How gradients come to a tensor of `spec`: laid out as it, replicated where it is Partial. Most often `spec` itself.
+/// The spec of gradients of a tensor of `spec`: the same, with Replicate in place of Partial. Often `spec` itself.
 SpecPtr spec_of_grad(const SpecPtr& spec);
 
-/// The gradient of a tensor of `spec`: the same values laid out as it. Undefined and plain gradients stay as they are.
+/// `grad` redistributed to the mesh and placements of `spec`. Undefined and plain gradients are returned unchanged.
 at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec);
 at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec, const PlanOptions& options);
 
-/// Gives `tensor` the version counter of `other`, whose memory it shares: writes to either count for both. Inference tensors have none.
+/// Gives `tensor` the version counter of `other`, whose memory it shares: a write to either counts for both. Inference tensors have no
+/// counter.
 void share_version(const at::Tensor& tensor, const at::Tensor& other);
 
-/// piece.detach(), without the dispatcher for a plain tensor. It shares the piece's version counter: writes to either count for both.
+/// piece.detach(), without the dispatcher for a plain tensor. The result shares the piece's version counter: a write to either counts for
+/// both.
 at::Tensor detached(const at::Tensor& piece);
-/// The same, with the version counter of `owner`, the tensor of which it is a piece.
+/// The same with the version counter of `owner`, the tensor that the piece belongs to.
 at::Tensor detached(const at::Tensor& piece, const c10::TensorImpl& owner);
-/// The same; the piece of a copied view is a copy and keeps its own counter.
+/// The same, except that the piece of a copied view keeps its own counter, because it is a copy.
 at::Tensor detached(const at::Tensor& piece, const DTensorImpl& owner);
-/// What a program gets as its local tensor: the piece itself where it has the owner's counter, or can be given it because nobody else
-/// holds it; else detached().
+/// The piece to return to a program as its local tensor: the piece itself if it has the owner's version counter or can take it because
+/// nobody else holds the piece; otherwise detached().
 at::Tensor piece_for_caller(const at::Tensor& piece, const DTensorImpl& owner);
 
 }  // namespace shardwise

@@ -15,17 +15,17 @@ namespace {
 
 constexpr const char* kOp = "inner_tensors";
 
-/// The dim of an inner tensor that is sharded with one of the object's: `inner_size` of its indices for `size` of the object's.
+/// The dim along which an inner tensor is cut when the object is: `inner_size` of its indices for `size` indices of the object.
 struct Scaling {
   static constexpr int64_t kWhole = -1,
-                           kUnknown = -2;  // in the place of the dim; unknown where a rank has no indices to cut
+                           kUnknown = -2;  // in place of the dim; unknown if a rank has no indices to cut
   int64_t dim = kUnknown;
   int64_t inner_size = 0, size = 0;
 
   bool is_alike(const Scaling& other) const {
     return dim == other.dim && inner_size * other.size == other.inner_size * size;
   }
-  /// Exact where a shard begins or ends: each rank has whole indices.
+  /// Exact at the ends of shards, because each rank has whole indices.
   int64_t scaled(int64_t index) const { return index * inner_size / size; }
 };
 
@@ -72,7 +72,7 @@ class InnerTensors {
       cuts.push_back(object_.size(dim) > 0 ? cut_of(kOp, object_, dim) : Cut{{}, true});
       TORCH_CHECK_NOT_IMPLEMENTED(
           cuts.back().keeps_context ||
-              object_.size(dim) == 1,  // of one index only a slice without elements can be taken
+              object_.size(dim) == 1,  // the only shorter slice is empty, so nothing can be compared
           fmt::format(
               "[{}] a slice along dim {} changes the context of a {}'s __tensor_flatten__, so it is not the same "
               "under other placements. Shard the tensor along another dim, or give the class "
@@ -104,7 +104,8 @@ class InnerTensors {
             known.inner_size, known.size));
   }
 
-  /// An inner tensor that a slice leaves whole is there once: ranks that hold different slices hold it alike.
+  /// Checks inner tensors that a slice does not cut. There is one for the whole object, so ranks that hold different slices must have equal
+  /// values.
   void check_common_values() {
     std::vector<std::string> names;
     Facts own("values");
@@ -137,7 +138,8 @@ class InnerTensors {
                   kOp, group_.ranks[b], group_.ranks[a], parts_.names[common[k]], class_of(object_)));
   }
 
-  /// Two members have the same of inner tensor `i`, unless they are replicas of one another, or apart along a dim that cuts it.
+  /// True if members `a` and `b` must have equal values of inner tensor `i`. False if they differ along a mesh dim that replicates, or that
+  /// shards a dim that cuts the inner tensor.
   bool is_shared(size_t i, int64_t a, int64_t b) {
     const auto& grid = spec_->mesh()->grid();
     const Dims at = *grid.coord_of(group_.ranks[a]), there = *grid.coord_of(group_.ranks[b]);
@@ -168,7 +170,7 @@ class InnerTensors {
   const Group& group_;
   const at::Tensor& object_;
   Flattened parts_;
-  std::vector<int64_t> dims_;      // of the object, that are sharded
+  std::vector<int64_t> dims_;      // the object's dims that are sharded
   std::vector<Scaling> scalings_;  // by inner tensor and by dim
 };
 

@@ -29,25 +29,25 @@ Registry& registry() {
   return *instance;
 }
 
-/// Before a gradient is captured or added up, and after it is laid out: it may have other users, so they keep theirs as it is.
+/// Runs before a gradient is captured or accumulated: lays it out and sets its form. Other users of the gradient keep theirs unchanged.
 struct FormOfGradient final : torch::autograd::FunctionPreHook {
   FormOfGradient(SpecPtr spec, const LocalForm* form) : spec(std::move(spec)), form(form) {}
 
   variable_list operator()(const variable_list& grads) override {
     const auto* grad = maybe_dtensor(grads[0]);
     if (!grad || grad->spec()->mesh() != spec->mesh() || spec->layout().is_partial()) return grads;
-    // A second tensor over memory that others hold would pass for its only owner, and be added to in place.
+    // A second tensor over shared memory would look like its only owner, and autograd would accumulate into it in place.
     const bool is_shared = grad->spec()->layout() == spec->layout() && grads[0].use_count() > 1;
     at::Tensor placed = is_shared ? grads[0].clone() : redistribute(grads[0], spec->placements().vec());
     maybe_dtensor(placed)->set_local_form(form);
     return {placed};
   }
 
-  SpecPtr spec;  // of the tensor
+  SpecPtr spec;  // of the leaf
   const LocalForm* form;
 };
 
-/// After it was added up: .grad is nobody else's.
+/// Runs after accumulation, when nobody else holds .grad.
 struct FormOfSum final : torch::autograd::PostAccumulateGradHook {
   void operator()(const Variable& leaf) override {
     const auto* tensor = maybe_dtensor(leaf);
@@ -57,7 +57,8 @@ struct FormOfSum final : torch::autograd::PostAccumulateGradHook {
   }
 };
 
-/// No operator is asked for a stale view: the alias is stale, too, and nothing is sent. Nor is one of a subclass: the object is shared.
+/// For a stale view no operator runs, so that nothing is sent; the alias is stale as well. None runs for a subclass either: the object is
+/// shared.
 at::Tensor detach(c10::DispatchKeySet keys, const at::Tensor& tensor) {
   if (const auto* from = maybe_dtensor(tensor); from->is_stale() || from->holds_subclass())
     return at::Tensor(from->shallow_copy_and_detach(from->version_counter(), /*allow_change=*/false));
@@ -105,7 +106,7 @@ void keep_local_form(const at::Tensor& tensor, const LocalForm* form) {
   auto* dtensor = maybe_dtensor(tensor);
   dtensor->set_local_form(form);
   if (!form || tensor.grad_fn()) return;
-  impl::materialize_autograd_meta(tensor);  // hooks() asks for it
+  impl::materialize_autograd_meta(tensor);  // hooks() needs it
   if (impl::hooks(tensor).empty()) impl::add_hook(tensor, std::make_unique<FormOfGradient>(dtensor->spec(), form));
   if (!impl::post_acc_grad_hooks(tensor)) impl::set_post_acc_grad_hooks(tensor, std::make_unique<FormOfSum>());
 }

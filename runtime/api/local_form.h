@@ -1,8 +1,8 @@
-// runtime/api/local_form.h: the C++ tensor classes that this rank's part of a distributed tensor may be given in.
+// runtime/api/local_form.h: C++ tensor classes that to_local() may return and from_local() takes.
 //
-// A library makes a class known with register_local_class(). From then on from_local() takes its objects, and to_local() of the tensor, of
-// its gradient and of results of the same layout gives objects again: `table * 2`, `zeros_like(table)` and `table.detach()` have the form,
-// `table.t()` has not. The local shards of wrappers/ are such a class. Classes of Python: runtime/tensor/subclass.h.
+// A library registers a class with register_local_class(). From then on from_local() takes its objects, and to_local() returns objects
+// again for the tensor, for its gradient and for results of the same layout: `table * 2`, `zeros_like(table)` and `table.detach()` keep the
+// form, `table.t()` does not. The local shards of wrappers/ are such a class. For Python classes see runtime/tensor/subclass.h.
 #pragma once
 
 #include "runtime/tensor/dtensor_impl.h"
@@ -15,41 +15,41 @@ namespace shardwise {
 
 struct FromLocalOptions;
 
-/// One shape that objects of a class come in. Lives as long as the process, and is known by its address.
+/// One form that objects of a class come in. It lives as long as the process and is identified by its address.
 class LocalForm {
  public:
   virtual ~LocalForm() = default;
-  /// The name by which pickles know it. No two forms share one.
+  /// The unique name by which pickles refer to the form.
   virtual std::string name() const = 0;
-  /// This rank's part of `dtensor` in this form, aliased, with its history. Nothing is sent.
+  /// This rank's part of `dtensor` in this form, aliased, with its autograd history. Nothing is sent.
   virtual at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) const = 0;
 };
 
 struct LocalClass {
   bool (*holds)(const at::TensorBase& local);  // true for objects of the class
-  /// from_local() of an object; it tells the tensor its form with keep_local_form().
+  /// from_local() for an object; it must set the tensor's form with keep_local_form().
   at::Tensor (*from_local)(const at::Tensor& local, const MeshPtr& mesh, Placements placements,
                            const FromLocalOptions& options);
   std::vector<const LocalForm*> forms;
-  /// One of `forms`, for layouts that give some rank several pieces or none, which no single tensor can hold. Null: the class has no such form.
+  /// The one of `forms` for layouts that give some rank several pieces or none, which no single tensor can hold. Null: the class has none.
   const LocalForm* for_pieces = nullptr;
 };
 
-/// Called once per class, before its first object is made into a distributed tensor.
+/// Called once per class, before from_local() gets its first object.
 void register_local_class(LocalClass local_class);
 
 /// The class of `local`; null for a plain tensor. Cost: one test per class.
 const LocalClass* local_class_of(const at::TensorBase& local);
-/// The form with this name; null for "", which stands for a plain tensor. Throws: c10::ValueError for an unknown name.
+/// The form with this name; null for "" (a plain tensor). Throws: c10::ValueError for an unknown name.
 const LocalForm* local_form_named(const std::string& name);
-/// The form for layouts in pieces; null where no class has one.
+/// The form for layouts in pieces; null if no class has one.
 const LocalForm* local_form_for_pieces();
 
-/// Gives `tensor` the form; null for a plain tensor's. Where it becomes a leaf its gradients are laid out as it and get the form too, through the
-/// tensor's gradient hooks; hooks that Python sets take their place, and then only .grad of the same layout has the form.
+/// Sets the tensor's form; null stands for a plain tensor. If the tensor is a leaf, its gradient hooks lay out its gradients as the tensor
+/// and set their form too. Hooks that Python sets replace them, and then only a .grad of the same layout has the form.
 void keep_local_form(const at::Tensor& tensor, const LocalForm* form);
 
-/// detach() drops what autograd knows of a tensor; this one keeps the form. Called once, by register_dispatch().
+/// Registers a detach() that keeps the form, which torch's own detach() drops. Called once, by register_dispatch().
 void register_detach();
 
 }  // namespace shardwise

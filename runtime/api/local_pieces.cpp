@@ -27,13 +27,13 @@ void check_piece(const at::Tensor& piece, size_t i, const Spec& spec) {
                                 piece.device().str(), c10::DeviceTypeName(spec.mesh()->device_type(), true)));
 }
 
-/// The facts that one rank believes.
+/// The facts that one rank has about the tensor.
 struct PieceFacts {
   c10::ScalarType dtype;
-  bool is_recorded;  // gradients are
+  bool is_recorded;  // autograd records operations on it
   bool is_meta;
   Dims sizes;  // of the whole tensor
-  Dims piece;  // its own
+  Dims piece;  // sizes of this rank's piece
 };
 
 std::vector<PieceFacts> facts_of_all(const Group& group, const at::Tensor& local, const Spec& spec) {
@@ -53,7 +53,7 @@ std::vector<PieceFacts> facts_of_all(const Group& group, const at::Tensor& local
   return result;
 }
 
-/// A dim that may be counted from the end, counted from the front. It may not exist: Layout says so.
+/// Resolves a negative dim. The result may be out of range: Layout reports that.
 int64_t from_front(int64_t dim, size_t n_dims) { return dim < 0 ? dim + static_cast<int64_t>(n_dims) : dim; }
 
 }  // namespace
@@ -75,7 +75,7 @@ Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const 
         sizes[dim] = std::max(sizes[dim], piece.offsets[dim] + piece.sizes[dim]);
     if (!placements[m].is_shard()) continue;
     const int64_t dim = from_front(placements[m].dim(), sizes.size());
-    if (dim < 0 || dim >= static_cast<int64_t>(sizes.size()) || is_known[dim]) continue;  // Layout says what is wrong
+    if (dim < 0 || dim >= static_cast<int64_t>(sizes.size()) || is_known[dim]) continue;  // Layout reports these
     if (placements[m].sizes().empty()) {
       sizes[dim] *= mesh.size(static_cast<int64_t>(m));
       continue;
@@ -106,7 +106,7 @@ std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const Device
   for (size_t m = 0; m < placements.size(); ++m) {
     if (!placements[m].is_shard() || !placements[m].sizes().empty()) continue;
     const int64_t dim = from_front(placements[m].dim(), sizes.size());
-    if (dim < 0 || dim >= static_cast<int64_t>(sizes.size())) continue;  // Layout says what is wrong
+    if (dim < 0 || dim >= static_cast<int64_t>(sizes.size())) continue;  // Layout reports these
     Dims lengths(mesh.size(static_cast<int64_t>(m)), -1);
     for (size_t i = 0; i < all.size(); ++i) {
       int64_t& length = lengths[(*mesh.grid().coord_of(group.ranks[i]))[m]];

@@ -1,4 +1,4 @@
-// runtime/api/local_pieces.h: the pieces that a rank hands in as its part of a tensor: what they say of the whole, and whether the ranks agree.
+// runtime/api/local_pieces.h: pieces that ranks pass in as their parts of a tensor: the sizes they imply, and whether the ranks agree.
 #pragma once
 
 #include "runtime/tensor/device_mesh.h"
@@ -10,32 +10,33 @@
 
 namespace shardwise {
 
-/// Throws: c10::NotImplementedError for one of torch's nested tensors. `op` is named by the error.
+/// Throws: c10::NotImplementedError for one of torch's nested tensors. The error names `op`.
 void check_has_sizes(const char* op, const at::Tensor& tensor);
 
-/// Global sizes, where the ranks' pieces are all of `local`'s sizes along dims without explicit sizes.
+/// The global sizes if all ranks' pieces have `local`'s sizes along dims that have no explicit sizes.
 Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const std::vector<Placement>& placements);
 
-/// True where every Shard says its sizes.
+/// True if every Shard has explicit sizes.
 bool are_exact(const std::vector<Placement>& placements);
 
-/// `placements` with the sizes of the ranks' local tensors, where a Shard has none and they are not torch.chunk's of `sizes`.
-/// Collective over the mesh's members: one small message, which CommTrace leaves out. Others get `placements`.
-/// Throws, alike on all members: c10::ValueError where ranks that share an index of a Shard give different sizes, or these do not add up.
+/// `placements`, where each Shard without sizes gets the sizes of the ranks' local tensors if they are not torch.chunk's split of `sizes`.
+/// Collective over the mesh's members: one small message, which CommTrace leaves out. Non-members get `placements` unchanged.
+/// Throws, alike on all members: c10::ValueError if ranks that share an index of a Shard give different sizes, or the sizes do not add up.
 std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const DeviceMesh& mesh,
                                            std::vector<Placement> placements, c10::IntArrayRef sizes);
 
-/// Throws: c10::ValueError where number, dtype, device or shape of this rank's pieces are not those of `spec`.
+/// Throws: c10::ValueError if the number, dtype, device or shapes of this rank's pieces do not match `spec`.
 void check_pieces(const std::vector<at::Tensor>& pieces, const Spec& spec);
 
-/// The same of the one tensor that a rank gives of a ragged layout. Throws: c10::ValueError also where it is not contiguous.
+/// The same check for the single tensor that a rank gives for a ragged layout. Throws: c10::ValueError also if it is not contiguous.
 void check_flat_part(const at::Tensor& flat, const Spec& spec);
 
-/// Compares what the ranks believe of the tensor. Collective over the mesh's members.
-/// Throws: c10::ValueError on all of them, naming the first who differs.
+/// Compares the facts about the tensor that each rank has. Collective over the mesh's members.
+/// Throws: c10::ValueError on all members, naming the first one that differs.
 void check_ranks_agree(const at::Tensor& local, const Spec& spec);
 
-/// `local` as the first rank of each line of replicas has it. Collective likewise. Cost: a broadcast per mesh dim that replicates.
+/// `local` as the first rank of each line of replicas has it. Collective over the mesh's members. Cost: a broadcast per mesh dim that
+/// replicates.
 at::Tensor with_equal_replicas(at::Tensor local, const Spec& spec);
 
 }  // namespace shardwise

@@ -1,11 +1,11 @@
-// runtime/api/outside_mesh.h: what a rank outside a tensor's mesh gets where members get values.
+// runtime/api/outside_mesh.h: results that ranks outside a tensor's mesh get for operations that give members values.
 #pragma once
 
 namespace shardwise {
 
-/// Process-wide, off at first; the same on all ranks. Where they are on, a rank outside the mesh goes on as in torch.distributed.tensor:
-/// equal() gives it what the members found, for which all ranks of the world take part, and to_local() of a tensor without dims a zero.
-/// Off, the first is an error there and the second an empty tensor: no value that nobody computed is used.
+/// A process-wide switch, off by default, that must be the same on all ranks. On: a rank outside the mesh behaves as in
+/// torch.distributed.tensor. equal() returns what the members found, and all ranks of the world take part in it; to_local() of a 0-dim
+/// tensor returns a zero. Off: equal() is an error there and to_local() returns an empty tensor, so no value is used that nobody computed.
 class AnswersOutside {
  public:
   static void set(bool are_on);

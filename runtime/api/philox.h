@@ -31,13 +31,13 @@ inline std::array<double, 2> normals_of(const BitsOfPair& bits) {
   return {radius * std::cos(angle), radius * std::sin(angle)};
 }
 
-/// A function of a pair's bits that calls `number(bits)` for each of the two.
+/// Turns `number(bits)` into a function of a pair's bits that returns the numbers of both elements.
 template <typename Number>
 auto each_of_pair(Number number) {
   return [number](const BitsOfPair& bits) { return std::array{number(bits[0]), number(bits[1])}; };
 }
 
-/// As many random numbers as one element asks for.
+/// A sequence of random numbers for one element, as long as needed.
 class RandomStream {
  public:
   RandomStream(uint64_t seed, uint64_t index) : engine_(seed, /*subsequence=*/index) {}
@@ -56,7 +56,7 @@ class RandomStream {
   at::Philox4_32 engine_;
 };
 
-/// Those of the elements 2 `block` and 2 `block` + 1.
+/// The bits of the elements 2 `block` and 2 `block` + 1.
 inline BitsOfPair bits_of_pair(uint64_t seed, uint64_t block) {
   RandomStream stream(seed, block);
   const uint64_t first = stream.bits();
@@ -79,7 +79,7 @@ void each_run(c10::IntArrayRef sizes, const Box& box, const OnRun& on_run) {
   }
 }
 
-/// Fills `piece`, the part `box` of a tensor of `sizes`, with `numbers(bits of a pair)`, which gives both elements.
+/// Fills `piece`, the part `box` of a tensor of `sizes`. `numbers(bits of a pair)` returns the values of both elements.
 template <typename Value, typename Numbers>
 void fill_box(const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed, const Numbers& numbers) {
   const bool in_place = piece.is_cpu() && piece.is_contiguous();

@@ -18,10 +18,10 @@
 namespace shardwise {
 namespace {
 
-/// The next 64 bits of `generator`. One of a device has a place in a sequence instead of a state.
+/// The next 64 bits of `generator`. A device's generator has an offset in a sequence instead of a state.
 uint64_t draw(at::Generator& generator) {
   if (generator.device().is_cpu()) return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
-  constexpr uint64_t kStep = 4;  // places are multiples of it
+  constexpr uint64_t kStep = 4;  // offsets are multiples of 4
   const uint64_t place = generator.get_offset();
   generator.set_offset(place + kStep);
   return RandomStream(generator.current_seed(), place).bits();
@@ -32,7 +32,7 @@ uint64_t locked_draw(at::Generator generator) {
   return draw(generator);
 }
 
-/// A rank that is a thread draws from its copy of `shared`.
+/// A draw from `shared`, or from this thread's copy if the rank is a thread.
 uint64_t default_draw(at::Generator shared) {
   const std::lock_guard lock(shared.mutex());
   return draw(World::is_thread() ? rank_generator(shared) : shared);
@@ -55,7 +55,7 @@ void check_drawable(const char* op, const Placements& placements, at::ScalarType
                    fmt::format("[{}] draws no {} numbers. Use a floating-point dtype.", op, c10::toString(dtype)));
 }
 
-/// `fill(piece, box, seed)` for each of this rank's pieces of a new tensor.
+/// A new tensor after `fill(piece, box, seed)` for each of this rank's pieces.
 template <typename Fill>
 at::Tensor drawn(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype,
                  const Fill& fill) {

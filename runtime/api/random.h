@@ -1,4 +1,4 @@
-// runtime/api/random.h: random numbers by global element index: the same tensor whatever the mesh and the placements.
+// runtime/api/random.h: random numbers by global element index, so a tensor does not depend on its mesh and placements.
 //
 // Element i of a draw is a function of the draw's seed and of i alone, so a rank fills its own part of any layout, and replicas
 // agree without communication.
@@ -12,12 +12,11 @@
 
 namespace shardwise {
 
-/// The seed of the next draw, taken from torch's default CPU generator, which it advances: call torch.manual_seed, and draw,
-/// alike on every rank. Ranks that are threads share that generator, so each goes on with its own copy of it, taken anew when
-/// the generator's seed is another.
+/// The seed of the next draw, taken from torch's default CPU generator, which it advances: call torch.manual_seed, and draw, alike on every
+/// rank. Ranks that are threads share that generator, so each draws from its own copy, which is renewed when the generator's seed changes.
 ///
-/// `generator`: of any device; where there is one, it is advanced instead, alike on every rank. `mesh`: of the tensor that is drawn. Throws: under
-/// the order check, c10::ValueError on all its members where their seeds differ: then replicas would.
+/// `generator`: a generator of any device to advance instead of the default one, alike on every rank. `mesh`: of the tensor that is drawn.
+/// Throws: under the order check, c10::ValueError on all members if their seeds differ, because then their replicas would differ.
 uint64_t next_seed(const DeviceMesh& mesh, const std::optional<at::Generator>& generator = {});
 
 /// Uniform in [0, 1), to the last bit of the dtype's mantissa.

@@ -10,9 +10,9 @@ namespace shardwise {
 namespace {
 
 struct RankGenerator {
-  at::Generator start;  // what it began as a copy of
+  at::Generator start;  // the generator it is a copy of
   at::Generator generator;
-  bool is_governed = false;  // the rank has set it
+  bool is_governed = false;  // the rank has seeded it or set its state
 };
 
 RankGenerator& of_thread() {
@@ -34,7 +34,7 @@ at::Generator& rank_generator(const at::Generator& shared) {
   RankGenerator& own = of_thread();
   const at::Generator& start = start_generator();
   if (!own.generator.defined() || own.start != start) own = {start, (start.defined() ? start : shared).clone()};
-  // Not a copy: other ranks may have drawn plain tensors since the seed was set.
+  // Seeded, not copied: other ranks may have drawn plain tensors since the seed was set.
   if (const uint64_t seed = shared.current_seed(); !own.is_governed && own.generator.current_seed() != seed)
     own.generator = at::detail::createCPUGenerator(seed);
   return own.generator;

@@ -1,7 +1,7 @@
-// runtime/api/rank_generator.h: the generator of random numbers of a rank that is a thread.
+// runtime/api/rank_generator.h: the random number generator of a rank that is a thread.
 //
-// torch has one default generator per process, which such ranks share. Each draws from a copy of its own, so that they draw alike
-// however they take turns. Processes use torch's.
+// torch has one default generator per process, which ranks that are threads share. Each rank draws from a copy of its own, so that all draw
+// the same numbers in any interleaving. Ranks that are processes use torch's generator.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -10,15 +10,15 @@
 
 namespace shardwise {
 
-/// This thread's copy of what `shared` was when the ranks were started. It begins anew when the seed of `shared` is another; no more once
+/// This thread's copy of the state that `shared` had when the ranks were started. It starts anew when the seed of `shared` changes, unless
 /// seed_rank() or set_rank_state() was called in this thread. Pre: `shared` is locked.
 at::Generator& rank_generator(const at::Generator& shared);
 
-/// Its state, as torch.Generator.get_state() gives it.
+/// The state of this thread's generator, in the format of torch.Generator.get_state().
 at::Tensor rank_state();
-/// Goes on from a state. Throws: what torch does for a tensor that is no state.
+/// Continues from a state. Throws: the error of torch for a tensor that is not a state.
 void set_rank_state(const at::Tensor& state);
-/// Begins anew from `seed`.
+/// Restarts this thread's generator from `seed`.
 void seed_rank(uint64_t seed);
 
 }  // namespace shardwise

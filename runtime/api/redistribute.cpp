@@ -26,7 +26,7 @@ CommScope scope_of_move() {
   return CommScope(cause == CommScope::Cause::kOperator ? CommScope::current_op() : "redistribute", cause);
 }
 
-/// Pre: `to` is another spec than the tensor's.
+/// Pre: `to` differs from the tensor's spec.
 at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const RedistributeOptions& options) {
   if (tensor.scalar_type() != to->dtype()) {
     const at::Tensor cast = tensor.to(to->dtype());
@@ -43,14 +43,14 @@ at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const Redistribute
   return result;
 }
 
-/// `tensor` as `to`, where its rows have owners that send them; else undefined.
+/// `tensor` as `to`, if the owners of its rows can send them (a lookup's Partial result); otherwise undefined.
 at::Tensor sent_by_owners(const at::Tensor& tensor, const SpecPtr& to) {
   const CommScope scope = scope_of_move();
   auto pieces = move_owned_rows(*maybe_dtensor(tensor), to);
   return pieces ? wrap(to, *std::move(pieces)) : at::Tensor();
 }
 
-/// The options of the forward that its backward keeps: the reverse move has other links.
+/// The options that a backward takes over from its forward. Links are left out, because the reverse move has other ones.
 PlanOptions capped(const c10::IValue& memory_cap) { return {.memory_cap = memory_cap.toInt()}; }
 
 struct Redistribute : torch::autograd::Function<Redistribute> {
@@ -91,11 +91,11 @@ std::vector<at::Tensor> moved_together(at::TensorList tensors, const std::vector
   return wrapped;
 }
 
-/// The gradients go back together too.
+/// Moves several tensors; the gradients are moved back together too.
 struct RedistributeMany : torch::autograd::Function<RedistributeMany> {
   static variable_list forward(AutogradContext* ctx, at::TensorList tensors, const std::vector<SpecPtr>& to,
                                const PlanOptions& options, int64_t bucket_bytes) {
-    ctx->set_materialize_grads(false);  // torch's zeros would be plain
+    ctx->set_materialize_grads(false);  // torch's zeros would be plain tensors
     c10::List<c10::IValue> specs(c10::AnyType::get());
     for (const at::Tensor& tensor : tensors) specs.push_back(to_value(spec_of_grad(spec_of(tensor))));
     ctx->saved_data["specs"] = specs;
@@ -127,7 +127,8 @@ struct RedistributeMany : torch::autograd::Function<RedistributeMany> {
   }
 };
 
-/// Without its tangent, which a torch::autograd::Function in C++ does not take. Within a kernel nobody asks for the history.
+/// `tensor` without its forward-mode tangent, which a torch::autograd::Function in C++ does not accept. In a kernel the history is not
+/// needed either.
 at::Tensor without_tangent(const at::Tensor& tensor) {
   if (!tensor._fw_grad(/*level=*/0).defined()) return tensor;
   const bool is_in_kernel = c10::impl::tls_is_dispatch_keyset_excluded(c10::autograd_dispatch_keyset);

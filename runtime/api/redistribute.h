@@ -1,7 +1,7 @@
-// runtime/api/redistribute.h: the same values under other placements. Differentiable: the gradient goes back to the source's layout
-// (replicated where that was Partial).
+// runtime/api/redistribute.h: changes a tensor's placements and keeps its values. Differentiable: the gradient goes back to the source's
+// layout (replicated where that was Partial).
 //
-// A tensor that has the placements already is not copied: the result is a view of it, as Tensor.to() and contiguous() give the tensor
+// A tensor that already has the placements is not copied: the result is a view of it, as Tensor.to() and contiguous() return the tensor
 // itself. Any other result has memory of its own.
 #pragma once
 
@@ -16,23 +16,23 @@ namespace shardwise {
 
 struct RedistributeOptions {
   PlanOptions plan = {};
-  /// Returns while the last messages are under way: the result waits for them at its first use.
+  /// Returns while the last messages are in flight. The result waits for them at its first use.
   bool async_op = false;
 };
 
 /// Collective over the mesh. Throws: as Layout, before any message.
 at::Tensor redistribute(const at::Tensor& tensor, Placements placements);
-/// ... on another mesh of the same world: any ranks in any arrangement. Collective over the ranks of both.
+/// The same to another mesh of the world, with any ranks in any arrangement. Collective over the ranks of both meshes.
 at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
                         const RedistributeOptions& options = {});
-/// Several tensors at once, whose exchanges share messages; tensor i as `placements[i]` on its own mesh.
-/// Throws: c10::ValueError for lists of differing length.
+/// Redistributes several tensors at once, and their exchanges share messages. Tensor i gets `placements[i]` on its own mesh.
+/// Throws: c10::ValueError for lists of different length.
 std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors,
                                           const std::vector<Placements>& placements, const PlanOptions& options = {},
                                           int64_t bucket_bytes = kBucketBytes);
 
-/// All values on every member, as a plain tensor (of a replicated one: its piece, aliased). Differentiable: each member's gradient is the
-/// whole one.
+/// All values on every member, as a plain tensor (for a replicated tensor: its piece, aliased). Differentiable: each member's gradient is
+/// taken to be the whole one.
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements = {});
 
 }  // namespace shardwise

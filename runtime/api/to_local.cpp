@@ -21,10 +21,10 @@ namespace {
 
 using torch::autograd::variable_list;
 
-/// A node of our own: a torch::autograd::Function would cost a microsecond more.
+/// Autograd node. A torch::autograd::Function would cost a microsecond more.
 struct ToPiecesBackward final : torch::autograd::Node {
   SpecPtr grad_spec;
-  bool is_flat = false;  // the one output is the pieces in a row
+  bool is_flat = false;  // the only output is all pieces in a row
 
   variable_list apply(variable_list&& grads) override {
     const auto options = at::TensorOptions().dtype(grad_spec->dtype()).device(grad_spec->mesh()->device());
@@ -39,7 +39,7 @@ struct ToPiecesBackward final : torch::autograd::Node {
   std::string name() const override { return "ToPiecesBackward"; }
 };
 
-/// True where some rank's part is no single tensor.
+/// True if some rank's part is not a single tensor.
 bool needs_form(const Layout& layout) {
   return layout.in_pieces() && !layout.is_ragged() &&
          std::ranges::any_of(layout.grid().ranks, [&](int64_t rank) { return layout.boxes(rank).size() != 1; });
@@ -101,7 +101,7 @@ at::Tensor to_piece(const at::Tensor& tensor, std::optional<Placements> grad_pla
     return with_history(tensor, shards, grad_placements ? spec->with_placements(*grad_placements) : spec_of_grad(spec),
                         is_flat)[0];
   if (is_flat) return detached(flat_part(*spec, shards), impl);
-  // Where gradients are recorded at all the caller may want one of the piece, and must not give it to ours.
+  // With grad mode on, the caller may call requires_grad_() on the result, which must not affect the tensor's own piece.
   return c10::GradMode::is_enabled() ? detached(shards[0], impl) : piece_for_caller(shards[0], impl);
 }
 
@@ -113,7 +113,7 @@ std::vector<at::Tensor> to_pieces(const at::Tensor& tensor) {
 }
 
 std::vector<at::Tensor> detached_pieces(const at::Tensor& tensor, const char* reader) {
-  spec_of(tensor);  // the error for other tensors
+  spec_of(tensor);  // throws for other tensors
   const DTensorImpl& impl = *maybe_dtensor(tensor);
   return without_history(impl, shards_read_by(impl, reader));
 }

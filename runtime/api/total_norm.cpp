@@ -27,10 +27,10 @@ namespace {
 /// The elements on the meshes of one set of ranks.
 struct Part {
   MeshPtr mesh;
-  std::vector<at::Tensor> pieces;  // of this rank, each element of a tensor on one rank only
+  std::vector<at::Tensor> pieces;  // this rank's; each element of a tensor is on one rank only
 };
 
-/// Of ranks that hold the same elements, one counts them: the first.
+/// True on the first of the ranks that hold the same elements: it counts them.
 bool counts(const Spec& spec) {
   const DeviceMesh& mesh = *spec.mesh();
   if (!mesh.is_member()) return false;
@@ -39,13 +39,13 @@ bool counts(const Spec& spec) {
   return true;
 }
 
-/// Powers of norms may be added up, or compared where p is infinite.
+/// Adds up powers |x|^p, or compares |x| if p is infinite.
 class PowerSum {
  public:
   explicit PowerSum(double p) : p_(p) {}
 
   Reduce reduce() const { return std::isinf(p_) ? (p_ > 0 ? Reduce::kMax : Reduce::kMin) : Reduce::kSum; }
-  /// Of no elements.
+  /// The value for no elements.
   double empty() const { return std::isinf(p_) && p_ < 0 ? std::numeric_limits<double>::infinity() : 0; }
 
   /// 0-dim, on `device`, in double precision.
@@ -59,7 +59,7 @@ class PowerSum {
     if (powers.empty()) return at::full({}, empty(), at::TensorOptions().dtype(at::kDouble).device(device));
     return of_powers(at::stack(powers));
   }
-  /// Over all elements of `powers`.
+  /// Combines all elements of `powers`.
   at::Tensor of_powers(const at::Tensor& powers) const {
     if (reduce() == Reduce::kMax) return powers.max();
     return reduce() == Reduce::kMin ? powers.min() : powers.sum();
@@ -77,23 +77,23 @@ class PowerSum {
   double p_;
 };
 
-/// The tensors that this rank gives, for all ranks to compare.
+/// A digest of this rank's tensors, for all ranks to compare.
 class GivenTensors {
  public:
   explicit GivenTensors(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
     Digest digest;
     for (size_t i = 0; i < tensors_.size(); ++i) digest.add(words(i));
-    constexpr int64_t kExact = (int64_t{1} << 52) - 1;  // what a double holds
+    constexpr int64_t kExact = (int64_t{1} << 52) - 1;  // integers that a double holds exactly
     digest_ = static_cast<double>(digest.value() & kExact);
   }
 
   double digest() const { return digest_; }
 
-  /// Throws: on all ranks alike, where `ranks`, by group order, have not all the same digest. Collective in that case.
+  /// Throws: on all ranks alike, if the ranks' digests (by group order) are not all equal. Collective in that case.
   void check(const Group& group, const std::vector<double>& digests) const {
     const auto other = std::ranges::find_if(digests, [&](double each) { return each != digests[0]; });
     if (other == digests.end()) return;
-    std::vector<int64_t> lengths, own;  // of texts, and the texts
+    std::vector<int64_t> lengths, own;  // the texts and their lengths
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const std::string text = words(i);
       lengths.push_back(static_cast<int64_t>(text.size()));
@@ -116,7 +116,7 @@ class GivenTensors {
  private:
   std::string words(size_t i) const {
     const at::Tensor& tensor = tensors_[i];
-    // Without the mesh: of slices of one mesh each rank has its own.
+    // Without the mesh, because each rank has its own slice of a mesh.
     return fmt::format("{} [{}]{}", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
                        is_dtensor(tensor) ? " as " + to_string(spec_of(tensor)->placements()) : "");
   }
@@ -134,8 +134,8 @@ class GivenTensors {
   double digest_ = 0;
 };
 
-/// A row per rank travels in one message: its term of each part, and which tensors it gives. Each rank adds up the rows of those ranks that have
-/// a part: ranks may know a part on differing meshes, as slices of one mesh are.
+/// One all-reduce sends a row per rank: its term of each part, and the digest of its tensors. Each rank then adds up the rows of a part's
+/// ranks. The rows are kept apart because ranks may know a part on different meshes, such as slices of one mesh.
 std::vector<at::Tensor> reduced_together(const DeviceMesh& mesh, const std::vector<Part>& parts,
                                          const std::vector<at::Tensor>& own, const PowerSum& sum,
                                          const GivenTensors& given) {
@@ -160,7 +160,7 @@ std::vector<at::Tensor> reduced_together(const DeviceMesh& mesh, const std::vect
   return sums;
 }
 
-/// As one element that has the norm of all.
+/// A tensor with one element: the norm of all elements of the sparse tensor.
 at::Tensor norm_of_sparse(const at::Tensor& tensor, double norm_type) {
   const at::Tensor norm = at::linalg_vector_norm(tensor, norm_type);
   return is_dtensor(norm) ? redistribute(norm, Placements(spec_of(norm)->mesh()->ndim())) : norm;
@@ -174,7 +174,7 @@ MeshPtr covering(const std::vector<Part>& parts) {
   return nullptr;
 }
 
-/// The sum of each part of whose ranks this is one.
+/// The sum of each part whose mesh this rank belongs to.
 std::vector<at::Tensor> reduced(const std::vector<Part>& parts, const PowerSum& sum, const GivenTensors& given) {
   std::vector<at::Tensor> own;
   for (const Part& part : parts) own.push_back(sum.of_elements(part.pieces, part.mesh->device()));
@@ -186,7 +186,7 @@ std::vector<at::Tensor> reduced(const std::vector<Part>& parts, const PowerSum& 
       all_reduce(*mesh.group(), own[i], sum.reduce());
       sums.push_back(own[i]);
     }
-  // Not before: members of all parts, as all ranks are where the meshes are slices of one, wait for the others' terms.
+  // Checked only after the messages: other members wait for this rank's terms.
   const auto outside = std::ranges::find_if(parts, [](const Part& part) { return !part.mesh->is_member(); });
   TORCH_CHECK_VALUE(outside == parts.end(),
                     fmt::format("[total_norm] tensors are on {} meshes, none of which has the ranks of all others, and "

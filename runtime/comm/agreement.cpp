@@ -21,7 +21,7 @@ namespace {
 
 using Words = std::vector<int64_t>;
 
-constexpr size_t kWords = 31;  // of the first message, its own number of words among them
+constexpr size_t kWords = 31;  // of the first message, including its own count
 
 int64_t purpose_of(const char* what) {
   Digest digest;
@@ -106,7 +106,8 @@ std::string FactReader::text() {
 
 namespace {
 
-/// Backends without tags, and strict threads, take any message of this length: a word says what it is for, if `says_purpose`.
+/// With `says_purpose` a word says what the numbers are for, because backends without tags, and strict threads, take any message of this
+/// length.
 std::vector<Words> gather_words(const Group& group, const char* what, const Words& own, bool is_counted,
                                 bool says_purpose) {
   if (group.size() == 1) return {own};

@@ -1,13 +1,13 @@
-// runtime/comm/agreement.h: what the ranks of a group tell each other before they go on alike.
+// runtime/comm/agreement.h: an exchange of facts among the ranks of a group, so that all go on in the same way.
 //
-//   Facts own("a part");                                           // what a rank gives
+//   Facts own("a part");                                           // the kind of thing this rank has
 //   own.number(dim).list(part.sizes());
-//   for (const Facts& each : agree(group, "from_local", own)) {    // the members', by group order
+//   for (const Facts& each : agree(group, "from_local", own)) {    // one per member, by group order
 //     FactReader reader(each);
 //     ... reader.number() ... reader.list() ...
 //   }
 //
-// The facts of all decide what follows, so that it is the same on all: an error, or a layout.
+// All ranks get all facts and derive the same result from them: an error, or a layout.
 #pragma once
 
 #include "placements/box.h"
@@ -20,12 +20,12 @@
 
 namespace shardwise {
 
-/// Values that one rank tells the others, in an order that all ranks know.
+/// Values that one rank sends to the others, in an order that all ranks know.
 class Facts {
  public:
-  /// `name`: what the rank gives, "a tensor", for the error of ranks that give different things.
+  /// `name`: the kind of thing that the facts describe, "a tensor", for the error when ranks have different kinds.
   explicit Facts(std::string_view name = "") { text(name); }
-  /// Facts that words() gave before.
+  /// Facts from the words() of earlier ones.
   static Facts of_words(std::vector<int64_t> words);
 
   Facts& number(int64_t number);
@@ -40,7 +40,7 @@ class Facts {
   std::vector<int64_t> words_;
 };
 
-/// Reads facts in the order in which they were added. The facts outlive it. Throws: c10::Error where there are no more.
+/// Reads facts in the order in which they were added. Must not outlive the facts. Throws: c10::Error when there are no more.
 class FactReader {
  public:
   explicit FactReader(const Facts& facts) : words_(facts.words()), name_(text()) {}
@@ -58,9 +58,9 @@ class FactReader {
   std::string name_;
 };
 
-/// An exception of one rank, as other ranks can throw it, too.
+/// An exception of one rank, in a form that other ranks can throw too.
 struct RankError {
-  /// Types of c10's errors for a caller's mistake; kOther is c10::Error.
+  /// The types of c10's errors for a caller's mistake; kOther stands for c10::Error.
   enum class Type : int64_t { kNone, kOther, kValue, kIndex, kType, kNotImplemented };
   Type type = Type::kNone;
   std::string text;
@@ -68,35 +68,35 @@ struct RankError {
   explicit operator bool() const { return type != Type::kNone; }
   /// The exception being handled.
   static RankError current();
-  /// Throws: the exception, if there is one.
+  /// Throws the exception if there is one.
   void raise() const;
 };
 
-/// The members' facts, by group order. Collective. `op` is named by errors; it lives as long as the program. `error`: why this rank has no
-/// facts to give.
+/// The members' facts, by group order. Collective. `op` is named by errors and lives as long as the program. `error`: the reason why this
+/// rank has no facts to send.
 ///
-/// Throws, alike on all members: the error of the first rank that has one, which the others add the number of; c10::ValueError where they
-/// give facts of different kinds.
-/// Cost: one gather of some 30 words per rank; a second one where the facts of a rank are longer. CommTrace leaves them out.
+/// Throws, alike on all members: the error of the first rank that has one (other ranks add its rank number to the text); c10::ValueError if
+/// members send facts of different kinds.
+/// Cost: one gather of about 30 words (64 bits) per rank, and a second one if a rank's facts are longer. CommTrace leaves them out.
 std::vector<Facts> agree(const Group& group, const char* op, const Facts& own, const RankError& error = {});
 
-/// The members' numbers, by group order, where all have as many. Collective: one communication called `what`, as of gather_rows()
-/// (group_backend.h).
+/// The members' numbers, by group order. Pre: all members send equally many. Collective: one communication named `what`, as in
+/// gather_rows() (group_backend.h).
 std::vector<std::vector<int64_t>> gather_alike(const Group& group, const char* what, const std::vector<int64_t>& own,
                                                bool is_counted = false);
 
-/// The same where they may have different numbers of them.
-/// Cost: one gather of 32 words per rank; a second one where a rank has more than 30 numbers.
+/// The same, for members that may send different amounts of numbers.
+/// Cost: one gather of 32 words per rank, and a second one if a rank has more than 30 numbers.
 std::vector<std::vector<int64_t>> gather_numbers(const Group& group, const char* what, std::vector<int64_t> own,
                                                  bool is_counted = false);
 
-/// Sends each member its numbers, by group order, and returns those from each, of which there are `n_from`. Collective: one all_to_all on
-/// `device`.
+/// Sends `to[i]` to group member i. Returns the numbers from each member, by group order; member i sends `n_from[i]` numbers. Collective:
+/// one all_to_all on `device`.
 std::vector<std::vector<int64_t>> exchange_numbers(const Group& group, c10::Device device,
                                                    const std::vector<std::vector<int64_t>>& to,
                                                    const std::vector<int64_t>& n_from);
 
-/// True where all members have the same facts. Collective. `what` says what is compared ("compare meshes") and lives as long as the program.
+/// True if all members have the same facts. Collective. `what` names the comparison ("compare meshes") and lives as long as the program.
 /// Cost: one gather of a number per rank, which CommTrace leaves out.
 bool have_equal(const Group& group, const char* what, const Facts& own);
 

@@ -10,7 +10,7 @@ using RedOp = BackendTraits::RedOp;
 
 bool is_plain(RedOp op) { return op == RedOp::SUM || op == RedOp::PRODUCT || op == RedOp::MIN || op == RedOp::MAX; }
 
-/// NCCL has no 16-bit integers, and Gloo no unsigned ones but bytes.
+/// NCCL has no 16-bit integers; Gloo's only unsigned integers are bytes.
 bool is_common(c10::ScalarType dtype) {
   using c10::ScalarType;
   for (const auto known : {ScalarType::Byte, ScalarType::Char, ScalarType::Int, ScalarType::Long, ScalarType::Half,
@@ -21,7 +21,7 @@ bool is_common(c10::ScalarType dtype) {
 
 bool reduces_common(RedOp op, c10::ScalarType dtype) { return is_plain(op) && is_common(dtype); }
 
-/// Its avg of integers rounds, and is no reduction that the dense result has.
+/// NCCL's avg of integers rounds, which no reduction of a dense tensor does.
 bool reduces_nccl(RedOp op, c10::ScalarType dtype) {
   return reduces_common(op, dtype) || (op == RedOp::AVG && is_common(dtype) && c10::isFloatingType(dtype));
 }

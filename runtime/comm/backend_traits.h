@@ -1,4 +1,4 @@
-// runtime/comm/backend_traits.h: what each c10d backend can do: the one place that knows backends by name.
+// runtime/comm/backend_traits.h: the capabilities of each c10d backend. No other code asks for backends by name.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -12,24 +12,24 @@ namespace shardwise {
 struct BackendTraits {
   using RedOp = c10d::ReduceOp::RedOpType;
 
-  std::string_view name;  // as getBackendName() gives it; "" of one that is not known
-  /// The first call on a group makes its communicator, and every member must make that call: afterwards sends and receives need
-  /// their two ends alone. The backend counts its collectives (getSequenceNumberForGroup).
+  std::string_view name;  // the value of getBackendName(); "" for an unknown backend
+  /// The first call on a group creates its communicator, and every member must make that call. Later sends and receives involve their two
+  /// ends only. The backend counts its collectives (getSequenceNumberForGroup).
   bool connects_at_first_call;
-  /// The calls of a rank run one after another, each when the other ranks run theirs. Sends and receives that belong together go between
-  /// startCoalescing() and endCoalescing(): one by one they would wait for each other.
+  /// A rank's calls run one after another, each when the other ranks run theirs. Sends and receives that belong together must be between
+  /// startCoalescing() and endCoalescing(); issued one by one they would wait for each other.
   bool groups_messages;
-  /// Collectives of ranks that meet and differ are errors, or wait for each other. Otherwise values may be wrong or the process may end,
-  /// while messages are matched by their tags.
+  /// If ranks meet in different collectives, this is an error or a hang. If false, values may be wrong or the process may end, so messages
+  /// are matched by their tags instead.
   bool names_collectives;
-  /// Whether all_reduce has `op` for `dtype`.
+  /// Whether all_reduce supports `op` for `dtype`.
   bool (*reduces)(RedOp op, c10::ScalarType dtype);
 };
 
-/// An unknown backend is assumed to coalesce if it supports that, and to reduce what every known backend does.
+/// For an unknown backend: assumes that it coalesces if it supports that, and that it reduces what every known backend reduces.
 BackendTraits traits_of(const c10d::Backend& backend);
 
-/// Those that are known.
+/// The traits of all known backends.
 const std::vector<BackendTraits>& known_backends();
 
 }  // namespace shardwise

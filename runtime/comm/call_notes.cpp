@@ -13,23 +13,23 @@ namespace shardwise {
 namespace {
 
 constexpr size_t kShownRanks = 8;
-constexpr std::chrono::milliseconds kPause{20};  // between two looks at the store
+constexpr std::chrono::milliseconds kPause{20};  // between two reads of the store
 
 c10::intrusive_ptr<c10d::Store> current_store() {
   const auto world = World::maybe_current();
   if (!world) return nullptr;
   std::vector<int64_t> everyone(world->size());
   std::iota(everyone.begin(), everyone.end(), 0);
-  const auto& process_group = world->group(everyone)->process_group;  // made with the World: no message
+  const auto& process_group = world->group(everyone)->process_group;  // made with the World: sends nothing
   return process_group ? process_group->getStore() : nullptr;
 }
 
-/// Ranks that are threads share one store, and so do groups.
+/// Part of the store's keys, because ranks that are threads share one store, and groups do too.
 std::string key_of(const std::vector<int64_t>& ranks, int64_t rank) {
   return fmt::format("shardwise/call/{}/{}", fmt::join(ranks, ","), rank);
 }
 
-/// "12 all_reduce for aten::mm" as the store has it.
+/// Parses a note in the store: "12 all_reduce for aten::mm".
 std::optional<CallNote> find_note(c10d::Store& store, const std::string& key) {
   if (!store.check({key})) return std::nullopt;
   const std::vector<uint8_t> bytes = store.get(key);
@@ -49,7 +49,7 @@ void leave_note(const std::vector<int64_t>& ranks, const CallNote& note) noexcep
     const std::string text = fmt::format("{} {}", note.call, note.text);
     store->set(key_of(ranks, world->rank()), std::vector<uint8_t>(text.begin(), text.end()));
   } catch (const std::exception&) {
-    return;  // the store's process may be gone: the error that the note belongs to matters more
+    return;  // the store's process may be gone; the error behind this note matters more
   }
 }
 

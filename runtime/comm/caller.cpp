@@ -12,7 +12,7 @@ namespace {
 
 std::atomic<const CallerHooks*> caller_hooks{nullptr};
 
-/// A question that a thread of its own puts to the interpreter, whose lock may never come free.
+/// A question to the interpreter, asked by a separate thread because the interpreter's lock may never be released.
 struct StackQuestion {
   std::mutex mutex;
   std::condition_variable answered;
@@ -22,7 +22,7 @@ struct StackQuestion {
 
 std::atomic<int> n_open_questions{0};
 
-constexpr int kMaxOpenQuestions = 8;  // threads that wait for a lock which is never released
+constexpr int kMaxOpenQuestions = 8;  // threads waiting for a lock that is never released
 constexpr std::chrono::seconds kPatience{1};
 
 }  // namespace

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kBarriers = 16;
 
-/// Of this machine since it was started: ranks in two containers of one machine share a clock and need not share a name.
+/// A hash of this machine's boot. Ranks in two containers of one machine share a clock but may have different host names.
 int64_t machine_digest() {
   Digest digest;
   std::string boot;

@@ -1,4 +1,4 @@
-// runtime/comm/clock_offsets.h: how far the clocks of a group's ranks are apart, for pictures of several machines on one line of time.
+// runtime/comm/clock_offsets.h: the differences between the clocks of a group's ranks, to show several machines on one timeline.
 #pragma once
 
 #include "runtime/comm/group.h"
@@ -10,19 +10,19 @@
 
 namespace shardwise {
 
-/// When a rank entered and left a barrier, in nanoseconds by its own clock.
+/// The times when a rank entered and left each barrier, in nanoseconds of its own clock.
 struct BarrierTimes {
   std::vector<int64_t> entered;
   std::vector<int64_t> left;
 };
 
-/// How much the clock of `other` is ahead of that of `first`, from the barriers that both were in: nobody leaves one before all have
-/// entered it, which bounds the difference from both sides. Half of the distance of the tightest bounds is the most that it is wrong by.
-/// (F. Cristian, Probabilistic clock synchronization, 1989, does so with messages between two.)
+/// How far the clock of `other` is ahead of that of `first`, from barriers that both were in. Nobody leaves a barrier before all have
+/// entered it, which bounds the difference from both sides. The error is at most half the distance between the tightest bounds. (F.
+/// Cristian, Probabilistic clock synchronization, 1989, does so with messages between two processes.)
 int64_t clock_offset(const BarrierTimes& first, const BarrierTimes& other);
 
-/// Of each member of the group, by group order, against the first's; 0 for ranks of one machine. Collective: 17 gathers of a few numbers,
-/// which CommTrace leaves out.
+/// The clock offset of each member, by group order, relative to the first member; 0 for ranks on the first member's machine. Collective: 17
+/// gathers of a few numbers, which CommTrace leaves out.
 std::vector<int64_t> clock_offsets(const Group& group);
 
 }  // namespace shardwise

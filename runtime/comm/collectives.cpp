@@ -55,7 +55,7 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
     for (int64_t& split : splits) split *= element_bytes;
     return splits;
   };
-  std::vector<int64_t> received = in_bytes(receive_splits);  // Gloo moves these two away
+  std::vector<int64_t> received = in_bytes(receive_splits);  // Gloo moves from these two vectors
   std::vector<int64_t> sent = in_bytes(send_splits);
   at::Tensor to = bytes_of(output);
   at::Tensor from = bytes_of(input);
@@ -131,14 +131,14 @@ class StartedReduction final : public Reduction {
     return all_to_all_tagged(communication_, *backend_, group_, bytes_of(rows_), bytes_of(flat), received, sent);
   }
 
-  Group group_;  // the caller's may end before a reduction that was started
+  Group group_;  // a copy: the caller's may end before the reduction does
   at::Tensor tensor_;
   Reduce reduce_;
   ReduceForm form_;
   Communication communication_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   TaggedWorks works_;
-  // Where it goes as tagged messages: what this rank reduces, the members' terms of it, and all parts if there are several.
+  // For tagged messages: the part that this rank reduces, the members' terms of it, and all parts if there are several.
   at::Tensor own_part_, rows_;
   std::vector<at::Tensor> parts_;
 };

@@ -1,8 +1,8 @@
-// runtime/comm/comm_policy.h: what to do about communication that the user did not write.
+// runtime/comm/comm_policy.h: what to do about communication that the user did not ask for.
 //
 //   const CommPolicyScope strict(CommPolicy::kError);
 //   at::add(rows, columns);   // throws on every rank, before any message: an operand would have to move
-//   redistribute(rows, {Placement::replicate()});   // was asked for, and goes on
+//   redistribute(rows, {Placement::replicate()});   // asked for: not an error
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -13,11 +13,12 @@
 
 namespace shardwise {
 
-/// For messages that an operator needs because of how its operands are laid out. The few numbers that ranks compare to agree on an error
-/// or on a size do not count.
+/// The policy for messages that an operator sends because of the layouts of its operands. The few numbers that ranks compare to agree on an
+/// error or a size are exempt.
 enum class CommPolicy : uint8_t { kAllow, kWarn, kError };
 
-/// This thread's policy while it lives, and that of the threads on which autograd runs its backward; kAllow without any. They nest.
+/// Sets the policy of this thread for the scope's lifetime, and of the threads on which autograd runs this thread's backward. Scopes nest;
+/// the default is kAllow.
 class CommPolicyScope {
  public:
   explicit CommPolicyScope(CommPolicy policy);
@@ -28,8 +29,8 @@ class CommPolicyScope {
   c10::DebugInfoGuard guard_;
 };
 
-/// Before something is sent. Warns, or throws c10::ValueError, where an operator sends on its own (CommScope) and the policy says so;
-/// equally on all ranks. A scope is warned once. `what` follows the operator's name: "moves a to b". Cost: a thread-local read.
+/// Call this before sending. If an operator sends on its own (CommScope), warns or throws c10::ValueError as the policy says, alike on all
+/// ranks. Each scope warns once. `what` follows the operator's name: "moves a to b". Cost: a thread-local read.
 void check_comm_policy(c10::function_ref<std::string()> what);
 
 }  // namespace shardwise

@@ -12,7 +12,7 @@ CommProfile::CommProfile() : outer_(comm_thread().profile) { comm_thread().profi
 
 void CommProfile::stop() {
   if (std::exchange(is_stopped_, true)) return;
-  // Python closes profiles in any order: leave the chain wherever this one stands in it.
+  // Python may close profiles in any order, so this one may be anywhere in the chain.
   CommProfile** link = &comm_thread().profile;
   while (*link != nullptr && *link != this) link = &(*link)->outer_;
   if (*link == this) *link = outer_;

@@ -1,4 +1,4 @@
-// runtime/comm/comm_profile.h: when each communication of a thread began and ended, and how long the thread waited.
+// runtime/comm/comm_profile.h: begin, end and wait time of each communication of a thread.
 #pragma once
 
 #include "runtime/comm/communication.h"
@@ -13,29 +13,29 @@ namespace shardwise {
 
 /// One communication as one rank saw it. Times are nanoseconds since 1970 by this machine's clock.
 struct TimedCommunication {
-  std::string collective;  // what it amounts to: "all_gather"
-  std::string op;          // the operator that it is for, or ""
-  std::string layouts;     // what is moved, or ""
+  std::string collective;  // the collective it amounts to: "all_gather"
+  std::string op;          // the operator that needs it, or ""
+  std::string layouts;     // layouts of the moved tensor, or ""
   std::string source;      // the program's line, or "" in a program without Python
   std::string dtype;
   bool is_asked_for = true;    // false: an operator moved its operands on its own
   std::vector<int64_t> ranks;  // the group's
-  int64_t call = 0;            // its number among the group's communications; 0 where members may stay away
+  int64_t call = 0;            // its number among the group's communications; 0 if members may stay away
   int64_t bytes_sent = 0;
   int64_t bytes_received = 0;
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
-  int64_t waited_ns = 0;  // this thread waited for so long
+  int64_t waited_ns = 0;  // time that this thread waited
   bool has_failed = false;
 };
 
-/// A communication that a profile saw begin.
+/// A communication whose begin a profile has recorded.
 struct OpenCommunication;
 
-/// Records the communications of this thread that begin while it lives, once they end, which may be after stop(). Profiles nest; the
-/// innermost sees them, and gives them on.
+/// Records the communications of this thread that begin during its lifetime. Each is recorded when it ends, which may be after stop().
+/// Profiles nest: the innermost one records, and passes its entries to the outer one when it stops.
 ///
-/// Cost: some strings per communication, and the program's line; nothing of it where no profile lives.
+/// Cost: some strings per communication, and the lookup of the program's line; nothing if no profile is active.
 class CommProfile {
  public:
   CommProfile();
@@ -43,10 +43,11 @@ class CommProfile {
   CommProfile(const CommProfile&) = delete;
   CommProfile& operator=(const CommProfile&) = delete;
 
-  /// It sees no more begin, and keeps what it has. On the thread that made it; a second call does nothing.
+  /// Stops recording new communications and keeps the recorded ones. Call it on the thread that made the profile; a second call does
+  /// nothing.
   void stop();
 
-  /// By their ends. Cost: the clock is compared with the time of day.
+  /// The recorded communications, by their ends. Cost: compares the clock with the time of day.
   std::vector<TimedCommunication> communications() const;
   size_t size() const;
 
@@ -66,11 +67,11 @@ class CommProfile {
     Ticks ticks;
   };
 
-  /// Outlives its profile while a communication is under way, which may end on another thread.
+  /// Kept alive by communications in flight, which may end after their profile and on another thread.
   struct Log {
     std::mutex mutex;
     std::vector<Entry> entries;
-    std::shared_ptr<Log> outer;  // of the profile around a stopped one: it has the entries, and wants those that come
+    std::shared_ptr<Log> outer;  // set by stop(): the outer profile, which got the entries and gets later ones
   };
 
   static std::unique_ptr<OpenCommunication> begin(const Group& group, const CheckedCall& call, uint64_t number);

@@ -1,4 +1,5 @@
-// runtime/comm/comm_thread.h: what a thread knows of its communications, in one place: a library's thread-locals cost a call each.
+// runtime/comm/comm_thread.h: all thread-local state of communications in one object, because a library's access to each thread-local costs
+// a call.
 #pragma once
 
 #include "runtime/comm/comm_trace.h"
@@ -15,21 +16,21 @@ class MessagePattern;
 struct GroupCalls;
 
 struct KnownGroup {
-  uint64_t number = 0;  // of the Group
+  uint64_t number = 0;  // the number of the Group
   GroupCalls* calls = nullptr;
 };
 
 struct CommThread {
-  // The innermost of each, or null.
+  // The innermost object of each kind, or null.
   CommTrace* trace = nullptr;
   const CommScope* scope = nullptr;
   const MessagePattern* pattern = nullptr;
   CommProfile* profile = nullptr;
 
   const char* op = "";                                            // of the innermost scope
-  CommScope::Cause outermost_cause = CommScope::Cause::kProgram;  // of the outermost scope, as it was opened
+  CommScope::Cause outermost_cause = CommScope::Cause::kProgram;  // of the outermost scope, before any permit()
 
-  // What was found last; recorders and their groups are never freed.
+  // Results of the last lookups. Recorders and their groups are never freed.
   FlightRecorder* recorder = nullptr;
   int64_t rank = -1;  // the recorder's
   std::array<KnownGroup, 4> groups{};
@@ -38,7 +39,7 @@ struct CommThread {
   const char* reader = nullptr;  // the outermost Reading (no_messages.h), or null
 };
 
-/// This thread's.
+/// The state of this thread.
 CommThread& comm_thread();
 
 }  // namespace shardwise

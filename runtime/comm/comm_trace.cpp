@@ -16,7 +16,7 @@ CommThread& comm_thread() { return this_thread; }
 CommTrace::CommTrace() : outer_(this_thread.trace) { this_thread.trace = this; }
 
 CommTrace::~CommTrace() {
-  // Python closes traces in any order: leave the chain wherever this one stands in it.
+  // Python may close traces in any order, so this one may be anywhere in the chain.
   CommTrace** link = &this_thread.trace;
   while (*link != nullptr && *link != this) link = &(*link)->outer_;
   if (*link == this) *link = outer_;

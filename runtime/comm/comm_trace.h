@@ -1,4 +1,4 @@
-// runtime/comm/comm_trace.h: what was sent, by collective and by operator.
+// runtime/comm/comm_trace.h: records of sent messages, by collective and by operator.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,17 @@
 
 namespace shardwise {
 
-/// One collective as one rank saw it. Bytes exclude what a rank sends to itself; for all_reduce both are the
-/// ring's 2 (n-1)/n of the tensor, the bound that backends reach.
+/// One collective as one rank saw it. Bytes exclude messages of a rank to itself. For all_reduce both numbers are a ring's 2 (n-1)/n of the
+/// tensor, the bound that backends reach.
 struct CommEvent {
   std::string collective;  // "all_to_all", "all_reduce", "broadcast", "all_gather"
-  std::string op;          // the operator that asked, "aten::mm", or "redistribute"
+  std::string op;          // the operator that sends, "aten::mm", or "redistribute"
   int64_t n_ranks = 0;
   int64_t bytes_sent = 0;
   int64_t bytes_received = 0;
 };
 
-/// Records the collectives of this thread while it lives. Traces nest; each sees the events of the inner ones.
+/// Records the collectives of this thread during its lifetime. Traces nest: an outer one also records the events of inner ones.
 class CommTrace {
  public:
   CommTrace();
@@ -40,36 +40,36 @@ class CommTrace {
   CommTrace* outer_;
 };
 
-/// Names the operator on whose behalf collectives run, for the time of its life (this thread; they nest).
+/// Names the operator that collectives of this thread run for, during its lifetime. Scopes nest.
 ///
 ///   const auto layouts = [&] { return fmt::format("{} -> {}", to_string(*from), to_string(*to)); };
 ///   const CommScope scope("redistribute", CommScope::Cause::kProgram, layouts);
 ///
-/// Cost: a few pointers; `layouts` runs only under the order check (order_check.h), before each communication.
+/// Cost: a few pointers. `layouts` is called only under the order check (order_check.h), before each communication.
 class CommScope {
  public:
-  /// Why ranks communicate: an operator moves its operands on its own ("aten::mm"), or the program asked for it ("redistribute").
+  /// The reason for communication: an operator moves its operands on its own ("aten::mm"), or the program asked for it ("redistribute").
   enum class Cause : uint8_t { kOperator, kProgram };
 
   explicit CommScope(const char* op, Cause cause = Cause::kOperator) : CommScope(op, cause, nullptr, nullptr) {}
-  /// `layouts()` gives a text that is the same on every rank. It lives as long as the scope.
+  /// `layouts()` returns a text that is the same on every rank. `layouts` must outlive the scope.
   template <class Layouts>
   CommScope(const char* op, Cause cause, const Layouts& layouts)
       : CommScope(op, cause, &layouts,
                   [](const void* self) -> std::string { return (*static_cast<const Layouts*>(self))(); }) {}
   template <class Layouts>
-  CommScope(const char* op, Cause cause, const Layouts&& layouts) = delete;  // would be gone when it is asked
+  CommScope(const char* op, Cause cause, const Layouts&& layouts) = delete;  // a temporary would dangle
   ~CommScope();
   CommScope(const CommScope&) = delete;
   CommScope& operator=(const CommScope&) = delete;
 
-  /// The innermost operator of this thread, or "".
+  /// The innermost scope's operator on this thread, or "".
   static const char* current_op();
-  /// Its cause; kProgram outside of any, and where permit() was called.
+  /// The innermost scope's cause. kProgram without a scope, and after permit().
   static Cause current_cause();
-  /// What the innermost scope still sends is as if the program had asked for it.
+  /// From now on the innermost scope's messages count as asked for by the program.
   static void permit();
-  /// What the innermost scope's `layouts()` gives, or "" where it has none.
+  /// The text of the innermost scope's `layouts()`, or "" if it has none.
   static std::string current_layouts();
 
  private:

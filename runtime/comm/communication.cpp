@@ -46,7 +46,7 @@ CommThread& thread_that_may_send(const Group& group, const char* name) {
   return thread;
 }
 
-/// True for errors of a call that all ranks refuse, or that was refused before any message.
+/// True for errors that all ranks raise alike, or that were raised before any message.
 bool is_refusal(const std::exception& error) {
   const auto is = [&]<class... Errors>(std::in_place_type_t<Errors>...) {
     return (... || (dynamic_cast<const Errors*>(&error) != nullptr));
@@ -179,7 +179,7 @@ Communication::Wait::Wait(Communication& communication)
 Communication::Wait::~Wait() {
   const uint64_t now = c10::getApproximateTime();
   communication_.waited_ += now - std::exchange(communication_.last_, now);
-  if (!communication_.is_done_) FlightRecorder::set_waiting(communication_.begun_, 0);  // else it ends at once
+  if (!communication_.is_done_) FlightRecorder::set_waiting(communication_.begun_, 0);  // if done, it ends at once
 }
 
 }  // namespace shardwise

@@ -1,14 +1,14 @@
 // runtime/comm/communication.h: one communication of a rank with the others of a group, from its start to the end of its wait.
 //
-// Every message of the runtime is sent within one. What is compared between ranks (order_check.h), recorded (flight_recorder.h), counted
-// (comm_trace.h), timed (comm_profile.h) and warned about (flight_watch.h) is said here and nowhere else.
+// Every message of the runtime is sent by a Communication. This is the only place that has messages compared between ranks (order_check.h),
+// recorded (flight_recorder.h), counted (comm_trace.h), timed (comm_profile.h) and watched for long waits (flight_watch.h).
 //
 //   Communication broadcast(group, {.name = "broadcast", .dtype = at::kFloat, .bytes_received = 4096, .counted_as = "broadcast"});
 //   broadcast.run([&] { return backend->broadcast(tensors, options); });         // launched and waited for
 //
 //   Communication reduction(group, ...);
 //   const auto work = reduction.launch([&] { return backend->allreduce(tensors, options); });
-//   ...                                                                          // work that does not need it
+//   ...                                                                          // work that does not need the result
 //   reduction.wait(work);
 #pragma once
 
@@ -33,29 +33,30 @@ class Communication {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  /// What a rank is about to do. Texts live as long as the program.
+  /// A description of the communication. Texts live as long as the program.
   struct Call {
     const char* name;  // equal on all ranks, as are dtype, length and by_all
     std::optional<c10::ScalarType> dtype = {};
-    int64_t length = -1;     // elements that every rank brings; -1 where ranks bring different numbers
-    int64_t bytes_sent = 0;  // by this rank, without what it sends to itself
+    int64_t length = -1;     // elements that every rank sends; -1 if ranks send different amounts
+    int64_t bytes_sent = 0;  // by this rank, without messages to itself
     int64_t bytes_received = 0;
     const char* counted_as = nullptr;  // null: no CommTrace counts it
-    bool by_all = true;                // false: members without a message may stay away, and the calls are not compared
+    bool by_all = true;                // false: members without a message may stay away, and calls are not compared
   };
 
   /// Throws, before any message: c10::Error under a Reading (no_messages.h); c10::ValueError in a process that was forked from a rank;
-  /// c10::DistBackendError where a communication of the group has failed before. Under SHARDWISE_CHECK=1, c10::ValueError on all members where
-  /// their calls differ, and c10::DistBackendError where one does not come (order_check.h).
+  /// c10::DistBackendError if an earlier communication of the group failed. Under SHARDWISE_CHECK=1: c10::ValueError on all members if
+  /// their calls differ, and c10::DistBackendError if a member does not arrive (order_check.h).
   Communication(const Group& group, const Call& call);
-  /// One that was not waited for, or whose wait threw, has failed.
+  /// A communication that was not waited for, or whose wait threw, counts as failed.
   ~Communication();
   Communication(const Communication&) = delete;
   Communication& operator=(const Communication&) = delete;
 
-  /// Where the backend fails in what follows, the group takes no more communications, and the error says what the other ranks did last.
+  /// If the backend fails in one of the following functions, the group takes no more communications, and the error lists the other ranks'
+  /// last calls.
 
-  /// Calls `launch()`, which may wait for other ranks, and returns what it gives: a Work, or several.
+  /// Calls `launch()`, which may wait for other ranks, and returns its result: one Work or several.
   template <class Launch>
   auto launch(const Launch& launch) {
     const Wait wait(*this);
@@ -68,15 +69,15 @@ class Communication {
       rethrow_named();
     }
   }
-  /// Waits for what was launched. Nulls count as done.
+  /// Waits for the works that launch() returned. Null works count as done.
   void wait(c10::ArrayRef<WorkPtr> works);
-  /// Both.
+  /// Launches and waits.
   template <class Launch>
   void run(const Launch& launch) {
     finish(launch);
     count();
   }
-  /// Launches a last part of what was launched before, and waits for it.
+  /// Launches the last part of a communication that launch() began, and waits for it.
   template <class Launch>
   void finish(const Launch& launch) {
     const Wait wait(*this);
@@ -87,17 +88,18 @@ class Communication {
       rethrow_named();
     }
   }
-  /// There is nothing to wait for.
+  /// Ends a communication that has nothing to wait for.
   void finish() { is_done_ = true; }
 
-  /// A number that the two ends of a message of `n_bytes` have in common, and hardly another message: of which call of the group it is,
-  /// for which operator, and how long. Where members may stay away from the call, of its length alone.
+  /// A number that the two ends of a message of `n_bytes` share, and that other messages rarely have: a hash of the group's call number,
+  /// the operator and the length. If members may stay away from the call, a hash of the length only.
   uint32_t fingerprint(int64_t n_bytes) const;
 
  private:
   Communication(CommThread& thread, const Group& group, const Call& call);
 
-  /// This thread waits, without the interpreter's lock: another rank of this process may need that to send what this one waits for.
+  /// Marks that this thread waits, and releases the interpreter's lock: another rank of this process may need the lock to send the awaited
+  /// message.
   class Wait {
    public:
     explicit Wait(Communication& communication);
@@ -116,29 +118,30 @@ class Communication {
     for (const WorkPtr& work : works)
       if (work) work->wait();
   }
-  /// An exception ends the wait: the record says so, and a process writes its records to a file.
+  /// Ends the communication as failed: records this, and a rank that is a process dumps its records to a file.
   void fail() noexcept;
-  /// Within a catch: fail(), and rethrows. Where the backend failed, the group has, and the error names the other ranks' calls.
+  /// For use in a catch block: calls fail() and rethrows. If the backend failed, marks the group as lost and adds the other ranks' calls to
+  /// the error.
   [[noreturn]] void rethrow_named();
   /// "exchange for aten::embedding (sends 8 bytes, receives 16)".
   std::string describe() const;
-  /// Where somebody asked: compares it between the ranks, and notes layouts and the program's line.
+  /// Under the order check, compares the call between the ranks. If somebody asked for notes, notes the layouts and the program's line.
   void compare_and_note(const Group& group);
-  /// Tells the CommTraces, once.
+  /// Counts the communication in the active CommTraces, once.
   void count();
 
   FlightRecorder& recorder_;
   std::shared_ptr<GroupRecord> group_;
-  uint64_t call_number_;  // among those of the group, or 0
+  uint64_t call_number_;  // the call's number in the group, or 0
   Call call_;
   FlightRecorder::Begun begun_;
   uint64_t last_;        // reading of the clock
   uint64_t waited_ = 0;  // clock ticks that threads have waited
   int64_t n_ranks_;
   bool is_done_ = false;
-  const char* op_;  // the operator that it was begun for, whichever runs when it is waited for
+  const char* op_;                            // the operator it was begun for, even if another one waits for it
   std::unique_ptr<OpenCommunication> timed_;  // null unless this thread is profiled
-  GroupRecord::Turn turn_;                    // where calls are compared: from the comparison to the launch
+  GroupRecord::Turn turn_;                    // held from the comparison of calls to the launch
 };
 
 }  // namespace shardwise

@@ -1,4 +1,4 @@
-// runtime/comm/digest.h: a number that stands for bytes where ranks compare what they have.
+// runtime/comm/digest.h: a hash that ranks compare instead of the data itself.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace shardwise {
 
-/// A hash of everything added, in its order: the same in every process, which std::hash does not promise. Cost: one pass.
+/// A hash of everything added, in order. Equal in every process, which std::hash does not guarantee. Cost: one pass.
 class Digest {
  public:
   void add(const void* data, size_t n_bytes);

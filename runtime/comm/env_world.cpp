@@ -51,7 +51,7 @@ int64_t number_variable(const char* name, int64_t begin, int64_t end) {
   return number;
 }
 
-/// torchrun's agent serves the store, keeps it over restarts and says so; otherwise rank 0 serves it.
+/// Under torchrun the agent serves the store and keeps it over restarts, as the environment says. Otherwise rank 0 serves it.
 StorePtr connect(int64_t rank, int64_t n_ranks, std::chrono::milliseconds timeout) {
   const char* const agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
   const bool is_agents = agent != nullptr && std::string(agent) == "True";
@@ -105,7 +105,7 @@ std::shared_ptr<World> init_from_env(std::chrono::milliseconds timeout) {
   const int64_t rank = number_variable("RANK", 0, n_ranks);
   if (n_ranks == 1) return single_world();
   const StorePtr store = connect(rank, n_ranks, timeout);
-  // Members alone make it, under a name made of their ranks.
+  // Only the members create the group, in a store prefix made of their ranks.
   const auto make_group = [=](const std::vector<int64_t>& ranks) {
     const auto own = std::find(ranks.begin(), ranks.end(), rank);
     if (own == ranks.end()) return c10::intrusive_ptr<ProcessGroup>();

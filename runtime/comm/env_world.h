@@ -11,15 +11,15 @@
 
 namespace shardwise {
 
-/// Connects to the other processes at MASTER_ADDR:MASTER_PORT as RANK of WORLD_SIZE and sets World::set_process. CPU tensors travel
-/// over Gloo; CUDA tensors over NCCL, in a build that has it.
+/// Connects to the other processes at MASTER_ADDR:MASTER_PORT as RANK of WORLD_SIZE, and calls World::set_process. CPU tensors use Gloo;
+/// CUDA tensors use NCCL, in a build that has it.
 ///
 /// `timeout`: how long a process waits for the others, here and in each collective.
-/// Throws: c10::ValueError naming a variable that is missing or no number, c10::NotImplementedError in a build without
-/// Gloo's headers. Collective over all processes.
+/// Throws: c10::ValueError naming a variable that is missing or not a number, c10::NotImplementedError in a build without Gloo's headers.
+/// Collective over all processes.
 std::shared_ptr<World> init_from_env(std::chrono::milliseconds timeout = std::chrono::minutes(30));
 
-/// The World of a program that is one process; sets World::set_process. Never communicates.
+/// The World of a program with a single process; calls World::set_process. Never communicates.
 std::shared_ptr<World> single_world();
 
 }  // namespace shardwise

@@ -1,4 +1,4 @@
-// runtime/comm/error_text.h: what an exception says, for another rank or another exception.
+// runtime/comm/error_text.h: an exception's text, to pass to another rank or another exception.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -8,7 +8,7 @@
 
 namespace shardwise {
 
-/// Without a backtrace.
+/// The text without a backtrace.
 inline std::string error_text(const std::exception& error) {
   const auto* const ours = dynamic_cast<const c10::Error*>(&error);
   return ours ? ours->what_without_backtrace() : error.what();

@@ -23,13 +23,13 @@ namespace {
 
 using DumpJson = nlohmann::ordered_json;
 
-/// The folder that is current when this library is loaded; empty where the system does not tell.
+/// The current folder when this library is loaded; empty if the system does not say.
 const std::filesystem::path first_folder = [] {
   std::error_code error;
   return std::filesystem::current_path(error);
 }();
 
-/// Made when the first world begins, so that two readings of the clock lie far apart when somebody asks.
+/// Created when the first world begins, so that its two clock readings are far apart when the times are converted.
 c10::ApproximateClockToUnixTimeConverter& clock_converter() {
   static auto* const converter = new c10::ApproximateClockToUnixTimeConverter;
   return *converter;
@@ -43,7 +43,7 @@ std::string host_name() {
   return name.data();
 }
 
-/// When this process began, in seconds since 1970; 0 where the system does not tell.
+/// The start time of this process, in seconds since 1970; 0 if the system does not say.
 double process_began() {
   std::ifstream file("/proc/self/stat");
   std::string text;
@@ -52,7 +52,7 @@ double process_began() {
       text.substr(std::min(text.size(), text.rfind(')') + 2)));  // a program's name may have blanks
   std::string field;
   for (int number = 3; number <= 22; ++number)
-    fields >> field;  // the 22nd: when it began, in ticks since the machine did
+    fields >> field;  // the 22nd field: the start time in clock ticks since boot
   timespec now{};
   if (!fields || ::clock_gettime(CLOCK_BOOTTIME, &now) != 0) return 0;
   const double since_boot = static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
@@ -60,7 +60,7 @@ double process_began() {
   return seconds(c10::getTimeSinceEpoch()) - age;
 }
 
-/// Equal on all ranks of a run, and of no other run at the same time, as far as the environment of torchrun says so.
+/// Equal on all ranks of a run, and different in other runs at the same time, as far as torchrun's environment tells.
 std::string run_id() {
   std::string id;
   for (const char* const name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"}) {
@@ -82,7 +82,7 @@ const char* word(FlightRecord::Outcome outcome) {
   return "";
 }
 
-/// Bytes that are no UTF-8, as of a name whose end was left out, become a replacement character.
+/// Invalid UTF-8, such as the cut end of a long name, becomes a replacement character.
 std::string text_of(const DumpJson& json) { return json.dump(1, ' ', false, DumpJson::error_handler_t::replace); }
 
 void write_file(const std::filesystem::path& path, const std::string& text) {
@@ -168,10 +168,10 @@ std::filesystem::path dump_folder() {
 
 std::vector<std::string> dump_flights(const std::filesystem::path& folder, const std::string& reason) {
   std::error_code error;
-  std::filesystem::create_directories(folder, error);  // where it fails, so does the file
+  std::filesystem::create_directories(folder, error);  // if this fails, writing the file fails as well
   std::vector<std::string> written;
   for (const FlightRecorder* recorder : FlightRecorder::all()) {
-    const char* const kind = recorder->is_thread() ? "-thread" : "";  // of a process that has a rank of its own, too
+    const char* const kind = recorder->is_thread() ? "-thread" : "";  // of a process that may also be a rank itself
     const auto path = folder / fmt::format("shardwise-rank{}{}-pid{}.json", recorder->rank(), kind, ::getpid());
     write_file(path, flight_json(*recorder, reason));
     written.push_back(path.string());
@@ -186,7 +186,7 @@ std::vector<std::string> dump_unasked(const std::string& reason) noexcept {
       if (recorder->is_thread() && !has_folder) return {};
     return dump_flights(dump_folder(), reason);
   } catch (const std::exception&) {
-    return {};  // the hang or the error is what matters
+    return {};  // the hang or the error matters more
   }
 }
 

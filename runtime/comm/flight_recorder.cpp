@@ -14,10 +14,10 @@
 namespace shardwise {
 namespace {
 
-/// All recorders. Never destroyed: a backend's threads may outlive the statics they use.
+/// All recorders. Never destroyed, because a backend's threads may outlive static objects.
 struct Recorders {
   std::mutex mutex;
-  std::map<std::pair<bool, int64_t>, FlightRecorder*> by_rank;  // by whether the rank is a thread
+  std::map<std::pair<bool, int64_t>, FlightRecorder*> by_rank;  // the bool: whether the rank is a thread
 };
 
 Recorders& recorders() {
@@ -26,11 +26,11 @@ Recorders& recorders() {
 }
 
 constexpr size_t kOpWords = FlightRecord::kOpBytes / sizeof(uint64_t);
-constexpr uint64_t kIsAskedFor = 1 << 8;  // beside the dtype
+constexpr uint64_t kIsAskedFor = 1 << 8;  // stored in one word with the dtype
 
 }  // namespace
 
-/// A record in words that readers may see while they are written.
+/// A record in atomic words, which readers may see half-written.
 struct alignas(64) FlightRecorder::Slot {
   using Word = std::atomic<uint64_t>;
 
@@ -40,7 +40,7 @@ struct alignas(64) FlightRecorder::Slot {
   Word name{0};
   Word begin{0};
   Word waits_since{0};
-  Word end{0};  // odd where it failed
+  Word end{0};  // odd if it failed
   Word bytes_sent{0};
   Word bytes_received{0};
   Word kind{0};
@@ -51,7 +51,7 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-/// With a zero at the end, and whatever behind.
+/// Stores the text with a zero at its end. Bytes after the zero are undefined.
 void store_text(std::array<std::atomic<uint64_t>, kOpWords>& words, const char* text) {
   const size_t length = strnlen(text, FlightRecord::kOpBytes - 1);
   size_t i = 0;
@@ -153,7 +153,7 @@ GroupCalls& FlightRecorder::find_calls(CommThread& thread, const Group& group) {
 FlightRecorder::Begun FlightRecorder::begin(CommThread& thread, const Group& group, const FlightCall& call) {
   GroupCalls& calls = calls_of(thread, group);
   Begun begun{};
-  if (call.by_all) {  // by one thread at a time: calls of two have no order that other ranks could follow
+  if (call.by_all) {  // by one thread at a time, or other ranks could not follow the order
     begun.call = calls.n_calls.load(kRelaxed) + 1;
     calls.n_calls.store(begun.call, kRelaxed);
   }
@@ -216,7 +216,7 @@ bool FlightRecorder::read(uint64_t number, FlightRecord& record) const {
   record.dtype = static_cast<int8_t>(kind & 0xFF);
   record.is_asked_for = (kind & kIsAskedFor) != 0;
   record.op = std::bit_cast<std::array<char, FlightRecord::kOpBytes>>(op);
-  // A time before the beginning is that of an earlier record here, whose thread was stopped in the middle of setting it.
+  // A time before `begin` belongs to an earlier record in this slot, whose thread was paused while it set the time.
   if (record.waits_since < record.begin) record.waits_since = 0;
   if (record.end < record.begin) record.end = 0;
   using enum FlightRecord::Outcome;

@@ -1,6 +1,6 @@
-// runtime/comm/flight_recorder.h: the last communications of each rank of this process, for the day on which one never ends.
+// runtime/comm/flight_recorder.h: the last communications of each rank of this process, to find the cause of a hang.
 //
-// Always on. A rank that is a process has one recorder, and so has each rank that is a thread. flight_dump.h writes them to files.
+// Always on. Each rank has a recorder, whether it is a process or a thread. flight_dump.h writes the recorders to files.
 #pragma once
 
 #include "runtime/comm/comm_thread.h"
@@ -21,19 +21,20 @@ namespace shardwise {
 
 class World;
 
-/// How many communications a rank has begun with a set of ranks. All members count alike, so ranks whose counts differ have parted.
+/// How many communications a rank has begun with a set of ranks. All members count the same calls, so different counts mean that ranks have
+/// diverged.
 struct GroupCalls {
   std::vector<int64_t> ranks;  // by group order
   std::atomic<uint64_t> n_calls{0};
 };
 
-/// One communication as one rank sees it. Times are of c10::getApproximateTime(), 0 where that has not happened.
+/// One communication as one rank sees it. Times are of c10::getApproximateTime(); 0 means that it has not happened.
 struct FlightRecord {
   enum class Outcome : uint8_t { kUnderWay, kDone, kFailed };
   static constexpr size_t kOpBytes = 64;
 
   uint64_t number = 0;                // among the rank's communications, from 1
-  uint64_t call = 0;                  // among those with this group, from 1; 0 where members may stay away
+  uint64_t call = 0;                  // among those with this group, from 1; 0 if members may stay away
   const GroupCalls* group = nullptr;  // lives as long as the process
   const char* name = nullptr;         // "all_reduce"; lives as long as the process
   uint64_t begin = 0;
@@ -44,10 +45,10 @@ struct FlightRecord {
   Outcome outcome = Outcome::kUnderWay;
   int8_t dtype = -1;  // a c10::ScalarType
   bool is_asked_for = true;
-  std::array<char, kOpBytes> op = {};  // the operator that it is for, or ""; the first bytes of a long name
+  std::array<char, kOpBytes> op = {};  // the operator that needs it, or ""; cut to the first bytes
 };
 
-/// What a rank is about to do. Texts live as long as the program.
+/// A description of a communication. Texts live as long as the program.
 struct FlightCall {
   const char* name;
   int8_t dtype = -1;
@@ -56,7 +57,7 @@ struct FlightCall {
   bool by_all = true;
 };
 
-/// The last communications of one rank. Written by the rank's threads without a lock, read by others at any time.
+/// The last communications of one rank. The rank's threads write without a lock; other threads may read at any time.
 ///
 /// Cost of a communication: two counters, two readings of the processor's clock, and some 15 words (benchmarks/flight_recorder.cpp).
 class FlightRecorder {
@@ -68,43 +69,43 @@ class FlightRecorder {
   FlightRecorder(const FlightRecorder&) = delete;
   FlightRecorder& operator=(const FlightRecorder&) = delete;
 
-  /// The recorder of this thread, `thread`, whose rank is `rank`; it lives as long as the process.
+  /// The recorder of `thread`, which is this thread, and whose rank is `rank`. It lives as long as the process.
   static FlightRecorder& of_thread(CommThread& thread, int64_t rank) {
     return thread.rank == rank ? *thread.recorder : find_recorder(thread, rank);
   }
   static FlightRecorder& of_thread(int64_t rank) { return of_thread(comm_thread(), rank); }
-  /// This thread, or this process, is a rank of a new world: its recorder begins anew.
+  /// Restarts the recorder of this thread (or process), which is now a rank of a new world.
   static void begin_world(const std::shared_ptr<World>& world, bool is_thread);
-  /// This thread is another rank from now on, or none.
+  /// This thread is no rank any more, or will be another one.
   static void forget_thread();
-  /// Those of the ranks that this process has now.
+  /// The recorders of the ranks that this process has now.
   static std::vector<FlightRecorder*> all();
 
   int64_t rank() const { return rank_; }
-  /// Communications up to the one of this number are of an earlier world.
+  /// Communications up to this number belong to an earlier world.
   uint64_t first() const { return first_.load(std::memory_order_relaxed); }
-  /// Of the world that the rank belongs to; 0 where nobody said.
+  /// The size of the rank's world; 0 if unknown.
   int64_t n_ranks() const { return n_ranks_.load(std::memory_order_relaxed); }
   bool is_thread() const { return is_thread_; }
-  /// The thread that began the last communication, or the world (a pthread_t).
+  /// The thread (a pthread_t) that began the last communication, or the world if there is none.
   uint64_t thread() const { return thread_.load(std::memory_order_relaxed); }
 
   struct Slot;
-  /// A communication that has begun. Changes of one whose place in the ring another one has taken are lost.
+  /// A communication that has begun. Once its slot in the ring has been reused, changes to it are dropped.
   struct Begun {
     Slot* slot;
     uint64_t number;
     uint64_t call;
     uint64_t begin;
   };
-  /// Begins a communication of this thread, `thread`, with the group.
+  /// Begins a communication of `thread`, which is this thread, with the group.
   Begun begin(CommThread& thread, const Group& group, const FlightCall& call);
-  /// A thread waits for it from `since` on; 0: no longer.
+  /// Notes that a thread waits for it since `since`; 0: no thread waits any more.
   static void set_waiting(const Begun& begun, uint64_t since);
-  /// It has ended, or failed.
+  /// Notes that it has ended or failed.
   static void set_ended(const Begun& begun, uint64_t end, bool is_done);
 
-  /// What is known of a communication where somebody asked for it: takes a lock and memory.
+  /// Details of a communication, kept only on request because they need a lock and memory.
   struct Note {
     uint64_t number = 0;
     std::string layouts;
@@ -112,11 +113,11 @@ class FlightRecorder {
   };
   void add_note(Note note);
 
-  /// The oldest first; those that are being written are left out.
+  /// The oldest first, without records that are just being written.
   std::vector<FlightRecord> records() const;
-  /// Those that a thread waits for now.
+  /// The records that a thread waits for now.
   std::vector<FlightRecord> waits() const;
-  /// Nothing where a thousand later ones have been begun.
+  /// Nothing if the record has been overwritten, a thousand communications later.
   std::optional<FlightRecord> find(uint64_t number) const;
   std::vector<const GroupCalls*> groups() const;
   std::vector<Note> notes() const;
@@ -137,7 +138,7 @@ class FlightRecorder {
   std::atomic<uint64_t> n_begun_{0};
   std::atomic<uint64_t> first_{0};
   const std::unique_ptr<Slot[]> slots_;
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // protects the members below
   std::vector<std::unique_ptr<GroupCalls>> groups_;
   std::deque<Note> notes_;
   std::weak_ptr<World> world_;

@@ -26,7 +26,7 @@
 namespace shardwise {
 namespace {
 
-std::atomic<int> wake_end{-1};  // of a pipe, for the signal's handler
+std::atomic<int> wake_end{-1};  // the write end of a pipe, for the signal handler
 
 void wake(int /*signal*/) {
   const int saved = errno;
@@ -41,7 +41,7 @@ bool is_signal_asked_for() {
   return value != nullptr && std::string_view(value) == "1";
 }
 
-/// Has SIGUSR1 wake the watch, unless the program has a handler.
+/// Makes SIGUSR1 wake the watch, unless the program has a handler.
 void listen_to_signal() {
   struct sigaction known{};
   if (::sigaction(SIGUSR1, nullptr, &known) != 0 || (known.sa_flags & SA_SIGINFO) != 0 || known.sa_handler != SIG_DFL)
@@ -70,7 +70,7 @@ class FlightWatch {
     if (is_signal_asked_for()) listen_to_signal();
     static const int registered = ::pthread_atfork(nullptr, nullptr, &forget_in_child);
     static_cast<void>(registered);
-    unix_clock();  // the first of the two comparisons with the time of day
+    unix_clock();  // makes the first of two comparisons with the time of day
     std::thread([this, end = ends[0]] { watch(end); }).detach();
   }
 
@@ -89,7 +89,7 @@ class FlightWatch {
                       value, limit_));
   }
 
-  /// A forked process has no such thread and shares the pipe; SIGUSR1 is the system's again.
+  /// A forked process has no watch thread and shares the pipe, so SIGUSR1 gets its default action back.
   static void forget_in_child() {
     struct sigaction known{};
     if (::sigaction(SIGUSR1, nullptr, &known) == 0 && known.sa_handler == &wake) ::signal(SIGUSR1, SIG_DFL);
@@ -98,7 +98,7 @@ class FlightWatch {
   }
 
   void watch(int end) {
-    sigset_t signals;  // those of the program are for its own threads
+    sigset_t signals;  // signals are left to the program's own threads
     sigfillset(&signals);
     ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
     const int patience_ms = limit_ > 0 ? std::max(1, static_cast<int>(std::min(limit_ / 2, 1.0) * 1000)) : -1;

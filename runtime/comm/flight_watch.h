@@ -1,18 +1,19 @@
-// runtime/comm/flight_watch.h: a thread that looks at the flight recorders. Where a wait takes long it says who waits for whom and in
-// what, and writes the records to files: a rank that never comes (`if rank == 0: loss.item()`) would otherwise be a hang without a word.
+// runtime/comm/flight_watch.h: a thread that watches the flight recorders. When a wait takes long, it warns which rank waits for which
+// others and in what call, and dumps the records to files. So a rank that never arrives (`if rank == 0: loss.item()`) is not a silent hang.
 #pragma once
 
 namespace shardwise {
 
-/// Starts the thread, once per process. It warns of a wait after SHARDWISE_WAIT_WARNING seconds (30 where the environment does not say;
-/// 0: never), once per wait, and calls dump_unasked().
+/// Starts the thread, once per process. It warns once about each wait that takes longer than SHARDWISE_WAIT_WARNING seconds (30 if the
+/// environment does not set it; 0: never), and calls dump_unasked().
 ///
-/// With SHARDWISE_DUMP_SIGNAL=1 in the environment it writes the files of all ranks of this process to dump_folder() on SIGUSR1, also while the
-/// others hang. The signal's handler only wakes it; where the program has a handler of its own, that one stays. Without the variable the
+/// With SHARDWISE_DUMP_SIGNAL=1 in the environment it dumps all ranks of this process to dump_folder() on SIGUSR1, even while the other
+/// threads hang. The signal handler only wakes this thread; a handler that the program has installed is kept. Without the variable the
 /// signal keeps its meaning.
 void start_flight_watch();
 
-/// start_flight_watch() where SHARDWISE_DUMP_SIGNAL=1 asks for it: a signal that comes before the first rank is there does not end the process.
+/// start_flight_watch() if SHARDWISE_DUMP_SIGNAL=1 is set. Called early, so that a signal before the first rank exists does not end the
+/// process.
 void start_flight_watch_if_asked();
 
 }  // namespace shardwise

@@ -1,4 +1,4 @@
-// runtime/comm/gathered_texts.h: what each rank of a group has to say, on one of them.
+// runtime/comm/gathered_texts.h: gathers a text from each rank of a group on one rank.
 #pragma once
 
 #include "runtime/comm/group.h"
@@ -8,7 +8,7 @@
 
 namespace shardwise {
 
-/// The members' texts, by group order, on the first member; nothing on the others. Collective: each text travels once.
+/// Returns the members' texts, by group order, on the first member, and nothing on the others. Collective: each text is sent once.
 std::vector<std::string> gathered_texts(const Group& group, const std::string& own);
 
 }  // namespace shardwise

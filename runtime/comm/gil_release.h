@@ -3,8 +3,8 @@
 
 namespace shardwise {
 
-/// Lives while this thread waits for messages. Some of torch's Python operators (indexing) call C++ with the interpreter's lock held;
-/// another rank in the same process may need the lock to send what this one waits for.
+/// Releases the interpreter's lock during its lifetime, while this thread waits for messages. Some of torch's Python operators (indexing)
+/// call C++ with the lock held, and another rank in the same process may need the lock to send the awaited message.
 class GilRelease {
  public:
   GilRelease();
@@ -16,7 +16,7 @@ class GilRelease {
   void* held_;
 };
 
-/// `begin` runs before each wait. `end` runs after it, with what `begin` returned, unless that is null.
+/// `begin` runs before each wait. `end` runs after the wait with the result of `begin`, unless that is null.
 struct GilHooks {
   void* (*begin)();
   void (*end)(void*);

@@ -11,7 +11,7 @@ namespace {
 
 thread_local const GivenGroups* innermost = nullptr;
 
-/// Those that are still held, by meshes made over them.
+/// The given groups that meshes still hold.
 struct Held {
   std::mutex mutex;
   std::vector<std::weak_ptr<const Group>> groups;
@@ -54,7 +54,7 @@ GivenGroups::~GivenGroups() { innermost = outer_; }
 const GivenGroups* GivenGroups::current() { return innermost; }
 
 void GivenGroups::close() {
-  std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> dropped;  // their ends wait for threads: not under the lock
+  std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> dropped;  // destructors wait for threads: not under the lock
   const std::lock_guard lock(held().mutex);
   for (const auto& group : held().groups)
     if (const auto alive = group.lock())

@@ -1,4 +1,4 @@
-// runtime/comm/given_groups.h: groups that a program brings along, for meshes that keep them to themselves.
+// runtime/comm/given_groups.h: process groups that the program supplies for its meshes; no other mesh uses them.
 #pragma once
 
 #include "runtime/comm/group.h"
@@ -10,34 +10,34 @@ namespace shardwise {
 
 class World;
 
-/// A World of `rank` in a process that is no rank: its meshes know their ranks and have no groups. One object per rank and number of
-/// ranks while somebody holds it. Throws: c10::ValueError where `rank` is not in [0, n_ranks).
+/// A World of `rank` in a process that is not a rank: its meshes know their ranks but have no groups. While somebody holds it, the same
+/// arguments return the same object. Throws: c10::ValueError if `rank` is not in [0, n_ranks).
 std::shared_ptr<World> world_without_groups(int64_t rank, int64_t n_ranks);
 
-/// While it lives, this thread's World::group() gives these for their ranks, and null for ranks that this one is none of: nothing
-/// is made, and the World learns of nothing. Other ranks need not know of them.
+/// During its lifetime, this thread's World::group() returns these groups for their ranks, and null for ranks that do not include this one.
+/// No group is made and the World does not learn of these, so other ranks need not know of them.
 class GivenGroups {
  public:
   using ByRanks = std::map<std::vector<int64_t>, GroupPtr>;  // ranks ascending
 
   explicit GivenGroups(ByRanks groups);
-  /// Every group of this rank is absent: who it is and which ranks there are, and nothing to communicate over. A `world` that is given is
-  /// World::current() meanwhile.
+  /// Every group of this rank is absent: meshes know this rank and all ranks, but have nothing to communicate over. If `world` is given, it
+  /// is World::current() meanwhile.
   explicit GivenGroups(std::shared_ptr<World> world = nullptr);
   ~GivenGroups();
   GivenGroups(const GivenGroups&) = delete;
   GivenGroups& operator=(const GivenGroups&) = delete;
 
-  /// Lets go of the process groups of all that ever were: their meshes cannot communicate any more. World::close() calls it.
+  /// Releases the process groups of all groups ever given: their meshes cannot communicate any more. World::close() calls it.
   static void close();
 
-  /// The innermost, null outside.
+  /// The innermost GivenGroups of this thread; null if there is none.
   static const GivenGroups* current();
   const ByRanks& groups() const { return groups_; }
   bool are_absent() const { return are_absent_; }
-  /// Null where it is the thread's or the process's.
+  /// Null if World::current() is the thread's or the process's own.
   const std::shared_ptr<World>& world() const { return world_; }
-  /// Nothing where the World is to be asked. `rank`: this one.
+  /// The group for `ranks`; nothing if the World must be asked instead. `rank`: this rank.
   std::optional<GroupPtr> find(const std::vector<int64_t>& ranks, int64_t rank) const;
 
  private:

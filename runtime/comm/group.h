@@ -11,15 +11,15 @@
 
 namespace shardwise {
 
-/// A communicator. `ranks` are global, in the group's own order; `process_group` is null for a group of one, and once its World is closed.
+/// A communicator. `ranks` are global, in the group's own order. `process_group` is null in a group of one, and after its World was closed.
 struct Group {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   std::vector<int64_t> ranks;
-  int64_t index = 0;  // this rank's place in `ranks`
+  int64_t index = 0;  // this rank's index in `ranks`
   std::shared_ptr<GroupRecord> record = std::make_shared<GroupRecord>();
 
   int64_t size() const { return static_cast<int64_t>(ranks.size()); }
-  /// The place of global `rank` in `ranks`. Throws: c10::ValueError for a non-member.
+  /// The index of global `rank` in `ranks`. Throws: c10::ValueError for a non-member.
   int64_t index_of(int64_t rank) const;
 };
 

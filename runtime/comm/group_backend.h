@@ -1,4 +1,4 @@
-// runtime/comm/group_backend.h: a group's backends, and what every communication needs of them and of the tensors that it moves.
+// runtime/comm/group_backend.h: a group's backends, and helpers for the tensors that a communication sends.
 #pragma once
 
 #include "runtime/comm/group.h"
@@ -8,31 +8,31 @@
 
 namespace shardwise {
 
-/// Of a group of more than one rank. `op` is named by the error.
-/// Throws: c10::ValueError where it was destroyed.
+/// The process group of a group of more than one rank. Errors name `op`.
+/// Throws: c10::ValueError if it was destroyed.
 c10d::ProcessGroup& open_group(const Group& group, const char* op);
 
-/// The backend of `device` in the group, which has more than one rank. `op` is named by the error.
-/// Throws: c10::ValueError where it has none.
+/// The backend of `device` in the group, which has more than one rank. Errors name `op`.
+/// Throws: c10::ValueError if it has none.
 c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op, c10::DeviceType device);
 
-/// Where numbers travel that belong to no tensor: the CPU where the group has a backend for it or is of one rank, else the device that it
-/// has one for.
+/// The device for messages of plain numbers: the CPU if the group has a backend for it or has one rank; otherwise the device that it has a
+/// backend for.
 c10::DeviceType numbers_device(const Group& group);
 
-/// Reduces one byte on `device`, counted by nobody, where that makes the communicator (backend_traits.h) and no collective has made it
-/// before. Every member calls it before messages that some members have no part in.
+/// Creates the backend's communicator if the first collective does that (backend_traits.h) and none has run yet: reduces one byte on
+/// `device`, which is not counted. Every member calls it before messages that some members have no part in.
 void connect(const Group& group, const char* op, c10::Device device);
 
 /// Throws: c10::ValueError with the shape and strides.
 void check_contiguous(const char* op, const at::Tensor& tensor);
 
-/// The memory of a contiguous tensor as a flat tensor of bytes: every backend moves those, whatever the dtype.
+/// The memory of a contiguous tensor as a flat tensor of bytes, which every backend can send whatever the dtype.
 at::Tensor bytes_of(const at::Tensor& tensor);
 
-/// Gathers flat `numbers`, of one length and dtype on all ranks: [ranks, length] on the CPU, by group order. A communication
-/// called `what` ("compare ids"), a text that lives as long as the program, which CommTrace leaves out unless `is_counted`. None in a group of
-/// one rank.
+/// Gathers flat `numbers`, which have one length and dtype on all ranks: [ranks, length] on the CPU, by group order. One communication
+/// named `what` ("compare ids"), a text that lives as long as the program. CommTrace leaves it out unless `is_counted`. Nothing is sent in
+/// a group of one rank.
 at::Tensor gather_rows(const Group& group, const char* what, const at::Tensor& numbers, bool is_counted = false);
 
 }  // namespace shardwise

@@ -1,4 +1,4 @@
-// runtime/comm/group_record.h: what this process counts and knows of a group, as long as somebody holds the group.
+// runtime/comm/group_record.h: counters and state of a group in this process, alive while somebody holds the group.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@
 
 namespace shardwise {
 
-/// Copies of a Group share it. Thread-safe.
+/// Shared by all copies of a Group. Thread-safe.
 class GroupRecord {
  public:
   using Turn = std::unique_lock<std::recursive_mutex>;
@@ -19,18 +19,18 @@ class GroupRecord {
   GroupRecord(const GroupRecord&) = delete;
   GroupRecord& operator=(const GroupRecord&) = delete;
 
-  /// Another for each group of this process, from 1.
+  /// A number that is unique among the groups of this process, from 1.
   uint64_t number() const { return number_; }
-  /// The number of the next call of all members, from 1: the same on each. Messages are told apart by it.
+  /// The number of the next call that all members make, from 1; equal on all members. Messages are told apart by it.
   uint64_t next_call() { return n_calls_.fetch_add(1, std::memory_order_relaxed) + 1; }
-  /// How many things of this kind were numbered before: equal on the members, if they make them in one order.
+  /// How many things of this kind were numbered before. Equal on all members if they create them in the same order.
   int64_t next_number(const std::string& kind);
-  /// Waits for the other threads of this rank that have a turn. `is_first`: this thread is the one that had the group's first turn.
+  /// Waits until no other thread of this rank has a turn. `is_first`: whether this thread had the group's first turn.
   Turn turn(bool& is_first);
 
-  /// The group takes no more messages. The first reason stays.
+  /// Marks the group as lost: it takes no more messages. The first reason is kept.
   void lose(const std::string& why);
-  /// Why it takes none; "" where it does.
+  /// The reason why the group is lost; "" if it is not.
   std::string loss() const;
 
  private:
@@ -38,7 +38,7 @@ class GroupRecord {
   std::atomic<uint64_t> n_calls_{0};
   std::recursive_mutex turns_;
   std::thread::id first_;
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // protects the members below
   std::map<std::string, int64_t> numbers_;
   std::string loss_;
 };

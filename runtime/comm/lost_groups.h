@@ -1,7 +1,8 @@
-// runtime/comm/lost_groups.h: groups over which this process sends nothing any more.
+// runtime/comm/lost_groups.h: groups over which this process must not send any more.
 //
-// A communication of the group has failed: messages of the other ranks may be under way still, and would meet the wrong call. Or this process
-// was forked from a rank: it has that rank's sockets and none of its threads, and what it sent would be taken for the rank's.
+// A group is lost after one of its communications failed: messages of other ranks may still be in flight and would meet the wrong call. All
+// groups are lost in a process that was forked from a rank: it has the rank's sockets but none of its threads, and its messages would be
+// taken for the rank's.
 #pragma once
 
 #include "runtime/comm/group.h"
@@ -15,13 +16,13 @@ namespace detail {
 extern std::atomic<bool> some_group_is_lost;
 }
 
-/// False where no group is lost. Cost: one read.
+/// False if no group is lost. Cost: one read.
 inline bool some_group_is_lost() { return detail::some_group_is_lost.load(std::memory_order_relaxed); }
 
-/// From now on the group takes no more messages. The first reason stays.
+/// Marks the group as lost: it takes no more messages. The first reason is kept.
 void lose_group(GroupRecord& group, const std::string& why);
 
-/// Throws, in the name of `call` ("all_reduce for aten::mm"), for a lost group: c10::DistBackendError with the first reason, and
+/// Throws for a lost group, in the name of `call` ("all_reduce for aten::mm"): c10::DistBackendError with the first reason, or
 /// c10::ValueError in a forked process.
 void check_not_lost(const Group& group, const std::string& call);
 

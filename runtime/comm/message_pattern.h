@@ -1,22 +1,23 @@
-// runtime/comm/message_pattern.h: what an exchange of messages amounts to, for traces.
+// runtime/comm/message_pattern.h: the name of the collective that an exchange of messages amounts to, for traces.
 #pragma once
 
 namespace shardwise {
 
-/// Names what this thread's exchanges amount to, "all_gather", for the time of its life; without one they are "all_to_all".
+/// During its lifetime, names the collective that this thread's exchanges amount to, "all_gather". Without a MessagePattern it is
+/// "all_to_all".
 ///
 ///   const auto name = [&] { return name_of(steps); };
 ///   const MessagePattern pattern(name);
 ///
-/// Cost: a few pointers; `name()` runs only where a CommTrace lives.
+/// Cost: a few pointers. `name()` is called only if a CommTrace is active.
 class MessagePattern {
  public:
-  /// `name()` gives a text that lives as long as the program. It lives as long as the scope.
+  /// `name()` returns a text that lives as long as the program. `name` must outlive the scope.
   template <class Name>
   explicit MessagePattern(const Name& name)
       : MessagePattern(&name, [](const void* self) -> const char* { return (*static_cast<const Name*>(self))(); }) {}
   template <class Name>
-  explicit MessagePattern(const Name&& name) = delete;  // would be gone when it is asked
+  explicit MessagePattern(const Name&& name) = delete;  // a temporary would dangle
   ~MessagePattern();
   MessagePattern(const MessagePattern&) = delete;
   MessagePattern& operator=(const MessagePattern&) = delete;

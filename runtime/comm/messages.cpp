@@ -16,9 +16,9 @@
 namespace shardwise {
 namespace {
 
-/// One end of a message as the backend takes it.
+/// One end of a message in the form that the backend takes.
 struct ByteMessage {
-  int64_t index;  // of the other end, in the group
+  int64_t index;  // of the other end in the group
   at::Tensor bytes;
   std::function<void()> fill;
 };
@@ -56,7 +56,7 @@ int64_t total_bytes(const ByteMessages& messages) {
 
 using Works = std::vector<Messages::WorkPtr>;
 
-/// Receives first, so that what arrives has its place.
+/// Starts the receives first, so that arriving messages have a destination.
 Works start_each(const Communication& communication, c10d::Backend& backend, const ByteMessages& sends,
                  const ByteMessages& receives) {
   Works works;
@@ -69,7 +69,7 @@ Works start_each(const Communication& communication, c10d::Backend& backend, con
   return works;
 }
 
-/// All in one launch.
+/// Starts all messages in one launch.
 Works start_grouped(const Communication& communication, c10d::Backend& backend, ByteMessages sends,
                     const ByteMessages& receives) {
   for (ByteMessage& message : sends)
@@ -97,7 +97,7 @@ Messages::~Messages() {
   try {
     wait();
   } catch (...) {
-    tensors_.clear();  // a destructor has nobody to tell
+    tensors_.clear();  // a destructor cannot report the error
   }
 }
 
@@ -125,7 +125,7 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
                                  .bytes_received = total_bytes(incoming),
                                  .counted_as = has_part ? MessagePattern::current() : nullptr,
                                  .by_all = by_all});
-  if (by_all) connect(group, "exchange", device);  // once the ranks are known to make the same call
+  if (by_all) connect(group, "exchange", device);  // after the ranks have compared their calls
   if (!has_part) {
     communication->finish();
     return std::make_shared<Messages>();

@@ -1,15 +1,16 @@
-// runtime/comm/no_messages.h: a part of the program that starts no message, however it is reached.
+// runtime/comm/no_messages.h: a guard for code that must not start a message.
 //
 //   at::Tensor to_local(const at::Tensor& tensor) {
-//     const Reading guard("to_local");    // a Communication that begins from here on is an error that names both
+//     const Reading guard("to_local");    // from here on, a Communication that begins throws an error that names both
 #pragma once
 
 #include "runtime/comm/comm_thread.h"
 
 namespace shardwise {
 
-/// While it lives, this thread begins no Communication: one that tries throws c10::Error with `name` and the communication's. Readers
-/// may wait for messages that are under way. Guards nest; the outermost one is named. `name` outlives the guard. Cost: two stores.
+/// During its lifetime, this thread may not begin a Communication: the attempt throws c10::Error with `name` and the communication's name.
+/// Waiting for messages already in flight is allowed. Guards nest; the error names the outermost. `name` outlives the guard. Cost: two
+/// stores.
 class Reading {
  public:
   explicit Reading(const char* name) : thread_(comm_thread()), outer_(thread_.reader) {

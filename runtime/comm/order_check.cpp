@@ -23,7 +23,7 @@
 namespace shardwise {
 namespace {
 
-constexpr size_t kTextBytes = 1024;  // of each rank's call; of a longer one the layouts are shown in part
+constexpr size_t kTextBytes = 1024;  // per rank's call; the layouts of a longer one are cut
 
 std::atomic<bool>& order_check() {
   static std::atomic<bool> is_on = [] {
@@ -33,7 +33,7 @@ std::atomic<bool>& order_check() {
   return is_on;
 }
 
-/// "all_reduce for aten::mm (Float [4, 4] as [Partial(sum)] on (4))", of at most `n_bytes` with the end of the layouts left out.
+/// "all_reduce for aten::mm (Float [4, 4] as [Partial(sum)] on (4))", with the layouts cut at the end so that it has at most `n_bytes`.
 std::string words(const CheckedCall& call, size_t n_bytes) {
   const std::string dtype = call.dtype ? c10::toString(*call.dtype) : "";
   std::string text = call.collective;
@@ -48,14 +48,14 @@ std::string words(const CheckedCall& call, size_t n_bytes) {
   return text;
 }
 
-/// words() and where the program makes the call.
+/// words() and the program's line that makes the call.
 std::string words_with_source(const CheckedCall& call) {
   const std::string source = call.source.empty() ? "" : fmt::format(" at {}", call.source);
   const size_t n_bytes = kTextBytes - 1;
   return words(call, n_bytes - std::min(n_bytes, source.size())) + source.substr(0, n_bytes);
 }
 
-/// How long a rank waits for the others to come to a call.
+/// How long a rank waits for the others to reach a call.
 std::chrono::milliseconds check_limit() {
   static const auto limit = [] {
     constexpr double kDefault = 10;
@@ -73,8 +73,8 @@ std::chrono::milliseconds check_limit() {
   return limit;
 }
 
-/// Gathers flat `numbers`, of one length on all ranks: [ranks, length] on the CPU. Waits for `limit` at most where the backend can: NCCL
-/// would end the process. Collective.
+/// Gathers flat `numbers`, which have one length on all ranks: [ranks, length] on the CPU. Waits at most for `limit` if the backend can;
+/// with NCCL a timeout would end the process. Collective.
 at::Tensor gather_within(const Group& group, const at::Tensor& numbers, std::chrono::milliseconds limit) {
   const auto backend = backend_of(group, "check", numbers.device().type());
   const at::Tensor gathered = at::empty({group.size(), numbers.numel()}, numbers.options());
@@ -85,7 +85,7 @@ at::Tensor gather_within(const Group& group, const at::Tensor& numbers, std::chr
   return gathered.cpu();
 }
 
-/// By group order. Collective.
+/// The texts of all members' calls, by group order. Collective.
 std::vector<std::string> all_calls(const Group& group, const std::string& own) {
   const at::Tensor bytes = at::zeros({static_cast<int64_t>(kTextBytes)}, at::kByte);
   std::memcpy(bytes.mutable_data_ptr(), own.data(), own.size());
@@ -96,7 +96,7 @@ std::vector<std::string> all_calls(const Group& group, const std::string& own) {
   return calls;
 }
 
-/// The members whose last note is of an earlier call: they do something else.
+/// Describes the members whose last note is of an earlier call, so that they do something else.
 std::string describe_missing(const Group& group, uint64_t call) {
   const auto notes = read_notes(group.ranks, call, std::chrono::milliseconds(0));
   std::vector<int64_t> missing;
@@ -112,7 +112,7 @@ std::string describe_missing(const Group& group, uint64_t call) {
                      describe_notes(missing, group.ranks[group.index], theirs));
 }
 
-/// gather_within(), with an error that names the ranks that do not come.
+/// gather_within(), with an error that names the ranks that do not arrive.
 at::Tensor gather_hashes(const Group& group, const CheckedCall& own, const at::Tensor& hash) {
   const std::string text = words_with_source(own);
   leave_note(group.ranks, {own.call, text});

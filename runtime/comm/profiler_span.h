@@ -1,4 +1,4 @@
-// runtime/comm/profiler_span.h: a span of torch.profiler's, where one runs.
+// runtime/comm/profiler_span.h: a span in torch.profiler, if one is running.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -9,8 +9,8 @@
 
 namespace shardwise {
 
-/// Shown by torch.profiler as `name()` for the time of its life, as torch.profiler.record_function() is.
-/// Cost where no profiler runs: a thread-local read; `name` is not called.
+/// Appears in torch.profiler as `name()` during its lifetime, like torch.profiler.record_function().
+/// Cost without a profiler: a thread-local read; `name` is not called.
 class ProfilerSpan {
  public:
   template <class Name>

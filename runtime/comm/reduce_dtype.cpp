@@ -34,7 +34,7 @@ bool is_extremum(Reduce reduce) { return reduce == Reduce::kMax || reduce == Red
 
 bool is_ordered(const at::Tensor& tensor, Reduce reduce) { return is_extremum(reduce) && tensor.is_floating_point(); }
 
-/// Swaps the bits of floats and integers of the same order (its own inverse): negative floats grow downwards.
+/// Maps the bits of floats to integers in the same order, and back (it is its own inverse). Negative floats' bits order backwards.
 at::Tensor flip_negative(const at::Tensor& bits, int64_t mask) {
   return bits.bitwise_xor(bits.bitwise_right_shift(bits.element_size() * 8 - 1).bitwise_and(mask));
 }

@@ -9,8 +9,8 @@
 namespace shardwise {
 namespace {
 
-constexpr int64_t kMaxSentBytes = 64 << 10;  // beyond, what is sent costs more than a second round of messages
-constexpr int64_t kMaxParts = 1 << 20;  // bytes in parts; beyond, a backend that reduces while it receives is faster
+constexpr int64_t kMaxSentBytes = 64 << 10;  // above this, the bytes cost more than a second round of messages
+constexpr int64_t kMaxParts = 1 << 20;       // bytes; above this, a backend that reduces while it receives is faster
 
 int tag_of(const Communication& communication, int64_t n_bytes) {
   const auto bits = static_cast<int>(communication.fingerprint(n_bytes) & (kFirstMessageTag - 1));

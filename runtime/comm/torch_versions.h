@@ -1,6 +1,6 @@
-// runtime/comm/torch_versions.h: what differs between the versions of torch that Shardwise compiles against (2.11 to 2.15), by one name each.
+// runtime/comm/torch_versions.h: one name for each thing that differs between the supported versions of torch (2.11 to 2.15).
 //
-// scripts/torch_matrix compiles and tests with several. Code that needs to know a version stands here and nowhere else.
+// scripts/torch_matrix compiles and tests with several versions. All code that depends on a version is here.
 #pragma once
 
 #include <torch/headeronly/version.h>
@@ -15,12 +15,12 @@
 
 namespace shardwise {
 
-/// True for an operator that has a rule here and that not all versions of torch have.
+/// True for an operator that has a rule here but does not exist in all versions of torch.
 inline bool is_of_some_versions(std::string_view op) {
   return op == "aten::cholesky" || op.starts_with("aten::_upsample_lanczos2d_aa");
 }
 
-/// Whether the group sends tensors of this kind of device. torch 2.11 has only the list of all.
+/// Whether the group can send tensors of this kind of device. torch 2.11 only lists all its devices.
 inline bool has_backend_for(c10d::ProcessGroup& group, c10::DeviceType device) {
 #if SHARDWISE_TORCH_SINCE(2, 13)
   return group.hasBackendForDeviceType(device);

@@ -1,4 +1,4 @@
-// runtime/comm/tracing.h: whether torch's tracers run a program on tensors without values, as torch.compile and torch.export do.
+// runtime/comm/tracing.h: whether torch's tracers run the program on tensors without values, as in torch.compile and torch.export.
 #pragma once
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -6,15 +6,15 @@
 
 namespace shardwise {
 
-/// True where operators of this thread give torch's FakeTensors: nothing may be sent, for there are no values to send.
+/// True if operators of this thread return torch's FakeTensors. Nothing may be sent then, because there are no values to send.
 bool is_tracing();
 
-/// Of what sends messages that depend on values, or draws random numbers. Throws: c10::NotImplementedError while is_tracing(), which
-/// torch.compile takes for a break of the graph.
+/// Call this in operations whose messages depend on values, or that draw random numbers. Throws: c10::NotImplementedError while
+/// is_tracing(); torch.compile then breaks the graph.
 void check_not_traced(const char* operation);
 
-/// Within its life operators of this thread run past all tracers: what is worked out once for many calls is no part of the program
-/// that is traced.
+/// During its lifetime operators of this thread bypass all tracers. Used to compute a value that is cached for many calls, and so is not
+/// part of the traced program.
 class OutsideTracers {
  public:
   OutsideTracers() : no_modes_(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})) {}

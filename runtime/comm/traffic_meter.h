@@ -1,4 +1,4 @@
-// runtime/comm/traffic_meter.h: what this process has sent and received with each group of ranks, read from the flight recorder now and then.
+// runtime/comm/traffic_meter.h: bytes that this process has sent and received with each group of ranks, sampled from the flight recorder.
 #pragma once
 
 #include "runtime/comm/flight_recorder.h"
@@ -10,34 +10,33 @@
 
 namespace shardwise {
 
-/// Of the communications of this rank with a set of ranks, from the beginning of the world in which the meter was first read.
+/// This rank's communications with a set of ranks, since the start of the world in which the meter was first read.
 struct GroupTraffic {
   std::vector<int64_t> ranks;  // by group order
   double n_calls = 0;
   double bytes_sent = 0;
   double bytes_received = 0;
-  double seconds = 0;  // in which they were under way; those that overlap count once each
+  double seconds = 0;  // in flight; overlapping communications count once each
 };
 
 /// A communication that a thread waits for now.
 struct PresentWait {
   std::string name;            // "all_reduce"
-  std::string op;              // the operator that it is for, or ""
+  std::string op;              // the operator that needs it, or ""
   double seconds = 0;          // so far
   std::vector<int64_t> ranks;  // the group's, by group order
 };
 
-/// Reads a flight recorder. Where the ring has dropped records since the last reading (more than
-/// FlightRecorder::kRecords of them), those that it has stand for the others, too. Nothing is added to a communication's cost.
-/// For one thread.
+/// Reads a flight recorder, at no extra cost for communications. If the ring has dropped records since the last reading (more than
+/// FlightRecorder::kRecords), the remaining ones are scaled up to stand for them. For use by one thread.
 class TrafficMeter {
  public:
-  /// Of the rank that this process is, whichever recorder it has when the meter is read; or of a recorder that outlives the meter.
+  /// `recorder` must outlive the meter. Null: the recorder that this process's rank has at each reading.
   explicit TrafficMeter(const FlightRecorder* recorder = nullptr);
 
-  /// By group, in the order of their first communications.
+  /// The traffic by group, in the order of the groups' first communications.
   const std::vector<GroupTraffic>& read();
-  /// Longest first.
+  /// The longest wait first.
   std::vector<PresentWait> waits() const;
 
  private:
@@ -49,7 +48,7 @@ class TrafficMeter {
   const bool is_of_process_;
   const FlightRecorder* recorder_;
   uint64_t last_ = 0;                           // communications up to this one are counted
-  std::map<uint64_t, const GroupCalls*> open_;  // those that had not ended, by number
+  std::map<uint64_t, const GroupCalls*> open_;  // not yet ended when counted, by number
   std::vector<GroupTraffic> traffic_;
 };
 

@@ -24,14 +24,14 @@ struct ProcessWorld {
   std::shared_ptr<World> world;
 };
 
-/// Never destroyed: a backend's threads may outlive the statics they use.
+/// Never destroyed, because a backend's threads may outlive static objects.
 ProcessWorld& process_world() {
   static auto* const slot = new ProcessWorld;
   return *slot;
 }
 
-/// One thread of a rank makes a group, and others that want the same wait for it. Threads that make different groups do not wait for
-/// each other: other ranks may make these in another order.
+/// One thread of a rank makes a group, and other threads that want the same group wait for it. Threads that make different groups do not
+/// wait for each other, because other ranks may make them in another order.
 class OneMaker {
  public:
   OneMaker(const World& world, const std::vector<int64_t>& members) : key_(&world, members) {
@@ -83,7 +83,7 @@ World::World(int64_t rank, int64_t size, c10::intrusive_ptr<c10d::ProcessGroup> 
   TORCH_CHECK_VALUE(
       rank >= 0 && rank < size,
       fmt::format("[world] rank {} does not fit a world of {} ranks. Use a rank in [0, {}).", rank, size, size));
-  TORCH_CHECK_VALUE(everyone_ || size == 1 || !make_group_,  // with neither it has no groups
+  TORCH_CHECK_VALUE(everyone_ || size == 1 || !make_group_,  // without both it has no groups
                     fmt::format("[world] a world of {} ranks came without a process group. Pass one.", size));
 }
 
@@ -140,7 +140,7 @@ GroupPtr World::group(c10::ArrayRef<int64_t> ranks) {
     process_group = everyone_;
     make_group = make_group_;
   }
-  // No lock here: making a group waits for other ranks and may call Python.
+  // Not under the lock: making a group waits for other ranks and may call Python.
   const auto make = [&] {
     std::vector<int64_t> everyone(size_);
     std::iota(everyone.begin(), everyone.end(), 0);
@@ -154,13 +154,13 @@ GroupPtr World::group(c10::ArrayRef<int64_t> ranks) {
   auto group =
       own == members.end() ? nullptr : std::make_shared<Group>(Group{process_group, members, own - members.begin()});
   const std::lock_guard lock(mutex_);
-  if (is_closed_ && group) group->process_group = nullptr;  // meanwhile
+  if (is_closed_ && group) group->process_group = nullptr;  // the World was closed meanwhile
   return groups_.emplace(std::move(members), std::move(group)).first->second;
 }
 
 void World::close() {
   if (!is_thread()) GivenGroups::close();
-  std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> dropped;  // their ends wait for threads: not under the lock
+  std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> dropped;  // destructors wait for threads: not under the lock
   const std::lock_guard closing(mutex_);
   is_closed_ = true;
   make_group_ = nullptr;

@@ -1,5 +1,5 @@
-// runtime/dispatch/bound_call.h: the tensors of one call, found on the stack. Binding sends nothing; prepare_arguments() (runtime/dispatch/prepare_arguments.h), which may,
-// comes before.
+// runtime/dispatch/bound_call.h: the tensors of one call, found on the stack. Binding sends nothing; prepare_arguments()
+// (runtime/dispatch/prepare_arguments.h), which may send, runs before.
 #pragma once
 
 #include "runtime/dispatch/decision.h"
@@ -9,24 +9,24 @@
 
 namespace shardwise {
 
-/// A tensor argument (or list element) as it stands on the stack; `impl` is null for a plain 0-dim tensor.
+/// A tensor argument (or list element) on the stack; `impl` is null for a plain 0-dim tensor.
 struct BoundOperand {
   DTensorImpl* impl = nullptr;
   uint32_t arg = 0;
   uint32_t index = 0;
 };
 
-/// One call in progress. Holds no reference: the stack does, until the arguments are replaced.
+/// One call in progress. Holds no references to the tensors: the stack does, until the arguments are replaced.
 struct BoundCall {
   const OpInfo& op;
   torch::jit::Stack& stack;
-  size_t first;  // where the arguments begin on the stack
+  size_t first;  // index of the first argument on the stack
   c10::SmallVector<BoundOperand, 8> operands;
   DecisionKey key;
   const DTensorImpl* formed = nullptr;      // an operand with a local form
   const DTensorImpl* subclass = nullptr;    // an operand whose local tensor is a subclass
   std::vector<at::Tensor> written_views;    // copied views that the call writes to
-  c10::SmallVector<MemoryWrite, 2> writes;  // under way, to tensors that have views or aliases
+  c10::SmallVector<MemoryWrite, 2> writes;  // in progress, to tensors that have views or aliases
 
   BoundCall(const OpInfo& op, torch::jit::Stack& stack);
   c10::IValue& arg(size_t i) { return stack[first + i]; }
@@ -39,10 +39,10 @@ struct BoundCall {
   void bind_tensor(const at::Tensor& tensor, size_t arg, size_t index);
 };
 
-/// The first distributed tensor among the arguments of a call, in lists too; null without one.
+/// The first distributed tensor among the arguments of a call, including lists; null if there is none.
 const DTensorImpl* first_distributed(c10::ArrayRef<c10::IValue> args);
 
-/// Puts `tensor` in the place of an argument, or of element `index` of a list.
+/// Replaces an argument, or element `index` of a list, with `tensor`.
 void replace_tensor(c10::IValue& value, size_t index, const at::Tensor& tensor);
 
 }  // namespace shardwise

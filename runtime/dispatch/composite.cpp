@@ -29,7 +29,7 @@ class CompositeKernel final : public c10::OperatorKernel {
   }
 
  private:
-  /// The mesh of the distributed arguments, null without any. Throws: c10::ValueError for a plain one beside them.
+  /// The mesh of the distributed arguments; null if there are none. Throws: c10::ValueError for a plain argument next to them.
   MeshPtr examine(c10::ArrayRef<c10::IValue> args) const {
     MeshPtr mesh;
     std::pair<const at::Tensor*, size_t> plain{nullptr, 0};

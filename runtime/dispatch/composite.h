@@ -1,6 +1,6 @@
-// runtime/dispatch/composite.h: operators that torch composes of others.
+// runtime/dispatch/composite.h: operators that torch composes from others.
 //
-// The parts find their own rules. Between them torch makes plain tensors from shapes (a range, a mask, an empty result), which
+// The inner operators find their own rules. Between them torch makes plain tensors from shapes (a range, a mask, an empty result), which
 // count as replicated there.
 #pragma once
 
@@ -10,9 +10,9 @@
 
 namespace shardwise {
 
-/// Registers the composite operators of aten that have neither a rule nor a kernel of ours: the caller's plain tensors are checked
-/// as for any operator, torch's composition runs under ImplicitReplication, and plain results are wrapped as replicas.
-/// `without_plain`: composites that make no plain tensor ("aten::reshape"); torch's own kernel, which is faster, answers them.
+/// Registers the composite operators of aten for which we have neither a rule nor a kernel: the caller's plain tensors are checked as for
+/// any operator, torch's composition runs under ImplicitReplication, and plain results are wrapped as replicas.
+/// `without_plain`: composites that make no plain tensor ("aten::reshape"); torch's own kernel runs them, which is faster.
 /// Called after register_dispatch().
 void register_composites(c10::ArrayRef<std::string_view> without_plain);
 

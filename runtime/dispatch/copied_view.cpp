@@ -11,7 +11,7 @@
 namespace shardwise {
 namespace {
 
-/// `tensor` with one element of each dim that `strides` repeat.
+/// `tensor` narrowed to one element along each dim with stride 0, where elements repeat.
 at::Tensor without_repeats(at::Tensor tensor, c10::IntArrayRef strides) {
   for (int64_t dim = 0; dim < tensor.dim(); ++dim)
     if (strides[dim] == 0 && tensor.size(dim) > 1) tensor = tensor.narrow(dim, 0, 1);
@@ -24,7 +24,7 @@ CopiedView::CopiedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> a
     : kind_(kind), op_(op), args_(args.begin(), args.end()), output_(output) {
   while (source_arg_ < op.n_args() && !op.args[source_arg_].is_aliased) ++source_arg_;
   TORCH_INTERNAL_ASSERT(source_arg_ < op.n_args(), "[", op.name, "] is no view");
-  // An alias: the tensor itself may change its shape in place (t_), and its views do not.
+  // An alias of the source, because an in-place operator (t_) may change the shape of the tensor itself.
   const auto* source = maybe_dtensor(args_[source_arg_].toTensor());
   source_ = at::Tensor(source->shallow_copy_and_detach(source->version_counter(), /*allow_change=*/false));
   args_[source_arg_] = c10::IValue();
@@ -50,7 +50,7 @@ at::Tensor CopiedView::view_of(const at::Tensor& source) const {
 
 void CopiedView::refresh(const SpecPtr& spec, const Shards& shards) {
   const ObjectLock lock(this);
-  if (!is_stale()) return;  // another thread was here
+  if (!is_stale()) return;  // another thread has refreshed it
   const BelowAutograd guard;
   const uint64_t seen = memory_->n_writes();
   source_impl().refresh();
@@ -67,12 +67,12 @@ void CopiedView::fetch(const SpecPtr& spec, const Shards& shards) const {
   TORCH_INTERNAL_ASSERT(impl->spec() == spec, "[", op_.name, "] gave ", to_string(*spec), " and now ",
                         to_string(*impl->spec()));
   for (size_t i = 0; i < shards.size(); ++i) {
-    const c10::IntArrayRef strides = shards[i].strides();  // of an expanded view some are 0
+    const c10::IntArrayRef strides = shards[i].strides();  // some are 0 in an expanded view
     without_repeats(shards[i], strides).copy_(without_repeats(impl->shards()[i], strides));
   }
 }
 
-/// True where the view has every element of the source, once: then the source's values need not be gathered before the write.
+/// True if the view has every element of the source exactly once. Then a write back need not gather the source's values first.
 bool CopiedView::covers(const Spec& spec) const {
   const Spec& source = *source_impl().spec();
   if (spec.numel() != source.numel() || spec.dtype() != source.dtype()) return false;

@@ -1,8 +1,8 @@
-// runtime/dispatch/copied_view.h: a view whose values had to be moved, so that its memory is not its source's.
+// runtime/dispatch/copied_view.h: a view whose values had to be moved, so that it does not share its source's memory.
 //
-//   at::Tensor row = table[3];   // on one rank the row, on all others a copy of it
-//   row.fill_(0);                // is brought back: table's row 3 is 0
-//   table.fill_(1);              // is seen: the next operator on row fetches it again
+//   at::Tensor row = table[3];   // a view on the rank that owns the row, a copy on all others
+//   row.fill_(0);                // is copied back: table's row 3 is 0
+//   table.fill_(1);              // is noticed: the next operator on row fetches it again
 #pragma once
 
 #include "runtime/rules/op_info.h"
@@ -15,24 +15,24 @@
 
 namespace shardwise {
 
-/// How a view's values come from its source: the call that made it, with the source where the call had it.
+/// How a view gets its values from its source: the call that made it, with the source as it was in the call.
 class CopiedView final : public ViewLink {
  public:
-  /// What parts the view from its source's memory. Only kMoved communicates, and it is the same on all ranks; which of the others
-  /// a view is, and whether it is one at all, may differ from rank to rank.
+  /// The reason why the view does not share its source's memory. Only kMoved communicates, and all ranks agree on it. Whether a view is one
+  /// of the other kinds, or a copied view at all, may differ between ranks.
   enum class Kind : uint8_t {
     kMoved,   // values came from other ranks
     kCopied,  // pieces were reshaped, and their strides did not allow a view
     kShared,  // shares memory with a source that is itself a copied view
   };
 
-  /// `args`: the arguments of the view operator `op` on distributed tensors; `output`: which of its results this is.
+  /// `args`: the arguments of the view operator `op` on distributed tensors; `output`: the index of this view among its results.
   CopiedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output = 0);
 
   bool is_stale() const override;
   bool needs_other_ranks() const override;
   void refresh(const SpecPtr& spec, const Shards& shards) override;
-  /// Cost: moves the view; where the view does not cover its source, gathers the source too.
+  /// Cost: moves the view; if the view does not cover its source, gathers the source too.
   void write_back(const DTensorImpl& view) override;
   void set_current() override;
 
@@ -50,11 +50,12 @@ class CopiedView final : public ViewLink {
   size_t source_arg_ = 0;
   size_t output_;
   std::optional<at::Tensor> source_;
-  TensorMemoryPtr memory_;          // the source's, and the view's own: an operator on either counts
-  std::atomic<uint64_t> n_writes_;  // when the values were last fetched, or brought back
+  TensorMemoryPtr memory_;          // of the source and this view: a write to either one counts
+  std::atomic<uint64_t> n_writes_;  // when the values were last fetched or copied back
 };
 
-/// To be called after an operator wrote to `written`: its source follows, where it is a copied view. Collective over the source's mesh.
+/// Call this after an operator wrote to `written`. If that is a copied view, the write is copied to its source. Collective over the
+/// source's mesh.
 void after_write(const DTensorImpl& written);
 
 }  // namespace shardwise

@@ -17,8 +17,8 @@ bool is_partial_or_empty(const SpecPtr& output) {
   return !output || output->layout().is_partial() || std::ranges::all_of(output->boxes(), &Box::empty);
 }
 
-/// True where no local input has an element, though others have: many kernels refuse such, and the result is known. Tensors that
-/// are empty on all ranks go to the kernel, which may refuse them alike everywhere.
+/// True if no local input has an element although the global tensors do. Many kernels refuse empty inputs, and the result is known without
+/// them. Tensors that are empty on all ranks do go to the kernel, which may refuse them alike on every rank.
 bool may_skip(const OpCall& call, const Propagation& propagation) {
   bool any = false;
   if (std::ranges::all_of(call.operands,
@@ -33,7 +33,8 @@ bool may_skip(const OpCall& call, const Propagation& propagation) {
   return any && std::ranges::all_of(propagation.outputs, is_partial_or_empty);
 }
 
-/// True where the kernel has no element of an operand here, as others do: many kernels look at dtypes and numbers where there are elements only.
+/// True if the kernel sees no element of some operand here but other ranks have some. Many kernels check dtypes and numbers only if there
+/// are elements.
 bool lacks_elements(const OpCall& call, const Propagation& propagation) {
   for (size_t i = 0; i < call.operands.size(); ++i) {
     const Spec* spec = input_spec(call, propagation, i);
@@ -65,8 +66,8 @@ std::vector<std::vector<std::pair<size_t, c10::IValue>>> localize(const Rule& ru
   return result;
 }
 
-/// What a rule that places its results by itself says. In pieces it knows tensors on meshes of one dim; of others the mesh dim that is in
-/// pieces is gathered before.
+/// The propagation of a rule that places its results itself. It supports pieces only on a 1-D mesh; on other meshes the mesh dim that is in
+/// pieces is gathered first.
 std::optional<Propagation> placed(const OpCall& call, const Rule& rule) {
   OpCall known = call;
   for (Operand& operand : known.operands)
@@ -95,7 +96,7 @@ bool is_direct(const OpCall& call, const Decision& decision) {
   return std::ranges::all_of(propagation.outputs, [](const SpecPtr& spec) { return is_one_piece(spec.get()); });
 }
 
-/// Throws: c10::NotImplementedError, also on the ranks whose pieces are empty, for values that would come from meta.
+/// Throws: c10::NotImplementedError if values would have to come from meta tensors; also on ranks whose pieces are empty.
 void put_outputs_on(c10::DeviceType device_type, const OpCall& call, Propagation& propagation) {
   const bool has_values = call.op.rule->is_shape_only() || device_type == c10::kMeta ||
                           std::ranges::none_of(call.operands, [](const Operand& operand) {

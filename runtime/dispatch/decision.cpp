@@ -10,7 +10,7 @@
 namespace shardwise {
 namespace {
 
-/// Tags keep values of different types apart.
+/// Tags that keep equal words of different types apart.
 enum Tag : uint64_t { kNone = 0x11, kBool, kInt, kDouble, kComplex, kInts, kDoubles, kBools, kString, kDevice, kOther };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// runtime/dispatch/decision.h: what a call with these layouts and scalars does, and the bounded cache of such answers.
+// runtime/dispatch/decision.h: how to run a call with given layouts and scalars, and the bounded cache of such decisions.
 #pragma once
 
 #include "runtime/rules/propagate.h"
@@ -15,40 +15,41 @@
 
 namespace shardwise {
 
-/// One call, worked out: which inputs move, which scalars change, what comes out.
+/// How to run one call: which inputs move, which scalars change, and the layouts of the results.
 struct Decision {
-  /// Null where the operator is answered by replicating its inputs.
+  /// Null if the operator runs on replicated inputs.
   std::optional<Propagation> propagation;
   bool moves = false;        // some input is redistributed
-  bool copied_view = false;  // ... although the result should be a view of it
-  int64_t view_offset = 0;   // of a view, where it begins in the global tensor that it views
+  bool copied_view = false;  // ... although the result should be a view of that input
+  int64_t view_offset = 0;   // for a view: its offset in the global tensor that it views
   bool is_skipped = false;   // every local input is empty: outputs are filled, the kernel is not called
   bool may_be_refused_on_other_ranks =
-      false;  // the kernel is not called, or with an operand of which it sees no element here
-  /// Where may_be_refused_on_other_ranks: the numbers of this thread's latest call that the kernel takes there. It may refuse others.
+      false;  // the kernel is not called here, or sees no element of at least one operand
+  /// If may_be_refused_on_other_ranks: the numbers of this thread's latest call, which the kernel accepts there. It may refuse other
+  /// numbers.
   mutable std::optional<std::vector<c10::IValue>> accepted_numbers;
-  /// One piece each, nothing to move, replace or skip: the kernel's result is the result.
+  /// One piece each, and nothing to move, replace or skip: the kernel's result is the local result.
   bool is_direct = false;
   /// Arguments to replace, per local piece (one entry for ordinary layouts); empty if no piece has any.
   std::vector<std::vector<std::pair<size_t, c10::IValue>>> local_args;
 };
 
-/// True in a backward that records nothing: on all ranks, for they run it together.
+/// True in a backward that records nothing. All ranks agree, because they run the backward together.
 inline bool is_in_backward() {
   return torch::autograd::get_current_graph_task_id() >= 0 && !c10::GradMode::is_enabled();
 }
 
-/// The operator, torch's default dtype, is_in_backward(), the interned specs and every scalar that could change the answer, as words. Arguments are added
-/// in order; boxed and unboxed calls with equal arguments have equal keys.
+/// The cache key of a call: the operator, torch's default dtype, is_in_backward(), the interned specs and every scalar that can change the
+/// decision, as 64-bit words. Arguments are added in order; boxed and unboxed calls with equal arguments have equal keys.
 class DecisionKey {
  public:
   explicit DecisionKey(const OpInfo& op) {
     add_pointer(&op);
-    // The default dtype decides that of an integer times a float.
+    // Integer times float gives the default dtype.
     add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 1 | static_cast<uint64_t>(is_in_backward()));
   }
 
-  /// A tensor argument or list element; `impl`: where it is distributed. Pre: else it is undefined or 0-dim.
+  /// Adds a tensor argument or list element. `impl`: not null if it is distributed. Pre: otherwise it is undefined or 0-dim.
   void add_tensor(const at::Tensor& tensor, const DTensorImpl* impl) {
     if (impl)
       add_pointer(impl->spec().get());
@@ -57,11 +58,11 @@ class DecisionKey {
     else
       add(0);
   }
-  /// An element that an optional list lacks.
+  /// Adds an element that is missing in an optional list.
   void add_absent() { add(0); }
-  /// A list, before its elements.
+  /// Adds a list, before its elements.
   void add_list(size_t n) { add(n); }
-  /// Any other argument, boxed or not; `by_kind`: only whether it is a bool, an integer, a float or complex.
+  /// Adds any other argument, boxed or not. `by_kind`: only whether it is a bool, an integer, a float or complex matters.
   void add_scalar(const c10::IValue& value, bool by_kind);
   void add_scalar(const c10::Scalar& value, bool by_kind);
   void add_scalar(int64_t value, bool by_kind);
@@ -89,9 +90,9 @@ struct CacheCounters {
   int64_t size = 0;
 };
 
-/// One per thread, so a hit takes no lock. Entries keep the specs of their key alive (an address in a key is never reused).
-/// Bounded: emptied when it holds kMaxDecisions. Those that are for numbers of one value stand apart, so that a number which changes from
-/// call to call drives out no others.
+/// One per thread, so a hit takes no lock. Entries keep the specs of their key alive, so that an address in a key is never reused. Bounded:
+/// emptied when it holds kMaxDecisions. Decisions that depend on the values of numbers are kept apart, so that a number which changes in
+/// every call does not evict other entries.
 class DecisionCache {
  public:
   static constexpr size_t kMaxDecisions = 8192;
@@ -99,8 +100,8 @@ class DecisionCache {
   static DecisionCache& of_thread();
 
   std::shared_ptr<const Decision> find(const DecisionKey& key);
-  /// The same if it is_direct, else null. Valid until the next insert(), which any call of an operator may be. A miss is not
-  /// counted: the caller goes on to find().
+  /// The decision if it is_direct, otherwise null. Valid until the next insert(), which any operator call may make. A miss is not counted,
+  /// because the caller then calls find().
   const Decision* find_direct(const DecisionKey& key);
   void insert(DecisionKey key, std::shared_ptr<const Decision> decision, std::vector<SpecPtr> specs,
               bool is_by_numbers = false);

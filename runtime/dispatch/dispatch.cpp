@@ -41,13 +41,13 @@ std::shared_ptr<const Decision> decision_for(const BoundCall& call) {
   return decision;
 }
 
-/// Serialises late additions to the table of rules with what reads it.
+/// Protects the table of rules, and its readers, against rules added late.
 std::mutex& rules_mutex() {
   static auto* mutex = new std::mutex;
   return *mutex;
 }
 
-/// What kernels of aten operators without a rule look at: they may get one.
+/// The OpInfos of aten operators without a rule, which add_user_rule() may give one.
 std::unordered_map<std::string, OpInfo*>& infos_without_rule() {
   static auto* infos = new std::unordered_map<std::string, OpInfo*>;
   return *infos;
@@ -71,7 +71,7 @@ class BoxedKernel final : public c10::OperatorKernel {
   std::unique_ptr<OutCall> out_call_;
 };
 
-/// The ranks would send each other pieces of differing sizes, or copies of the whole.
+/// Collectives are refused because ranks would send each other pieces of different sizes, or copies of the whole.
 [[noreturn]] void refuse_collective(const std::string& op) {
   C10_THROW_ERROR(
       TypeError,
@@ -88,10 +88,10 @@ bool is_collective(const c10::OperatorName& op) {
          (*ns == "c10d" || *ns == "_c10d_functional" || *ns == "_c10d_functional_autograd" || *ns == "c10d_functional");
 }
 
-/// What DistributedDataParallel makes of parameters before it sends them.
+/// DistributedDataParallel flattens parameters with this operator before it sends them.
 at::Tensor flatten_dense_tensors(at::TensorList) { refuse_collective("aten::flatten_dense_tensors"); }
 
-/// Operators of other libraries come here by name; what is known of them is kept.
+/// Runs operators of other libraries, found by name. Their OpInfos are cached.
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   if (is_collective(op.operator_name())) refuse_collective(op.operator_name().name);
   static auto* known = new std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>>;
@@ -106,8 +106,8 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   dispatch(*info, stack);
 }
 
-/// Of a rank without elements of an operand: what the kernel throws on the ranks that have some, where it refuses the call. A decision is for
-/// numbers of all values; it remembers those of the latest call.
+/// The error that the kernel throws on other ranks, for a rank that has no element of some operand; null if the kernel accepts the call. A
+/// decision covers all values of numbers, so it remembers the numbers of the latest call that was accepted.
 std::exception_ptr refusal_elsewhere(const BoundCall& call, const Decision& decision) {
   std::vector<c10::IValue> numbers = numbers_of(call.op, call.args());
   if (decision.accepted_numbers && *decision.accepted_numbers == numbers) return nullptr;
@@ -137,7 +137,7 @@ void run_by_rule(BoundCall& call) {
 
 std::string layout_of(const SpecPtr& spec) { return spec ? to_string(spec->placements()) : "plain"; }
 
-/// Rule, and layouts of the operands of a call that has not run.
+/// The rule and the operands' layouts of a call that has not run yet.
 OpRecord described(const BoundCall& call, const OpCall& dense) {
   const Rule* rule = call.op.rule;
   OpRecord record{call.op.name, rule ? rule->text() : "none: replicated", {}, {}, {}, 0, 0};
@@ -154,7 +154,7 @@ OpRecord described(const BoundCall& call, const OpCall& dense) {
   return record;
 }
 
-/// Adds the layouts of what the call has left on the stack.
+/// Adds the layouts of the results on the stack.
 void add_results(const BoundCall& call, OpRecord& record) {
   for (size_t i = call.first; i < call.stack.size(); ++i) {
     const c10::IValue& value = call.stack[i];
@@ -166,7 +166,7 @@ void add_results(const BoundCall& call, OpRecord& record) {
   }
 }
 
-/// Throws: c10::ValueError where autograd records a parameter of a quantised class. Pre: an operand's local tensor is of a class.
+/// Throws: c10::ValueError if autograd records a quantised parameter. Pre: an operand's local tensor is of a subclass.
 void check_takes_gradients(const BoundCall& call) {
   if (!c10::GradMode::is_enabled()) return;
   for (const BoundOperand& operand : call.operands) {
@@ -180,11 +180,11 @@ void check_takes_gradients(const BoundCall& call) {
   }
 }
 
-/// Runs the call. Errors on a local tensor of a class of its own name the operator and the class.
+/// Runs the call. Errors on a subclass name the operator and the class.
 void run(BoundCall& call) {
   if (!call.subclass) [[likely]]
     return run_by_rule(call);
-  // Python may not be asked for the class while it keeps an error.
+  // Python must not be asked for the class while it holds an error, so the text is made before the call.
   const std::string words = fmt::format("[{}] on a DTensor whose local tensor is a {}: ", call.op.name,
                                         class_of(call.subclass->local_tensors()[0]));
   check_takes_gradients(call);
@@ -196,7 +196,7 @@ void run(BoundCall& call) {
   }
 }
 
-/// run(), told to traces and profiles. To a profile alone, texts are made for the first call with its key.
+/// run() with records for traces and profiles. If only a profile is active, texts are made for the first call with a key.
 void run_traced(BoundCall& call) {
   const uint64_t begin = c10::getApproximateTime();
   OpProfile* const profile = OpProfile::current();
@@ -229,17 +229,17 @@ void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
   if (rule && rule->is_per_element() && dispatch_by_mesh(op, *stack)) return;
   prepare_arguments(op, *stack);
   BoundCall call(op, *stack);
-  // Its base may stand in the list too, and see the write too late.
+  // A per-element list may also contain the view's base, and would see the write too late.
   TORCH_CHECK_VALUE(
       call.written_views.empty() || !rule || !rule->is_per_element(),
       fmt::format("[{}] the list to write to holds a view whose values were moved from other ranks. Write "
                   "to it by itself, with the operator for one tensor.",
                   op.name));
-  if (OpTrace::is_active() && !is_tracing()) [[unlikely]]  // what torch.compile traces does not run
+  if (OpTrace::is_active() && !is_tracing()) [[unlikely]]  // operators do not run while torch.compile traces
     run_traced(call);
   else
     run(call);
-  call.writes.clear();  // they count from here on
+  call.writes.clear();  // the writes count from here on
   for (const at::Tensor& view : call.written_views) after_write(*maybe_dtensor(view));
 }
 
@@ -257,7 +257,7 @@ void add_user_rule(const std::string& op, const Rule& rule) {
   RuleTable::global().add(op, rule);
   if (is_ours)
     infos_without_rule()[op]->rule = RuleTable::global().find(op);
-  else if (!handle->hasKernelForDispatchKey(kTensorKey))  // a kernel for all backends would come before the fallback
+  else if (!handle->hasKernelForDispatchKey(kTensorKey))  // a kernel for all backends would hide the fallback
     registrations(op.substr(0, op.find("::")).c_str(), kTensorKey)
         .impl(op.substr(op.find("::") + 2).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }

@@ -1,4 +1,4 @@
-// runtime/dispatch/dispatch.h: the path of an operator: key, cached decision, local kernel, wrap. All of it C++.
+// runtime/dispatch/dispatch.h: the path of an operator in C++: key, cached decision, local kernel, wrapping.
 //
 //   op + specs + the scalars that matter -> DecisionCache -> { move these inputs, call with these pieces, wrap with these specs }
 #pragma once
@@ -9,17 +9,17 @@
 
 namespace shardwise {
 
-/// Answers one call whose arguments lie on `stack`, leaving its results there.
-/// A 0-dim tensor on another mesh than the others is sent to theirs; lists are answered mesh by mesh.
-/// Throws: c10::ValueError where check_plain() does and for operands with dims on different meshes, and whatever the dense operator
-/// throws; the same on every rank.
+/// Runs one call whose arguments are on `stack`, and leaves its results there.
+/// A 0-dim tensor on another mesh than the other operands is sent to their mesh; lists are processed mesh by mesh.
+/// Throws, alike on every rank: c10::ValueError where check_plain() does and for operands with dims on different meshes, and the errors of
+/// the dense operator.
 void dispatch(const OpInfo& op, torch::jit::Stack* stack);
 
-/// Registers dispatch() for every operator of aten that is not composite or has a rule, the fallback for other namespaces and
-/// what autograd lacks. Called once, after the rules and the kernels of ops/ are registered.
+/// Registers dispatch() for every operator of aten that is not composite or has a rule, the fallback for other namespaces, detach(), and a
+/// fallthrough for autograd if it has none. Called once, after the rules and the kernels of ops/ are registered.
 void register_dispatch();
 
-/// States `rule` for an operator that another library registered, or one of aten's that has none. At any time: later calls use it.
+/// Adds `rule` for an operator of another library, or for one of aten that has none. May be called at any time; later calls use the rule.
 /// Throws: c10::ValueError for an operator that torch does not know or that has a rule.
 void add_user_rule(const std::string& op, const Rule& rule);
 

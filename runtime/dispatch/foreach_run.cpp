@@ -15,8 +15,8 @@
 namespace shardwise {
 namespace {
 
-/// The written argument whose values after the call nobody reads, or the number of arguments: gradients, unless a fused step divides
-/// them by a scale.
+/// The written argument whose values nobody reads after the call: the gradients, unless a fused step divides them by a scale. The number of
+/// arguments if there is none.
 size_t scratch_arg(const BoundCall& call) {
   const OpInfo& op = call.op;
   const auto scale = op.handle.schema().argumentIndexWithName("grad_scale");
@@ -56,7 +56,7 @@ class ForeachRun {
     return call_.operands[i].impl ? call_.operands[i].impl->spec().get() : nullptr;
   }
 
-  /// Elements of which all operands are ragged alike, or numbers, are one tensor each, with the pieces in a row.
+  /// An element whose operands all have the same ragged layout, or are numbers, becomes one tensor with its pieces in a row.
   void join_pieces() {
     leaders_.resize(n_pieces_.size());
     is_flat_.resize(n_pieces_.size());
@@ -76,7 +76,7 @@ class ForeachRun {
       if (is_flat_[element]) n_pieces_[element] = 1;
   }
 
-  /// What the kernel writes to is its own.
+  /// Written operands move into memory of their own; move_operand() may return shared memory.
   Shards moved(const BoundOperand& operand, const SpecPtr& to) const {
     return call_.op.args[operand.arg].is_written ? move(*operand.impl, to) : move_operand(*operand.impl, to);
   }
@@ -108,7 +108,7 @@ class ForeachRun {
       const Spec* leader = operand.index < leaders_.size() ? leaders_[operand.index] : nullptr;
       const bool is_replica =
           operand.impl && leader && operand.impl->sizes() != leader->sizes() && operand.impl->dim() <= leader->dim();
-      const bool follows = shards_[i].size() == n;  // otherwise one replica, or a plain scalar, for each piece
+      const bool follows = shards_[i].size() == n;  // otherwise each piece takes the same replica or plain scalar
       for (size_t piece = 0; piece < n; ++piece)
         tensors.push_back(!operand.impl ? list[operand.index].toTensor()
                           : is_replica  ? narrowed_to(shards_[i][0], leader->boxes()[piece])
@@ -117,8 +117,8 @@ class ForeachRun {
     return tensors;
   }
 
-  /// What was written to an operand that had to move, a Partial or one laid out in another way than its element of the first list,
-  /// comes back to it. Scratch operands keep what they had.
+  /// Moves written operands back to their own layout, if they had to move because they are Partial or laid out unlike their element of the
+  /// first list. Scratch operands keep their old values.
   void return_written() {
     const CommScope scope(call_.op.name.c_str());
     for (size_t i = 0; i < call_.operands.size(); ++i) {
@@ -150,17 +150,17 @@ class ForeachRun {
   size_t scratch_;
   std::vector<Shards> shards_;        // by operand
   std::vector<size_t> n_pieces_;      // by list element
-  std::vector<const Spec*> leaders_;  // likewise: of the first list
-  std::vector<bool> is_flat_;         // likewise: one call for all pieces of a ragged layout
+  std::vector<const Spec*> leaders_;  // by list element: the spec in the first list
+  std::vector<bool> is_flat_;         // by list element: one call for all pieces of a ragged layout
 };
 
-/// Elements of lists that are answered together.
+/// Elements of the lists that run in one call.
 struct ElementGroup {
   const DeviceMesh* mesh;  // null: plain tensors
   std::vector<size_t> elements;
 };
 
-/// The mesh of element `i`: the first list's, else any other's. Null where all are plain.
+/// The mesh of element `i` in the first list, or in any other list. Null if it is plain in all lists.
 const DeviceMesh* mesh_of_element(c10::ArrayRef<c10::IValue> args, size_t n, size_t i) {
   for (const c10::IValue& arg : args) {
     if (!arg.isTensorList() || arg.toListRef().size() != n) continue;
@@ -169,7 +169,7 @@ const DeviceMesh* mesh_of_element(c10::ArrayRef<c10::IValue> args, size_t n, siz
   return nullptr;
 }
 
-/// In the order of first appearance, plain elements last.
+/// The groups in order of first appearance, plain elements last.
 std::vector<ElementGroup> groups_of(c10::ArrayRef<c10::IValue> args) {
   std::vector<ElementGroup> groups;
   ElementGroup plain{nullptr, {}};
@@ -192,7 +192,7 @@ bool is_distributed_number(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined() && value.toTensor().dim() == 0 && is_dtensor(value.toTensor());
 }
 
-/// What plain elements take in the place of a distributed number: its value, plain.
+/// The value of a distributed number, for a call with plain elements.
 c10::IValue plain_number(const OpInfo& op, const at::Tensor& number) {
   const SpecPtr& spec = spec_of(number);
   TORCH_CHECK_NOT_IMPLEMENTED(
@@ -204,7 +204,7 @@ c10::IValue plain_number(const OpInfo& op, const at::Tensor& number) {
   return move(spec, maybe_dtensor(number)->shards(), spec->replicated()).at(0);
 }
 
-/// These elements of a list that has one for each of `n`; anything else as it is.
+/// These elements of `value` if it is a list of `n`; anything else unchanged.
 c10::IValue elements_of(const c10::IValue& value, size_t n, const std::vector<size_t>& elements) {
   if (!value.isList() || value.toListRef().size() != n) return value;
   c10::impl::GenericList part(value.toList().elementType());
@@ -246,7 +246,7 @@ void run_foreach(BoundCall& call, const Decision& decision) {
   BelowAutograd guard;
   const size_t scratch = scratch_arg(call);
   ForeachRun(call, *decision.propagation, scratch).run();
-  for (const BoundOperand& operand : call.operands)  // torch leaves that to the kernels of lists
+  for (const BoundOperand& operand : call.operands)  // for lists, torch leaves this to the kernels
     if (operand.impl && call.op.args[operand.arg].is_written && operand.arg != scratch && !operand.impl->is_inference())
       operand.impl->bump_version();
 }

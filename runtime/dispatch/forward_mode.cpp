@@ -13,7 +13,7 @@ bool is_composed(const c10::FunctionSchema& schema) {
   return op && op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
 
-/// Where torch's formulas look before they refuse a tangent.
+/// torch's formulas look here for a decomposition before they refuse a tangent.
 class Compositions final : public JitDecompInterface {
  public:
   explicit Compositions(const JitDecompInterface* others) : others_(others) {}
@@ -35,7 +35,7 @@ class Compositions final : public JitDecompInterface {
 }  // namespace
 
 void register_forward_mode() {
-  // Lasts as long as the process.
+  // Lives as long as the process.
   torch::autograd::impl::setJitDecompImpl(new Compositions(torch::autograd::impl::getJitDecompImpl()));
 }
 

@@ -3,8 +3,8 @@
 
 namespace shardwise {
 
-/// Those that torch composes of others (linear, matmul) are composed where an operand has a tangent: torch does so for devices whose
-/// kernels do not come in the composition's way. Nothing is added to calls without a tangent.
+/// Lets torch decompose composite operators (linear, matmul) when an operand has a tangent. torch does so for devices whose kernels do not
+/// take precedence over the composition. Calls without a tangent cost nothing more.
 void register_forward_mode();
 
 }  // namespace shardwise

@@ -48,7 +48,7 @@ class ReplicatedRun {
 
  private:
   struct Written {
-    at::Tensor tensor;  // the distributed one
+    at::Tensor tensor;  // the distributed tensor
     at::Tensor replica;
   };
 
@@ -93,7 +93,7 @@ class ReplicatedRun {
                         local.scalar_type());
   }
 
-  /// Brings what was written to the replica back to the pieces; a resized tensor becomes replicated.
+  /// Moves the values written to the replica back to the pieces. A resized tensor becomes replicated.
   void give_back(const Written& written) const {
     auto* impl = maybe_dtensor(written.tensor);
     if (written.replica.sizes() != impl->spec()->sizes()) {
@@ -105,7 +105,7 @@ class ReplicatedRun {
       if (!pieces[i].is_same(impl->shards()[i])) impl->shards()[i].copy_(pieces[i]);
   }
 
-  /// `output`: which of the results it is, or of the result's list.
+  /// `output`: the index among the results, or within the result's list.
   at::Tensor wrap_replica(const at::Tensor& local, size_t output) const {
     if (!local.defined()) return {};
     at::Tensor result = wrap(replicated_like(local), {local});
@@ -131,7 +131,7 @@ class ReplicatedRun {
     }
   }
 
-  /// A non-member computes nothing; it only works out what the members get.
+  /// On a non-member nothing is computed; only the results' specs are inferred.
   void run_outside() {
     OpCall dense = call_.to_op_call();
     bool only_tensors = true;
@@ -154,11 +154,11 @@ class ReplicatedRun {
 
   BoundCall& call_;
   MeshPtr mesh_;
-  MeshPtr mesh_of_results_;  // an argument may name another device than the operands'
+  MeshPtr mesh_of_results_;  // an argument may name another device than the operands have
   std::optional<CopiedView::Kind> view_kind_;
-  std::vector<c10::IValue> view_args_;  // the arguments as they came, where results are copied views
+  std::vector<c10::IValue> view_args_;  // the original arguments, if results are copied views
   ViewOrigin origin_;                   // of the tensor that results are views of
-  int64_t begin_of_replica_ = 0;        // elements; of what is viewed here
+  int64_t begin_of_replica_ = 0;        // of the replica that is viewed, in elements
   c10::SmallVector<c10::IValue, 2> originals_;
   std::vector<std::tuple<size_t, size_t, at::Tensor>> replacements_;
   std::vector<Written> written_;

@@ -22,20 +22,20 @@ using torch::autograd::variable_list;
 
 constexpr const char* kName = "gradient layout";
 
-/// A line in the trace.
+/// Adds a line to the trace.
 void record(const Spec& given, const Spec& result, int64_t n_collectives, int64_t bytes_received) {
   const std::string from = to_string(given.placements()), to = to_string(result.placements());
   OpTrace::record({kName, "as its leaf", {from}, {from}, {to}, n_collectives, bytes_received});
 }
 
-/// The layout of the gradients of `leaf`; null for `grad` on another mesh, and for one laid out so.
+/// The layout that `grad` of `leaf` should get; null if it has that layout, or is on another mesh.
 SpecPtr wanted_layout(const DTensorImpl& leaf, const DTensorImpl& grad) {
   if (grad.spec()->mesh() != leaf.spec()->mesh()) return nullptr;
   SpecPtr wanted = spec_of_grad(leaf.spec());
   return grad.spec()->layout() == wanted->layout() ? nullptr : wanted;
 }
 
-/// True where laying out gains no memory on any rank.
+/// True if laying out saves no memory on any rank.
 bool stays_as_large(const Spec& given, const Spec& wanted) {
   for (size_t dim = 0; dim < given.placements().size(); ++dim)
     if (given.placements()[dim] != wanted.placements()[dim] && !wanted.placements()[dim].is_replicate()) return false;
@@ -44,12 +44,12 @@ bool stays_as_large(const Spec& given, const Spec& wanted) {
 
 }  // namespace
 
-/// Leaves whose .grad is to be laid out, in the order in which operators first met them: that is the program's, the same on all ranks, while
-/// autograd may reach the leaves of one node in another order where a rank has leaves of its own beside them. Backward may run on several
-/// threads.
+/// Leaves whose .grad is to be laid out, in the order in which operators first met them. This is the program's order and equal on all
+/// ranks, unlike autograd's: autograd may reach the leaves of one node in another order if a rank has additional leaves. Thread-safe,
+/// because a backward may run on several threads.
 class GradientsToLayOut {
  public:
-  /// `place`: of the leaf in that order.
+  /// `place`: the leaf's place in that order.
   void note(DTensorImpl& leaf, uint64_t place) {
     const std::lock_guard lock(mutex_);
     auto& noted = leaves_[place];
@@ -75,7 +75,7 @@ class GradientsToLayOut {
     const auto laid_out = redistribute_many(grads, placements);
     for (size_t i = 0; i < leaves.size(); ++i) leaves[i].mutable_grad() = laid_out[i];
     if (OpTrace::is_active())
-      for (size_t i = 0; i < leaves.size(); ++i)  // the messages of all stand in the first line
+      for (size_t i = 0; i < leaves.size(); ++i)  // the first line counts the messages of all
         record(*spec_of(grads[i]), *spec_of(laid_out[i]), i ? 0 : sent.total_count(), i ? 0 : sent.bytes_received());
   }
 
@@ -88,13 +88,13 @@ namespace {
 
 using PropagatedGradients = PropagatedValue<std::shared_ptr<GradientsToLayOut>, 2>;
 
-/// Those of the outermost AccumulatedGradients, or null.
+/// The gradients of the outermost AccumulatedGradients, or null.
 const std::shared_ptr<GradientsToLayOut>& accumulated() {
   static const std::shared_ptr<GradientsToLayOut> none;
   return PropagatedGradients::current(none);
 }
 
-/// What waits for the end of the backward() that runs now. Where that fails, nothing is laid out.
+/// The gradients to lay out at the end of the current backward(). If the backward fails, nothing is laid out.
 std::shared_ptr<GradientsToLayOut> of_this_backward() {
   static std::mutex mutex;
   static auto* known = new std::unordered_map<int, std::weak_ptr<GradientsToLayOut>>;
@@ -135,7 +135,7 @@ class GradientLayout final : public torch::autograd::FunctionPreHook {
   }
 
  private:
-  /// True for what an AccumulatedGradients left as it came, because it failed.
+  /// True for a gradient in another layout, left by an AccumulatedGradients that did not finish.
   bool is_unfinished(const at::Tensor& sum) const {
     const auto* before = maybe_dtensor(sum);
     return before && wanted_layout(leaf_, *before);
@@ -146,7 +146,7 @@ class GradientLayout final : public torch::autograd::FunctionPreHook {
     return next++;
   }
 
-  DTensorImpl& leaf_;  // which owns the hook
+  DTensorImpl& leaf_;  // owns this hook
   uint64_t place_;     // among all leaves of the process, as operators met them
 };
 
@@ -167,7 +167,7 @@ void AccumulatedGradients::finish() {
 
 void lay_out_gradient(DTensorImpl& leaf) {
   const ObjectLock lock(&leaf);
-  if (leaf.has_gradient_layout()) return;  // another thread was here
+  if (leaf.has_gradient_layout()) return;  // another thread was faster
   leaf.set_has_gradient_layout();
   auto& hooks = static_cast<torch::autograd::AutogradMeta*>(leaf.autograd_meta())->hooks_;
   hooks.insert(hooks.begin(), std::make_unique<GradientLayout>(leaf));

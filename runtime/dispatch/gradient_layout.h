@@ -1,10 +1,10 @@
-// runtime/dispatch/gradient_layout.h: after backward() the gradient of a leaf is laid out as the leaf: of a parameter sharded over n ranks
-// each has 1/n of the gradient.
+// runtime/dispatch/gradient_layout.h: backward() gives the gradient of a leaf the leaf's layout. For a parameter sharded over n ranks, each
+// rank has 1/n of the gradient.
 //
 //   loss.backward();              // each gradient is reduced once, when it is complete
 //   {
 //     AccumulatedGradients scope;
-//     for (const auto& batch : batches) loss_of(batch).backward();   // gradients are added up as they come, Partial say
+//     for (const auto& batch : batches) loss_of(batch).backward();   // gradients are added up in their own layout, e.g. Partial
 //     scope.finish();                                                // and reduced once, together
 //   }
 #pragma once
@@ -18,24 +18,24 @@
 
 namespace shardwise {
 
-/// True for a leaf that requires a gradient and that lay_out_gradient() has not seen. Cost: two reads.
+/// True for a leaf that requires a gradient and that lay_out_gradient() has not been called for. Cost: two reads.
 inline bool wants_gradient_layout(const DTensorImpl& tensor) {
   const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(tensor.autograd_meta());
   return meta && meta->requires_grad_ && !tensor.has_gradient_layout();
 }
 
-/// From now on backward() gives `leaf` a .grad laid out as the leaf is at that time (replicated where it is Partial). Operators call it
-/// with each leaf that they meet.
+/// From now on backward() gives `leaf` a .grad with the leaf's layout at that time (replicated if the leaf is Partial). Operators call this
+/// for each leaf that they use.
 ///
-/// A gradient that takes less memory so, as that of a sharded parameter, is laid out when it comes, before the hooks that a program
-/// registers see it. One that does not, as that of a replicated parameter, waits for the end of backward(), where all such share
-/// messages; where .grad is there already, the new one is added to it as it comes. Gradients on another mesh stay there.
+/// If the new layout takes less memory, as for a sharded parameter, the gradient is laid out when it arrives, before a program's hooks see
+/// it. Otherwise, as for a replicated parameter, it is laid out at the end of backward(), where all such gradients share messages; if .grad
+/// exists already, the new gradient is added to it when it arrives. Gradients on another mesh stay there.
 void lay_out_gradient(DTensorImpl& leaf);
 
 class GradientsToLayOut;
 
-/// While it lives, and for the backward passes that this thread starts, gradients are left as operators give them and added up so.
-/// They nest: the outermost scope lays out.
+/// During its lifetime, and in the backward passes that this thread starts, gradients are added up in the layouts that operators give them.
+/// Scopes nest: the outermost one lays the gradients out.
 class AccumulatedGradients {
  public:
   AccumulatedGradients();
@@ -43,8 +43,8 @@ class AccumulatedGradients {
   AccumulatedGradients(const AccumulatedGradients&) = delete;
   AccumulatedGradients& operator=(const AccumulatedGradients&) = delete;
 
-  /// Lays out .grad of the leaves that gradients came to, in the order in which operators first met them; exchanges share messages. Collective
-  /// over their meshes. Without it, as where an exception ends the scope, gradients stay as they are.
+  /// Lays out the .grad of each leaf that received a gradient, in the order in which operators first met the leaves; exchanges share
+  /// messages. Collective over their meshes. If it is not called, for example because of an exception, gradients keep their layouts.
   void finish();
 
  private:

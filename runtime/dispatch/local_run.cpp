@@ -65,7 +65,7 @@ class LocalRun {
     return result;
   }
 
-  /// True where the kernel may run once on a rank's pieces in a row: all operands have such pieces, or are numbers.
+  /// True if the kernel may run once on all pieces of a rank in a row: all operands have such pieces or are numbers.
   bool may_run_flat() const {
     const Dims* flat = leader_->flat_sizes();
     if (!flat || call_.op.rule->has_local_args() || call_.op.rule->kernel() || names_dims()) return false;
@@ -77,7 +77,7 @@ class LocalRun {
     return true;
   }
 
-  /// A memory format is for a number of dims.
+  /// True if an argument asks for a memory format, which only fits the original number of dims.
   bool names_dims() const {
     const auto arg = call_.op.handle.schema().argumentIndexWithName("memory_format");
     if (!arg || call_.arg(*arg).isNone()) return false;
@@ -92,7 +92,7 @@ class LocalRun {
       if (const SpecPtr& to = propagation_.inputs[i]) moved_[i] = moved(call_.operands[i], to);
   }
 
-  /// What the result may share memory with, or the kernel write to, is its own.
+  /// Operands that the kernel writes, or the result may alias, move into memory of their own; move_operand() may return shared memory.
   Shards moved(const BoundOperand& operand, const SpecPtr& to) const {
     const bool is_read_only = !call_.op.is_view && !call_.op.args[operand.arg].is_written;
     return is_read_only ? move_operand(*operand.impl, to) : move(*operand.impl, to);
@@ -107,13 +107,13 @@ class LocalRun {
     return piece < shards.size() ? shards[piece] : no_elements(i);
   }
 
-  /// Where only its dtype and device are read.
+  /// An empty tensor for an operand of which the kernel reads only dtype and device.
   at::Tensor no_elements(size_t i) const {
     const DTensorImpl& impl = *call_.operands[i].impl;
     return at::full({0}, 0, at::TensorOptions().dtype(impl.spec()->dtype()).device(impl.device()));
   }
 
-  /// Puts the local pieces in the place of the distributed arguments that begin at `args`.
+  /// Replaces the distributed arguments from `args` on with their local pieces.
   void localize(c10::IValue* args, size_t piece) const {
     for (size_t i = 0; i < call_.operands.size();) {
       const BoundOperand& operand = call_.operands[i];
@@ -149,7 +149,8 @@ class LocalRun {
     collect(call_.stack);
   }
 
-  /// A class gives objects of its own also where there is nothing to compute, for moves of them; it may refuse.
+  /// Calls a subclass's operator even with no elements, because only the class can make its objects, which moves need. If it refuses,
+  /// outputs are filled.
   void run_without_elements() {
     if (call_.subclass && leader_->boxes().size() == 1) try {
         return run_only_piece();
@@ -169,7 +170,7 @@ class LocalRun {
 
   void compute(torch::jit::Stack& stack) {
     const auto& kernel = call_.op.rule->kernel();
-    const auto composed = c10::DispatchKey::Functionalize;  // of torch's operators, which a class may answer
+    const auto composed = c10::DispatchKey::Functionalize;  // composed of torch's operators, which a class implements
     if (call_.subclass && call_.op.name.starts_with("shardwise::") && call_.op.handle.hasKernelForDispatchKey(composed))
       return call_.op.handle.callBoxedForDispatchKey(composed, stack);
     if (!kernel || call_.subclass) return call_.op.handle.callBoxed(&stack);
@@ -212,7 +213,7 @@ class LocalRun {
       outputs_[i].push_back(piece);
   }
 
-  /// A class's own operator gave it, so what is wrong with it is an error and no fault of ours.
+  /// The subclass's own operator made the object, so a mismatch is reported as the class's error, not as an internal one.
   void check_form(const at::Tensor& object, const Spec& spec, c10::IntArrayRef sizes) const {
     TORCH_CHECK_VALUE(
         object.sizes() == sizes && object.scalar_type() == spec.dtype(),
@@ -222,7 +223,7 @@ class LocalRun {
                     spec.mesh()->rank()));
   }
 
-  /// The operands', unless an argument names one.
+  /// The device of the operands, unless an argument names one.
   c10::Device device_of_results() const {
     for (const c10::IValue& value : call_.args())
       if (value.isDevice()) return value.toDevice();
@@ -257,7 +258,7 @@ class LocalRun {
     return result;
   }
 
-  /// A view may not have hooks before torch makes a view of it; gradients come to its base, which has them.
+  /// Hooks are not set on a view, because torch makes the result a view only afterwards. Its gradients go to the base, which has hooks.
   void keep_form(const at::Tensor& result) const {
     if (call_.op.is_view)
       maybe_dtensor(result)->set_local_form(form_);
@@ -265,7 +266,7 @@ class LocalRun {
       keep_local_form(result, form_);
   }
 
-  /// In inference mode a view of a tensor from outside is a normal tensor, as torch's views are.
+  /// Wraps outside inference mode: there, a view of a normal tensor stays a normal tensor, as in torch.
   static at::Tensor wrap_normal(const SpecPtr& spec, Shards shards) {
     const c10::InferenceMode outside(false);
     return wrap(spec, std::move(shards));
@@ -292,16 +293,16 @@ class LocalRun {
   BoundCall& call_;
   const Decision& decision_;
   const Propagation& propagation_;
-  const Spec* leader_ = nullptr;  // whose boxes are the pieces
+  const Spec* leader_ = nullptr;  // its boxes are the pieces
   c10::SmallVector<Shards, 4> moved_;
   c10::SmallVector<Shards, 2> outputs_;
   c10::SmallVector<c10::IValue, 2> originals_;
   std::optional<CopiedView::Kind> view_kind_;
-  std::vector<c10::IValue> view_args_;  // the arguments as they came, where results may be copied views
+  std::vector<c10::IValue> view_args_;  // the original arguments, if results may be copied views
   bool is_flat_ = false;                // one call for all pieces of a ragged layout
   bool gives_normal_view_;
   ViewOrigin origin_;  // of the tensor that results are views of
-  SpecPtr like_;       // of an operand with a local form: results of its layout have the form, too
+  SpecPtr like_;       // spec of an operand with a local form; results of its layout get the form
   const LocalForm* form_ = nullptr;
 };
 

@@ -20,7 +20,7 @@ OpProfile::OpProfile() : outer_(innermost_op_profile) {
 void OpProfile::stop() {
   if (std::exchange(is_stopped_, true)) return;
   detail::add_op_watcher(-1);
-  // Python closes profiles in any order: leave the chain wherever this one stands in it.
+  // Python may close profiles in any order, so this one may be anywhere in the chain.
   OpProfile** link = &innermost_op_profile;
   while (*link != nullptr && *link != this) link = &(*link)->outer_;
   if (*link == this) *link = outer_;
@@ -44,7 +44,7 @@ std::shared_ptr<const OpRecord> OpProfile::remember(const DecisionKey& key, OpRe
 }
 
 void OpProfile::add_kernel(const OpRecord& record, size_t n_before, uint64_t begin, uint64_t end) {
-  // A kernel for autograd, and the one for values within it, are one call of one operator.
+  // The kernel for autograd and the kernel that it calls for the values count as one call of the operator.
   if (!calls_.empty() && calls_.back().record->op == record.op && is_within_one(n_before)) {
     calls_.back() = {calls_.back().record, begin, end, record.n_collectives, record.bytes_received};
     return;

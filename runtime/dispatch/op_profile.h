@@ -1,4 +1,4 @@
-// runtime/dispatch/op_profile.h: when each operator of a thread began and ended, beside what op_trace.h tells of it.
+// runtime/dispatch/op_profile.h: begin and end of each operator of a thread, in addition to the records of op_trace.h.
 #pragma once
 
 #include "runtime/dispatch/decision.h"
@@ -12,9 +12,9 @@
 namespace shardwise {
 namespace detail {
 
-/// What makes OpTrace::is_active() true: one number, so that an operator looks once.
+/// Changes the number of traces and profiles that make OpTrace::is_active() true. A single number, so that an operator reads only one.
 void add_op_watcher(int n);
-/// Whether a trace lives, which wants each call's texts.
+/// Whether a trace is active, which needs the texts of each call.
 bool has_op_trace();
 
 }  // namespace detail
@@ -28,10 +28,11 @@ struct TimedOperator {
   int64_t bytes_received = 0;
 };
 
-/// Records this thread's operators while it lives, by their ends. The innermost sees them, and gives them on at its end.
+/// Records this thread's operators during its lifetime, by their ends. The innermost profile records, and passes its calls to the outer one
+/// when it stops.
 ///
-/// Cost of a call: a look into a table, and 48 bytes; its texts are made where its arguments' layouts are new. Nothing where no profile
-/// lives: OpTrace::is_active() knows of profiles, too.
+/// Cost of a call: a table lookup and 48 bytes; texts are made only for arguments with new layouts. Nothing if no profile is active,
+/// because OpTrace::is_active() covers profiles too.
 class OpProfile {
  public:
   OpProfile();
@@ -39,22 +40,22 @@ class OpProfile {
   OpProfile(const OpProfile&) = delete;
   OpProfile& operator=(const OpProfile&) = delete;
 
-  /// It sees no more, and keeps what it has. On the thread that made it; a second call does nothing.
+  /// Stops recording and keeps the recorded calls. Call it on the thread that made the profile; a second call does nothing.
   void stop();
   std::vector<TimedOperator> operators() const;
   size_t size() const { return calls_.size(); }
 
-  /// The innermost of this thread, or null.
+  /// The innermost profile of this thread, or null.
   static OpProfile* current();
 
-  /// What is known of calls with this key; null at first.
+  /// The record of calls with this key; null if there was none.
   std::shared_ptr<const OpRecord> find(const DecisionKey& key) const;
-  /// `specs`: those that the key is made of.
+  /// `specs`: the specs that the key contains.
   std::shared_ptr<const OpRecord> remember(const DecisionKey& key, OpRecord record, std::vector<SpecPtr> specs);
-  /// A call of a kernel in place of a rule, around the calls since there were `n_before`. Where it did nothing but call the operator of
-  /// its own name, both are one call.
+  /// Adds a call of a kernel that replaces a rule. The profile had `n_before` calls when the kernel began. If the kernel only called the
+  /// operator of its own name, both count as one call.
   void add_kernel(const OpRecord& record, size_t n_before, uint64_t begin, uint64_t end);
-  /// A call, with the processor's clock at its ends.
+  /// Adds a call; `begin` and `end` are readings of the processor's clock.
   void add(std::shared_ptr<const OpRecord> record, uint64_t begin, uint64_t end, int64_t n_collectives,
            int64_t bytes_received);
 
@@ -68,9 +69,9 @@ class OpProfile {
   };
   struct Known {
     std::shared_ptr<const OpRecord> record;
-    std::vector<SpecPtr> specs;  // kept alive: an address in a key is never used again
+    std::vector<SpecPtr> specs;  // kept alive, so that an address in a key is never reused
   };
-  /// Whether the last call is around all others from `first` on.
+  /// Whether the last call encloses all others from `first` on.
   bool is_within_one(size_t first) const;
   struct Hash {
     size_t operator()(const DecisionKey& key) const { return key.hash(); }

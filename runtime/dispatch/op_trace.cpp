@@ -14,7 +14,7 @@ namespace shardwise {
 namespace {
 
 thread_local OpTrace* innermost = nullptr;
-thread_local int n_watchers = 0;  // traces and profiles
+thread_local int n_watchers = 0;  // active traces and profiles
 
 }  // namespace
 
@@ -29,7 +29,7 @@ OpTrace::OpTrace() : outer_(innermost) {
 
 OpTrace::~OpTrace() {
   detail::add_op_watcher(-1);
-  // Python closes traces in any order: leave the chain wherever this one stands in it.
+  // Python may close traces in any order, so this one may be anywhere in the chain.
   OpTrace** link = &innermost;
   while (*link != nullptr && *link != this) link = &(*link)->outer_;
   if (*link == this) *link = outer_;
@@ -48,10 +48,10 @@ struct KernelTrace::Watch {
   }
 
   std::string op;
-  std::optional<OpTrace> within;  // where there is a trace outside
+  std::optional<OpTrace> within;  // present if there is an outer trace
   CommTrace sent;
   OpProfile* profile;
-  size_t n_before;  // calls that the profile had
+  size_t n_before;  // calls in the profile before this one
   uint64_t begin = c10::getApproximateTime();
 };
 

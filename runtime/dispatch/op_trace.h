@@ -1,4 +1,4 @@
-// runtime/dispatch/op_trace.h: what dispatch made of each operator: its rule, the layouts chosen, the bytes received.
+// runtime/dispatch/op_trace.h: records of how dispatch ran each operator: its rule, the layouts chosen, the bytes received.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@ struct OpRecord {
   std::string op;
   std::string rule;                  // its text, or "none: replicated"
   std::vector<std::string> given;    // layout of each operand; "plain" for a 0-dim torch.Tensor
-  std::vector<std::string> used;     // ... under which it ran
+  std::vector<std::string> used;     // ... and the layouts under which it ran
   std::vector<std::string> results;  // layout of each distributed result
   int64_t n_collectives = 0;
   int64_t bytes_received = 0;  // by this rank
 };
 
-/// Records this thread's operators while it lives. Traces nest; each sees what the inner ones see. Of an operator that is
-/// composed of others, the parts. Cost without a trace: a thread-local read per operator.
+/// Records this thread's operators during its lifetime. Traces nest: an outer one also records what inner ones do. A composite operator is
+/// recorded as its inner operators. Cost without a trace: a thread-local read per operator.
 class OpTrace {
  public:
   OpTrace();
@@ -37,7 +37,7 @@ class OpTrace {
   OpTrace* outer_;
 };
 
-/// Adds a line for kernel `op` at its end, where a trace is on and nothing within had a line.
+/// When it ends, adds a line for kernel `op` if a trace is active and nothing within the kernel added one.
 class KernelTrace {
  public:
   explicit KernelTrace(const std::string& op);
@@ -50,7 +50,7 @@ class KernelTrace {
   std::unique_ptr<Watch> watch_;  // null without a trace
 };
 
-/// A line per operator under a heading, columns aligned.
+/// A line per operator under a heading, in aligned columns.
 std::string to_string(const std::vector<OpRecord>& records);
 
 }  // namespace shardwise

@@ -22,7 +22,7 @@ bool is_out(const c10::Argument& argument) {
   return argument.kwarg_only() && argument.alias_info() && argument.alias_info()->isWrite();
 }
 
-/// True where `functional` takes what `out` takes, but for the out= arguments, and writes nothing.
+/// True if `functional` has the arguments of `out` except for the out= ones, and writes nothing.
 bool is_form_of(const c10::FunctionSchema& functional, const c10::FunctionSchema& out) {
   size_t next = 0;
   for (const c10::Argument& argument : out.arguments()) {
@@ -35,7 +35,8 @@ bool is_form_of(const c10::FunctionSchema& functional, const c10::FunctionSchema
   return next == functional.arguments().size() && functional.returns().size() == out.returns().size();
 }
 
-/// The arguments with each tensor replaced by one of one element, 0 where it may be an index; those of out= by empty ones of `dtypes`.
+/// The arguments with each tensor replaced by one of one element (0 if it may be an index), and each out= tensor by an empty one of
+/// `dtypes`.
 torch::jit::Stack sample_of(const OpInfo& op, c10::ArrayRef<c10::IValue> args,
                             const std::vector<at::ScalarType>& dtypes) {
   const auto one_element = [](const at::Tensor& tensor, at::ScalarType dtype) {
@@ -61,8 +62,8 @@ torch::jit::Stack sample_of(const OpInfo& op, c10::ArrayRef<c10::IValue> args,
   return stack;
 }
 
-/// Throws: what torch says of the dtypes of `outs`, seen on a sample. Where torch does not take the sample with those of the results either, or
-/// indices are given in a list, nothing is known.
+/// Throws: torch's error about the dtypes of the out= tensors, found with a sample call. Does nothing if torch refuses the sample even with
+/// the results' dtypes, or if indices are given in a list.
 void check_dtypes(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const std::vector<at::ScalarType>& of_results,
                   const std::vector<at::ScalarType>& of_outs) {
   if (of_results == of_outs || is_tracing()) return;
@@ -77,7 +78,7 @@ void check_dtypes(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const std::
   op.handle.callBoxed(&stack);
 }
 
-/// Sums and products are computed in the dtype of `out`, but integers have no mean.
+/// Sums and products are computed in the dtype of `out`, as torch does. An integer input keeps its dtype for mean, which then refuses it.
 void take_dtype_of(const at::Tensor& out, const c10::OperatorHandle& functional, torch::jit::Stack& inputs) {
   static const std::set<std::string_view> names = {"aten::sum",  "aten::nansum", "aten::mean",
                                                    "aten::prod", "aten::cumsum", "aten::cumprod"};

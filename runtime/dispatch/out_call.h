@@ -1,4 +1,4 @@
-// runtime/dispatch/out_call.h: operators with out= arguments, answered by the operator without them.
+// runtime/dispatch/out_call.h: runs operators with out= arguments through their form without out=.
 #pragma once
 
 #include "runtime/rules/op_info.h"
@@ -9,15 +9,15 @@
 
 namespace shardwise {
 
-/// "aten::mm.out" is "aten::mm" whose result is then copied to where `out` has its pieces. An `out` of other sizes takes over the
-/// result and its layout, as a plain one is resized.
+/// "aten::mm.out" runs "aten::mm" and copies the result into the pieces of `out`. An `out` of other sizes takes over the result and its
+/// layout, in the way that a plain one is resized.
 class OutCall {
  public:
-  /// Null for operators without out= arguments and for those that torch has in no other form.
+  /// Null for operators without out= arguments, and for those that torch has in no other form.
   static std::unique_ptr<OutCall> find(const OpInfo& op);
 
-  /// Answers the call whose arguments lie on `stack`.
-  /// Throws: c10::ValueError for an `out` that is no DTensor (check_plain); what the operator throws.
+  /// Runs the call whose arguments are on `stack`.
+  /// Throws: c10::ValueError for an `out` that is not a DTensor (check_plain); the errors of the operator.
   void run(const OpInfo& op, torch::jit::Stack* stack) const;
 
  private:

@@ -5,9 +5,9 @@
 
 namespace shardwise {
 
-/// Has `plain` get plain gradients from now on, whole on every rank, where torch's derivative formulas give distributed ones. Costs
-/// nothing in the forward; in the backward what it takes to replicate the gradient. Once is enough, more often does nothing.
-/// Pre: autograd records what is done to `plain`.
+/// From now on `plain` gets plain gradients, whole on every rank, even if torch's derivative formulas give distributed ones. Costs nothing
+/// in the forward, and the replication of the gradient in the backward. Further calls for the same tensor do nothing.
+/// Pre: autograd records operations on `plain`.
 void keep_gradient_plain(const at::Tensor& plain);
 
 }  // namespace shardwise

@@ -33,7 +33,7 @@ bool is_index(OperandRole role, const at::Tensor& plain) {
          c10::isIntegralType(plain.scalar_type(), /*includeBool=*/true);
 }
 
-/// torch's forward-mode formulas take zeros for the tangent of an operand that has none: one element, expanded.
+/// True for the zeros that torch's forward-mode formulas use as the tangent of an operand that has none: one element, expanded.
 bool is_missing_tangent(const at::Tensor& plain) {
   if (!torch::autograd::ForwardADLevel::try_get_by_idx(0) || !plain.has_storage() || plain.requires_grad())
     return false;
@@ -42,7 +42,7 @@ bool is_missing_tangent(const at::Tensor& plain) {
   return plain.storage().nbytes() == plain.itemsize();
 }
 
-/// Whatever its size.
+/// objection_to_plain() without the rule for tensors of one element.
 std::optional<std::string> objection_to(const at::Tensor& plain, OperandRole role, const MeshPtr& mesh,
                                         const std::string& as, bool is_read) {
   if (implicit_replication || torch::autograd::get_current_graph_task_id() >= 0) return std::nullopt;
@@ -51,7 +51,7 @@ std::optional<std::string> objection_to(const at::Tensor& plain, OperandRole rol
                        rest);
   };
   if (ForwardScope::is_open()) {
-    check_not_traced("a plain tensor next to DTensors");  // a graph of it would count it as a replica anywhere
+    check_not_traced("a plain tensor next to DTensors");  // the traced graph would treat it as a replica in any call
     if (const std::string difference = ForwardScope::difference(*mesh); !difference.empty())
       return got(fmt::format(", and {}", difference));
   } else if (!is_index(role, plain) && !is_missing_tangent(plain)) {
@@ -68,7 +68,7 @@ std::optional<std::string> objection_to_plain(const at::Tensor& plain, OperandRo
                                               const std::string& as, bool is_read) {
   auto objection = objection_to(plain, role, mesh, as, is_read);
   if (!objection || !one_element_replicas) return objection;
-  // Ranks may differ in the number of elements: all that object compare.
+  // Ranks may differ in the number of elements, so all that have an objection compare.
   const bool is_equal = is_equal_on_all(plain, mesh);
   return is_equal && plain.numel() == 1 && has_values(plain) ? std::nullopt : objection;
 }
@@ -85,8 +85,8 @@ void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg, const Me
         ", which torch.nn's layers make where they are given none, and which counts as a replica after "
         "distribute_module(layer, mesh)";
   const auto objection = objection_to_plain(plain, role, mesh, as, /*is_read=*/!op.args[arg].is_written);
-  if (objection) check_not_traced(op.name.c_str());  // outside of a graph the forward that it is in may have none
-  // No TypeError: torch's arithmetic takes one for "not implemented" and drops its words.
+  if (objection) check_not_traced(op.name.c_str());  // outside the graph its forward may allow it
+  // ValueError, not TypeError: torch's arithmetic takes a TypeError for "not implemented" and drops its text.
   TORCH_CHECK_VALUE(!objection, fmt::format("[{}] {}", op.name, *objection));
   if (mesh->is_member() && records(plain)) keep_gradient_plain(plain);
 }

@@ -52,8 +52,8 @@ class ArgumentPreparation {
       check_writable(op_.name, impl->spec()->sizes(), impl->spec()->strides());
   }
 
-  /// True for writes that torch takes into expanded tensors: one value in all elements, or by a mask where a rank has all elements of a place.
-  /// Not of views whose values were moved: they are written back by a copy.
+  /// True for writes that torch allows into expanded tensors: one value for all elements, or a mask if each rank has all elements that
+  /// share memory. False for views whose values were moved, because they are copied back.
   bool takes_expanded(const DTensorImpl& impl) const {
     if (impl.view_link()) return false;
     if (op_.name == "aten::zero_" || op_.name == "aten::fill_.Scalar") return true;
@@ -65,25 +65,25 @@ class ArgumentPreparation {
     return c10::ArrayRef(whole_along(spec, expanded)) == spec.placements();
   }
 
-  /// True for numbers. Plain scalars in a written list are the step counts of a fused optimizer, whose learning rate may be of any shape.
+  /// True for numbers. Plain scalars in a written list are the step counts of a fused optimizer; its learning rate may have any shape.
   bool stays_plain(const at::Tensor& tensor, size_t arg) const {
     if (tensor.dim() != 0 && !is_rate(tensor, arg)) return false;
     return !leads_element(arg) && !(op_.args[arg].is_written && args_[arg].isTensor());
   }
 
-  /// True for the one number that a fused optimizer takes beside its lists.
+  /// True for the number, such as a learning rate, that a fused optimizer takes besides its lists.
   bool is_rate(const at::Tensor& tensor, size_t arg) const {
     return op_.rule && op_.rule->is_per_element() && !op_.rule->scratch().empty() && args_[arg].isTensor() &&
            tensor.numel() == 1;
   }
 
-  /// True for the elements of the first list, as which those of the others are laid out.
+  /// True for elements of the first list, which determine the layouts of the other lists' elements.
   bool leads_element(size_t arg) const {
     return op_.rule && op_.rule->is_per_element() && args_[arg].isTensorList() &&
            (first_ == op_.n_args() || first_ == arg);
   }
 
-  /// Puts a replica in the place of a plain tensor and returns it. Throws: c10::ValueError where check_plain() does.
+  /// Replaces a plain tensor with a replica and returns it. Throws: c10::ValueError where check_plain() does.
   DTensorImpl* replicate(const at::Tensor& plain, size_t arg, size_t index) {
     const DTensorImpl* const neighbour = first_distributed(c10::ArrayRef<c10::IValue>(args_.data(), args_.size()));
     TORCH_INTERNAL_ASSERT(neighbour, "[", op_.name, "] reached Shardwise without a distributed tensor");

@@ -15,7 +15,7 @@
 namespace shardwise {
 namespace {
 
-/// Facts of its own: what is remembered of earlier answers is not asked.
+/// Has an OpInfo of its own, so that cached decisions of the previous rule are not used.
 class ByRuleOfUser final : public c10::OperatorKernel {
  public:
   ByRuleOfUser(const c10::OperatorHandle& op, const Rule& rule) : rule_(rule), info_(op) { info_.rule = &rule_; }
@@ -33,7 +33,7 @@ class ByFormula final : public c10::OperatorKernel {
   }
 };
 
-/// torch warns where a kernel takes another's place, which is what is asked for here.
+/// Drops torch's warning that a kernel replaces another, which is intended here.
 class Silent final : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };

@@ -1,4 +1,4 @@
-// runtime/dispatch/replaced_answer.h: a user's rule in the place of Shardwise's answer to an operator.
+// runtime/dispatch/replaced_answer.h: a user's rule in place of Shardwise's rule or kernel for an operator.
 #pragma once
 
 #include "runtime/rules/rule.h"
@@ -7,8 +7,8 @@
 
 namespace shardwise {
 
-/// From now on `op` goes by `rule`, whatever answered it before: a rule, a kernel or the fallback. torch's derivative formula applies.
-/// Throws: c10::ValueError for an operator that torch does not know, or that torch composes of others above autograd.
+/// From now on `op` uses `rule` in place of its rule, kernel or fallback. torch's derivative formula applies.
+/// Throws: c10::ValueError for an operator that torch does not know, or that torch composes from others above autograd.
 void replace_answer(const std::string& op, const Rule& rule);
 
 }  // namespace shardwise

@@ -1,9 +1,9 @@
-// runtime/dispatch/unboxed.h: dispatch() for one operator of known signature: a hot call allocates its result and nothing else.
+// runtime/dispatch/unboxed.h: dispatch() for one operator of known signature. A hot call allocates its result and nothing else.
 //
 //   add_unboxed<at::_ops::add_Tensor>(library);
 //
-// The call's key is built from the arguments as they come. Where the answer is known and is_direct, the kernel runs on the
-// pieces at once; all other calls are boxed and go the general way.
+// The call's key is built from the unboxed arguments. If the decision is cached and is_direct, the kernel runs on the pieces at once; all
+// other calls are boxed and take the general path.
 #pragma once
 
 #include "runtime/dispatch/decision.h"
@@ -30,7 +30,7 @@
 
 namespace shardwise {
 
-/// The key of a call, argument by argument; `is_simple()` turns false where only the general way will do.
+/// The key of a call, built argument by argument. `is_simple()` becomes false if the call must take the general path.
 class UnboxedKey {
  public:
   explicit UnboxedKey(const OpInfo& op)
@@ -151,7 +151,7 @@ class Unboxed<Op, Return(Args...)> {
       Op::call(const_cast<at::Tensor&>(local(first)), local(rest)...);
       return first;
     } else {
-      std::array<SpecPtr, kReturns> specs;  // the kernel may call operators, and they may empty the cache
+      std::array<SpecPtr, kReturns> specs;  // a copy: the kernel may call operators, which may empty the cache
       std::copy_n(decision.propagation->outputs.begin(), kReturns, specs.begin());
       Return result = Op::call(local(first), local(rest)...);
       if constexpr (std::is_same_v<Return, at::Tensor>) {
@@ -166,7 +166,7 @@ class Unboxed<Op, Return(Args...)> {
     }
   }
 
-  /// Puts a result of `spec` in the place of its piece; nothing where the operator gives none.
+  /// Replaces a piece with the distributed result of `spec`; with nothing if the operator returns none.
   static void put_around(at::Tensor& piece, SpecPtr spec) {
     if (!spec) return piece.reset();
     TORCH_INTERNAL_ASSERT(piece.sizes() == spec->boxes()[0].sizes, "[", info().name, "] gave a piece of sizes ",
@@ -192,7 +192,7 @@ class Unboxed<Op, Return(Args...)> {
   }
 };
 
-/// Registers Unboxed<Op> as the kernel of distributed tensors. Pre: its rule is in the table, if it has one.
+/// Registers Unboxed<Op> as the kernel for distributed tensors. Pre: its rule, if it has one, is in the table.
 template <class Op>
 void add_unboxed(torch::Library& library) {
   const std::string name = Unboxed<Op>::info().name.substr(std::string("aten::").size());

@@ -1,5 +1,5 @@
-// runtime/dispatch/view_begin.h: what a view has of the tensor that it views: the same memory, and where it begins in the memory that
-// the global tensor would have, which storage_offset() says.
+// runtime/dispatch/view_begin.h: the state that a view takes over from the tensor that it views: the memory, and its offset in the memory
+// that the global tensor would have, which storage_offset() returns.
 #pragma once
 
 #include "runtime/tensor/dtensor_impl.h"
@@ -9,7 +9,7 @@
 namespace shardwise {
 
 struct ViewOrigin {
-  int64_t begin = 0;  // bytes, for views of any dtype
+  int64_t begin = 0;  // in bytes, because a view may have another dtype
   TensorMemoryPtr memory;
   std::shared_ptr<OwnedRows> owned_rows = {};
 };
@@ -18,7 +18,7 @@ inline ViewOrigin origin_of(const DTensorImpl& viewed) {
   return {viewed.storage_offset() * static_cast<int64_t>(viewed.itemsize()), viewed.memory(), viewed.owned_rows()};
 }
 
-/// To be called with a new view of a tensor of this origin; it begins `offset` elements of the view behind it.
+/// Call this for a new view of a tensor with this origin. The view begins `offset` elements (of its dtype) after the tensor does.
 inline void begin_view(const at::Tensor& view, const ViewOrigin& origin, int64_t offset = 0) {
   auto* impl = maybe_dtensor(view);
   impl->set_memory(origin.memory);

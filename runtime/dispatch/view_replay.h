@@ -1,12 +1,12 @@
-// runtime/dispatch/view_replay.h: how autograd finds a view's part of its base.
+// runtime/dispatch/view_replay.h: makes autograd find a view's part of its base by calling the view's operators again.
 //
-// When a view is written to, autograd later finds the view's part of the base's gradient: by as_strided on global strides, which
-// says nothing of where the elements live, or by calling the view's operators again. Distributed tensors need the second.
+// After a write to a view, autograd must find the view's part of the base's gradient. It uses either as_strided on global strides, which
+// does not know where elements are, or the view's operators. Distributed tensors need the latter.
 #pragma once
 
 namespace shardwise {
 
-/// While it lives, views made on this thread remember the operators that made them.
+/// During its lifetime, views made on this thread remember the operators that made them.
 class ViewReplay {
  public:
   ViewReplay();
@@ -16,7 +16,7 @@ class ViewReplay {
   bool outer_;
 };
 
-/// Lets every view of a distributed tensor remember its operator. Called once, when aten's other kernels are registered.
+/// Makes every view of a distributed tensor remember its operator. Called once, when aten's other kernels are registered.
 void register_view_replay();
 
 }  // namespace shardwise

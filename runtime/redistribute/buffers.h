@@ -1,4 +1,4 @@
-// runtime/redistribute/buffers.h: memory for messages, kept from one exchange to the next.
+// runtime/redistribute/buffers.h: memory for messages, reused between exchanges.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,20 +8,21 @@
 namespace shardwise {
 
 struct BufferCounters {
-  int64_t hits = 0;        // taken from what was kept
-  int64_t misses = 0;      // allocated
+  int64_t hits = 0;        // buffers that were reused
+  int64_t misses = 0;      // buffers that were allocated
   int64_t kept_bytes = 0;  // now
 };
 
-/// Buffers of CPU memory that this thread gave back, at most kMaxKeptBytes of them: fresh pages cost as much as the copy into them.
-/// Other devices' allocators keep their own.
+/// CPU buffers that this thread has given back, for reuse; at most kMaxKeptBytes, because fresh pages cost as much as the copy into them.
+/// Allocators of other devices have caches of their own.
 class BufferPool {
  public:
   static constexpr int64_t kMaxKeptBytes = int64_t{64} << 20;
 
   static BufferPool& of_thread();
 
-  /// A flat tensor of `n_bytes` bytes, uninitialised, perhaps the beginning of a larger one; give it back when no message uses it.
+  /// A flat, uninitialised tensor of `n_bytes` bytes, possibly the beginning of a larger one. Give it back when no message uses it any
+  /// more.
   at::Tensor take(int64_t n_bytes, c10::Device device);
   void give_back(const at::Tensor& buffer);
 

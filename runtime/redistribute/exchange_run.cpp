@@ -26,7 +26,7 @@ const char* name_in_traces(Pattern pattern) {
   }
 }
 
-/// What all items amount to, all_to_all where they differ.
+/// The collective that the items amount to; all_to_all if they differ.
 const char* pattern_name(const std::vector<ExchangeItem>& items) {
   const Pattern first = pattern_of(*items[0].step);
   const bool is_one =
@@ -34,13 +34,14 @@ const char* pattern_name(const std::vector<ExchangeItem>& items) {
   return name_in_traces(is_one ? first : Pattern::kAllToAll);
 }
 
-/// The dtype in which the terms of `step` are combined: torch has no arithmetic for some, and a sum may not fit where the avg does.
+/// The dtype in which the terms of `step` are combined. torch has no arithmetic for some dtypes, and the sum of an avg may overflow its
+/// dtype.
 at::ScalarType combined_as(const Step& step, at::ScalarType dtype) {
   if (step.kind != Step::Kind::kReduce || dtype == at::kBool) return dtype;
   return reduce_dtype(dtype, step.reduce);
 }
 
-/// Into `total`, whose dtype is that of combined_as.
+/// Combines `values` into `total`, which has the dtype of combined_as().
 void combine(at::Tensor total, const at::Tensor& values, Reduce reduce) {
   const at::Tensor term = values.to(total.scalar_type());
   switch (reduce) {
@@ -65,7 +66,7 @@ at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device dev
                            at::TensorOptions().dtype(dtype).device(device));
 }
 
-/// Of a ragged layout in one buffer.
+/// New pieces. In a ragged layout they share one buffer.
 Shards empty_pieces(const Spec& spec, c10::Device device, at::ScalarType dtype) {
   if (const Dims* sizes = spec.flat_sizes())
     return pieces_of(spec, at::empty(*sizes, at::TensorOptions().dtype(dtype).device(device)));
@@ -107,7 +108,7 @@ void ExchangeRun::start(bool may_change) {
   if (may_change) secure_kept(n_rounds_ - 1);
 }
 
-/// Stores or copies what this rank keeps.
+/// Stores or copies the values that this rank keeps, before the source can change.
 void ExchangeRun::secure_kept(int64_t round) {
   for (Arrival& arrival : arrivals_) {
     if (!is_kept(arrival)) continue;
@@ -143,7 +144,7 @@ void ExchangeRun::start_round(int64_t round) {
 }
 
 void ExchangeRun::finish_round(int64_t round) {
-  for (const Arrival& arrival : arrivals_)  // while the messages are under way
+  for (const Arrival& arrival : arrivals_)  // while the messages are in flight
     if (!is_term(arrival) && !arrival.is_stored) store(arrival, kept_part(arrival, round), round);
   messages_->finish();
   for (const Arrival& arrival : arrivals_)

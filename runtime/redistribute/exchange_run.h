@@ -11,7 +11,7 @@
 
 namespace shardwise {
 
-/// One tensor's part. `from` and `to` are the specs at both ends of `step`; a rank outside of one has no pieces there.
+/// One tensor's part. `from` and `to` are the specs before and after `step`. A rank outside of one of their meshes has no pieces there.
 struct ExchangeItem {
   const Step* step;
   const Transfers* part;
@@ -20,30 +20,30 @@ struct ExchangeItem {
   Shards pieces;
 };
 
-/// The ranks that exchange.
+/// The ranks that take part in an exchange.
 struct Participants {
-  GroupPtr group;        // null where no rank sends anything
+  GroupPtr group;        // null if no rank sends anything
   bool is_whole = true;  // all members of the group take part
 };
 
-/// Each pair of ranks exchanges one message a round (packed_messages.h). Pairs without common boxes exchange nothing.
+/// Each pair of ranks exchanges one message per round (packed_messages.h). Pairs without common boxes exchange none.
 class ExchangeRun {
  public:
-  /// Pre: the items' steps have the same number of rounds, and are all of that participants. Every rank of the participants makes one.
+  /// Pre: the items' steps have the same number of rounds and the same participants. Every participant must construct one.
   ExchangeRun(Participants participants, std::vector<ExchangeItem> items, c10::Device device);
 
-  /// Runs all rounds but the last, whose messages are under way then. `may_change`: the items' pieces may be written to before
-  /// finish(): what is sent and kept is copied.
+  /// Runs all rounds but the last, and starts the last one. `may_change`: the items' pieces may be written to before finish(), so values
+  /// that are sent or kept are copied.
   void start(bool may_change = false);
-  /// Waits for the last round, sends nothing, and gives each item's pieces in its destination layout.
+  /// Waits for the last round without sending anything, and returns each item's pieces in its destination layout.
   std::vector<Shards> finish();
 
  private:
   struct Arrival {
     size_t item;
     const Transfer* transfer;
-    std::optional<size_t> number;  // of a term that comes apart; nothing where this rank keeps it
-    at::Tensor kept;               // its values, where they are secured
+    std::optional<size_t> number;  // of a term received into its own buffer; nothing if this rank has it
+    at::Tensor kept;               // a copy of the kept values, once made
     bool is_stored = false;
   };
 
@@ -52,9 +52,9 @@ class ExchangeRun {
   void finish_round(int64_t round);
   void post_sends(int64_t round);
   void post_receives(int64_t round);
-  /// Puts `values` into the place of a transfer, or adds them to what is there.
+  /// Writes `values` to the transfer's place, or combines them with the values there.
   void store(const Arrival& arrival, const at::Tensor& values, int64_t round);
-  /// The values of `arrival`, which this rank keeps.
+  /// The values of `arrival`, which this rank already has.
   at::Tensor kept_part(const Arrival& arrival, int64_t round) const;
   bool is_kept(const Arrival& arrival) const { return arrival.transfer->rank == rank_; }
   bool is_term(const Arrival& arrival) const { return items_[arrival.item].step->kind == Step::Kind::kReduce; }
@@ -69,14 +69,14 @@ class ExchangeRun {
   int64_t rank_;
   bool may_change_ = false;
   std::vector<Shards> results_;
-  std::vector<Arrival> arrivals_;  // what is kept, and the terms of reductions; all else goes straight into its place
+  std::vector<Arrival> arrivals_;  // kept parts and reduction terms; other parts are received in place
   std::unique_ptr<PackedMessages> messages_;
 };
 
-/// The part of `piece` (which is the box `held`) inside `box`; a view.
+/// The part of `piece` inside `box`, as a view. `held` is the box of `piece`.
 at::Tensor narrowed(at::Tensor piece, const Box& held, const Box& box);
 
-/// Uninitialised memory for a piece of `sizes`, its dims ordered as the tensor's strides order them.
+/// Uninitialised memory for a piece of `sizes`, with its dims in the order of the tensor's strides.
 at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device device);
 
 }  // namespace shardwise

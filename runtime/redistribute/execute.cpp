@@ -24,41 +24,41 @@
 namespace shardwise {
 namespace {
 
-/// Whether a traced move is an operator of the graph. Without messages it is as the tracer sees it: narrow, fill, copy.
+/// Whether a traced move becomes an operator of the graph. A move without messages does not: the tracer sees its narrow, fill and copy.
 bool is_opaque(const SpecPtr& source, const SpecPtr& destination, const PlanOptions& options) {
   return PlanCache::of_thread().find_or_make(source, destination, options)->last_sending >= 0;
 }
 
-/// An object of a class moves by inner tensors that the ranks tell each other of, which no graph knows beforehand.
+/// A subclass moves as inner tensors whose sizes the ranks tell each other at run time, so no graph can contain the move.
 void check_no_traced_subclass(const Shards& pieces) {
   if (!pieces.empty() && is_traced(pieces) && is_traced_subclass(pieces[0])) [[unlikely]]
     check_not_traced("redistribute of a tensor class");
 }
 
-/// To meta there is nothing to move: new pieces without memory.
+/// A move to meta only makes new pieces without memory.
 Shards pieces_on_meta(const Spec& destination) {
   Shards pieces;
   for (const Box& box : destination.boxes()) pieces.push_back(empty_piece(destination, box.sizes, c10::kMeta));
   return pieces;
 }
 
-/// Runs to the end. Pieces that came unchanged to another mesh are copied: no view spans two meshes, so nobody would know of common memory.
+/// Runs to the end. Pieces that reach another mesh unchanged are copied: views do not span two meshes, so shared memory would go unnoticed.
 void run_to_end(Moving& moving, bool is_to_other_mesh) {
   moving.run();
   if (is_to_other_mesh) moving.own();
 }
 
-/// The stream on which a move begins, of an accelerator; none on the CPU. Its memory is that stream's, so that it ends there too.
+/// The accelerator stream on which a move begins (none on the CPU). The move's memory belongs to that stream, so the move must end there.
 class HomeStream {
  public:
   explicit HomeStream(c10::Device device) : device_(device) {
     if (!device.is_cpu()) stream_ = current();
   }
 
-  /// To guard what belongs to the move.
+  /// The stream to make current while the move's memory is used.
   const std::optional<c10::Stream>& stream() const { return stream_; }
 
-  /// The current stream waits for what is on this one.
+  /// Makes the current stream wait for the work on this one.
   void let_current_wait() const {
     if (!stream_ || current() == *stream_) return;
     c10::Event event(device_.type());
@@ -79,7 +79,7 @@ class StartedMove final : public PendingMove {
       : moving_(std::move(moving)), is_to_other_mesh_(is_to_other_mesh), home_(moving_.device()) {
     moving_.run(/*stops_at_last_sending=*/true);
     if (moving_.is_done()) {
-      run_to_end(moving_, is_to_other_mesh_);  // now: the source may be written to before finish()
+      run_to_end(moving_, is_to_other_mesh_);  // not later: the source may be written to before finish()
       return;
     }
     if (!has_boxes(moving_.next())) {
@@ -89,7 +89,7 @@ class StartedMove final : public PendingMove {
     last_.emplace(moving_.begin());
     last_->start(/*may_change=*/true);
   }
-  /// Waits, as Messages do, and as they do not while an exception unwinds: the other ranks may wait for this one.
+  /// Waits, as Messages do. Does not wait while an exception unwinds, because other ranks may be waiting for this one.
   ~StartedMove() override {
     const c10::OptionalStreamGuard at_home(home_.stream());
     last_.reset();
@@ -100,7 +100,7 @@ class StartedMove final : public PendingMove {
     try {
       finish_reductions();
     } catch (...) {
-      reductions_.clear();  // a destructor has nobody to tell
+      reductions_.clear();  // a destructor cannot report the error
     }
   }
 

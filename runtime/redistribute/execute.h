@@ -1,4 +1,4 @@
-// runtime/redistribute/execute.h: carries out plans: the only place that moves a tensor's values between ranks.
+// runtime/redistribute/execute.h: executes plans. This is the only place that moves a tensor's values between ranks.
 #pragma once
 
 #include "plans/plan.h"
@@ -12,32 +12,32 @@ namespace shardwise {
 
 class DTensorImpl;
 
-/// This rank's pieces of the same tensor laid out as `destination`: the source's own where nothing changes, else new memory.
-/// Below autograd. Collective over both meshes; with two different meshes other ranks of the world have nothing to do.
+/// This rank's pieces of the tensor laid out as `destination`: the source's own pieces if nothing changes, otherwise new memory.
+/// Below autograd. Collective over both meshes. With two different meshes, other ranks of the world do nothing.
 ///
-/// On meta (DeviceMesh::on_meta) nothing is sent; a source with memory may go there, none may come from there.
+/// On meta (DeviceMesh::on_meta) nothing is sent. A source with memory may move to a mesh on meta, but not back.
 ///
-/// Throws: c10::ValueError for differing sizes, dtypes or worlds, c10::NotImplementedError out of meta. Cost: plan()'s traffic; buffers of at most what is sent and
-/// received; the plan comes from a cache of this thread.
+/// Throws: c10::ValueError for different sizes, dtypes or worlds, c10::NotImplementedError for a move out of meta. Cost: plan()'s traffic,
+/// and buffers of at most the bytes sent and received. Plans come from a cache of this thread.
 Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination, const PlanOptions& options = {});
 
-/// The same of a tensor. Where its rows have owners (runtime/tensor/owned_rows.h) these send them, each once to a rank that lacks it.
+/// The same for a tensor. If its rows have owners (runtime/tensor/owned_rows.h), the owners send each row once to each rank that lacks it.
 Shards move(const DTensorImpl& tensor, const SpecPtr& destination, const PlanOptions& options = {});
-/// Only that: nothing, and nothing is sent, where rows have no owners or `destination` wants terms of a sum.
+/// Only the move by owners. Returns nothing, and sends nothing, if the rows have no owners or `destination` is Partial.
 std::optional<Shards> move_owned_rows(const DTensorImpl& tensor, const SpecPtr& destination);
 
-/// move() of pieces without waiting for the last messages, if the move ends with messages. Pre: not on meta.
+/// move() without waiting for the last messages, if it ends with messages. Pre: not on meta.
 std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination,
                                         const PlanOptions& options = {});
 
-/// What this thread kept from move to move.
+/// Counters of this thread's caches of plans and buffers.
 struct MoveCounters {
   int64_t plan_hits = 0;
   int64_t plan_misses = 0;
-  int64_t n_plans = 0;  // kept now; at most 1,024
+  int64_t n_plans = 0;  // in the cache now; at most 1,024
   int64_t buffer_hits = 0;
   int64_t buffer_misses = 0;
-  int64_t buffer_bytes = 0;  // kept now; at most BufferPool::kMaxKeptBytes
+  int64_t buffer_bytes = 0;  // in the cache now; at most BufferPool::kMaxKeptBytes
 };
 MoveCounters move_counters();
 

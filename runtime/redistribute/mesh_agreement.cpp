@@ -7,7 +7,7 @@
 namespace shardwise {
 namespace {
 
-/// True where all members mean the same meshes and no member knows of others that do not.
+/// True if all members mean the same two meshes and every member passes is_agreed.
 bool all_agree(const Group& group, const DeviceMesh& from, const DeviceMesh& to, bool is_agreed) {
   Facts facts;
   facts.number(is_agreed);
@@ -15,14 +15,14 @@ bool all_agree(const Group& group, const DeviceMesh& from, const DeviceMesh& to,
   return have_equal(group, "compare meshes", facts) && is_agreed;
 }
 
-/// True where all ranks of both meshes agree, as far as this rank can learn of it.
+/// True if all ranks of both meshes agree, as far as this rank can find out.
 bool agree(const DeviceMesh& from, const DeviceMesh& to) {
   const auto within = [&](const DeviceMesh& mesh, bool is_agreed) {
     return mesh.is_member() ? all_agree(*mesh.group(), from, to, is_agreed) : is_agreed;
   };
   if (has_all_ranks_of(from, to)) return within(from, true);
   if (has_all_ranks_of(to, from)) return within(to, true);
-  // What the ranks of `from` found reaches those of `to` by the ranks that are in both, and comes back by them.
+  // Ranks in both meshes pass the result of `from` on to `to`, and the combined result back to `from`.
   return within(from, within(to, within(from, true)));
 }
 

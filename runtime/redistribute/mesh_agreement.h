@@ -1,25 +1,25 @@
-// runtime/redistribute/mesh_agreement.h: whether all ranks of two meshes mean the same two, before a tensor moves from one to the other.
+// runtime/redistribute/mesh_agreement.h: before a move between two meshes, checks that all their ranks mean the same two meshes.
 //
-// On a (dp=2, tp=2) mesh mesh["dp"] and mesh["tp"] are other ranks on each rank:
+// On a (dp=2, tp=2) mesh, mesh["dp"] and mesh["tp"] have different ranks on each rank:
 //
 //   rank 0: [0, 2] and [0, 1]      rank 2: [0, 2] and [2, 3]
 //
-// A move between them would have rank 0 send to ranks that expect nothing of it.
+// In a move between them, rank 0 would send to ranks that expect nothing from it.
 #pragma once
 
 #include "runtime/tensor/device_mesh.h"
 
 namespace shardwise {
 
-/// True where every rank of one is a rank of the other.
+/// True if both meshes have the same ranks.
 bool have_same_ranks(const DeviceMesh& a, const DeviceMesh& b);
 
-/// Collective over both meshes, first over `from`; ranks outside both do nothing. Where no rank is in both, each mesh knows only what its
-/// own ranks mean.
+/// Collective over both meshes, first over `from`; ranks outside both do nothing. If the meshes have no common rank, each mesh only
+/// compares what its own ranks know.
 ///
-/// Throws: c10::ValueError on all ranks of both meshes where they do not mean the same two.
-/// Cost: a gather of two numbers per rank of the larger mesh where that has all ranks of the other, none where both have the same; else
-/// three gathers. CommTrace leaves them out.
+/// Throws: c10::ValueError on all ranks of both meshes if they do not mean the same two meshes.
+/// Cost: nothing if both have the same ranks. A gather of two numbers per rank if one mesh has all ranks of the other; otherwise three
+/// gathers. CommTrace leaves them out.
 void check_same_meshes(const DeviceMesh& from, const DeviceMesh& to);
 
 }  // namespace shardwise

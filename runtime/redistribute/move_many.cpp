@@ -18,7 +18,8 @@ using Kind = Step::Kind;
 
 int64_t global_bytes(const OwnStep& own) { return own.from->numel() * own.from->element_bytes(); }
 
-/// Takes from the front of `rest` what shares messages with its first: those that are `like` it, up to `bucket_bytes` of global tensors.
+/// Removes from `rest` the first move and those that share messages with it: those for which `like` holds, up to `bucket_bytes` of global
+/// tensors.
 template <class Like>
 std::vector<Moving*> take_bucket(std::vector<Moving*>& rest, int64_t bucket_bytes, const Like& like) {
   std::vector<Moving*> together, others;
@@ -40,7 +41,7 @@ std::string words_of(const std::vector<Moving*>& movings) {
   return result;
 }
 
-/// Runs the all-reduces that are the next steps of `movings` together, those of one group, dtype and operation.
+/// Runs the all-reduces that are the next steps of `movings`. Those of the same group, dtype and operation run together.
 void reduce_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
   while (!rest.empty()) {
     const OwnStep& first = rest[0]->next();
@@ -51,7 +52,7 @@ void reduce_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
              moving.next().from->dtype() == first.from->dtype();
     });
     const auto layouts = [&] { return words_of(together); };
-    const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram, layouts);  // the policy was asked
+    const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram, layouts);  // the policy has been checked
     std::vector<at::Tensor> flats;
     for (Moving* moving : together)
       for (at::Tensor& flat : moving->begin_reduction()) flats.push_back(std::move(flat));
@@ -70,7 +71,7 @@ void reduce_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
   }
 }
 
-/// Runs the next exchanges of `movings` together, those of one group and number of rounds, in the order in which they came.
+/// Runs the next exchanges of `movings`, in order. Those of the same group and number of rounds run together.
 void exchange_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
   while (!rest.empty()) {
     const OwnStep& first = rest[0]->next();
@@ -84,7 +85,7 @@ void exchange_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
     std::vector<ExchangeItem> items;
     for (const Moving* moving : together) items.push_back(moving->item());
     const auto layouts = [&] { return words_of(together); };
-    const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram, layouts);  // the policy was asked
+    const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram, layouts);  // the policy has been checked
     ExchangeRun exchange(participants, std::move(items), device);
     exchange.start();
     auto results = exchange.finish();
@@ -92,7 +93,7 @@ void exchange_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
   }
 }
 
-/// move_many() where some tensors are traced: a message of its own for each.
+/// move_many() if some tensors are traced: each move sends its own messages.
 std::vector<Shards> moved_one_by_one(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
                                      c10::ArrayRef<SpecPtr> destinations, const PlanOptions& options) {
   std::vector<Shards> results;
@@ -100,7 +101,7 @@ std::vector<Shards> moved_one_by_one(c10::ArrayRef<SpecPtr> sources, const std::
   return results;
 }
 
-/// move_many() where some tensors are on meta.
+/// move_many() if some tensors are on meta.
 std::vector<Shards> moved_apart(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
                                 c10::ArrayRef<SpecPtr> destinations, const PlanOptions& options, int64_t bucket_bytes) {
   std::vector<Shards> results(sources.size()), rest;

@@ -9,11 +9,11 @@
 
 namespace shardwise {
 
-/// How many bytes of global tensors share messages, if a program does not say: what torch's DistributedDataParallel takes for a bucket.
+/// The default for how many bytes of global tensors share messages: the bucket size of torch's DistributedDataParallel.
 inline constexpr int64_t kBucketBytes = int64_t{25} << 20;
 
-/// Several moves, whose exchanges and all-reduces of the same group share messages, up to `bucket_bytes` of global tensors at a time.
-/// Pre: lists of one length, in the same order on all ranks.
+/// Several moves. Their exchanges and all-reduces over the same group share messages, up to `bucket_bytes` of global tensors at a time.
+/// Pre: lists of equal length, in the same order on all ranks.
 std::vector<Shards> move_many(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
                               c10::ArrayRef<SpecPtr> destinations, const PlanOptions& options = {},
                               int64_t bucket_bytes = kBucketBytes);

@@ -40,7 +40,7 @@ void check_move(const SpecPtr& source, const SpecPtr& destination) {
 
 std::string move_words(const Spec& from, const Spec& to, const PlanOptions& options) {
   std::string result = fmt::format("{} -> {}", to_string(from), to_string(to));
-  if (from.layout().in_pieces() || to.layout().in_pieces())  // of which the words show a beginning
+  if (from.layout().in_pieces() || to.layout().in_pieces())  // whose texts are cut
     result += fmt::format(" #{:x}", c10::get_hash(from.layout().hash(), to.layout().hash()));
   return result + words_of(options);
 }
@@ -105,7 +105,7 @@ std::vector<at::Tensor> Moving::begin_reduction() {
   }
   std::vector<at::Tensor> flats;
   for (at::Tensor& piece : pieces_) {
-    if (piece.strides() != dense_strides(piece.sizes(), next().from->strides()))  // on all ranks alike
+    if (piece.strides() != dense_strides(piece.sizes(), next().from->strides()))  // alike on all ranks
       piece = empty_piece(*next().from, piece.sizes(), device_).copy_(piece);
     flats.push_back(piece.as_strided({piece.numel()}, {1}));
   }

@@ -1,8 +1,8 @@
-// runtime/redistribute/moving.h: one tensor on its way from layout to layout, step by step of its plan.
+// runtime/redistribute/moving.h: one tensor on its way through the steps of its plan.
 //
 //   Moving moving(source, pieces, destination, {});
 //   while (!moving.is_done()) ...                        // or moving.run()
-//   moving.pieces();                                     // this rank's, as `destination`
+//   moving.pieces();                                     // this rank's pieces of `destination`
 #pragma once
 
 #include "plans/plan.h"
@@ -17,20 +17,22 @@
 
 namespace shardwise {
 
-/// Throws: c10::ValueError for differing worlds, c10::NotImplementedError out of meta. Compares meshes that are not the same.
+/// Throws: c10::ValueError for different worlds, c10::NotImplementedError for a move out of meta. If the meshes differ, their ranks compare
+/// them.
 void check_move(const SpecPtr& source, const SpecPtr& destination);
 
-/// For the order check.
+/// The text of the move, for the order check.
 std::string move_words(const Spec& from, const Spec& to, const PlanOptions& options);
 
 bool has_boxes(const OwnStep& own);
 bool takes_part(const OwnStep& own);
-/// The mesh's group; of two meshes that of the one that contains the other; else the world's, and ranks outside both are absent.
+/// The mesh's group. For two meshes, the group of the one that contains the other; otherwise the world's group, where ranks outside both
+/// meshes are absent.
 Participants participants_of(const OwnStep& own);
 
 class Moving {
  public:
-  /// Throws: c10::ValueError where the communication policy forbids the move, c10::TypeError for what cannot be reduced.
+  /// Throws: c10::ValueError if the communication policy forbids the move, c10::TypeError if a dtype cannot be reduced.
   Moving(const SpecPtr& source, Shards pieces, const SpecPtr& destination, const PlanOptions& options);
 
   const PlanOptions& options() const { return options_; }
@@ -41,31 +43,31 @@ class Moving {
   const Shards& pieces() const { return pieces_; }
 
   ExchangeItem item() const { return {&next().step, &next().part, next().from, next().to, pieces_}; }
-  /// What an exchange gave.
+  /// Takes the result of an exchange as the new pieces.
   void arrive(Shards pieces);
 
-  /// Runs the next step, unless it is one with boxes.
+  /// Runs the next step. Pre: it is not an exchange of boxes.
   void run_in_place();
-  /// The same, but for the end of an all-reduce.
+  /// Like run_in_place(), but does not wait for the end of an all-reduce.
   std::vector<std::unique_ptr<Reduction>> start_in_place();
 
-  /// The ranks that an all-reduce, the next step, is among.
+  /// The group of the next step, an all-reduce.
   const GroupPtr& reducing_group() const { return next().from->mesh()->group(next().step.mesh_dim); }
-  /// Before an all-reduce: the elements of each piece in a row, to be reduced in place.
+  /// Prepares an all-reduce: each piece's elements in a row, to be reduced in place.
   std::vector<at::Tensor> begin_reduction();
 
   void skip() { ++next_; }
 
-  /// The pieces are memory of this move: where no step gave new ones, and nothing else did, they are copied.
+  /// Makes the pieces this move's own memory: copies them unless a step has made new ones.
   void own();
 
-  /// Runs to the end, or to the last step that sends something.
+  /// Runs to the end, or stops before the last step that sends something.
   void run(bool stops_at_last_sending = false);
 
   ExchangeRun begin() const { return ExchangeRun(participants_of(next()), {item()}, device_); }
 
  private:
-  /// Replicas that become Partial: the first coordinate keeps the value, the others hold the reduction's identity.
+  /// Makes replicas Partial: the first coordinate keeps the value, the others get the reduction's neutral element.
   void make_partial(const OwnStep& own);
 
   std::shared_ptr<const OwnPlan> plan_;

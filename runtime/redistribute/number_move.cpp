@@ -19,7 +19,7 @@
 namespace shardwise {
 namespace {
 
-using NumberBytes = std::array<int64_t, 2>;  // of the largest dtype, complex128
+using NumberBytes = std::array<int64_t, 2>;  // room for the largest dtype, complex128
 
 NumberBytes bytes_of_number(const at::Tensor& number) {
   check_not_traced("redistribute of a number between meshes");
@@ -41,7 +41,7 @@ std::string words(const NumberBytes& bytes, const Spec& spec) {
   return text.str();
 }
 
-/// The one value that ranks of the group have; nothing where none has any.
+/// The value that ranks of the group have in common; nothing if none has one.
 std::optional<NumberBytes> common_value(const Group& group, const std::optional<NumberBytes>& own, const Spec& spec) {
   const NumberBytes given = own.value_or(NumberBytes{});
   const auto rows = all_gather_numbers(group, {own.has_value(), given[0], given[1]});
@@ -67,7 +67,7 @@ bool have_common_ranks(const DeviceMesh& a, const DeviceMesh& b) {
                              [&](int64_t rank) { return std::ranges::count(b.grid().ranks, rank) > 0; });
 }
 
-/// A replica on `destination`'s mesh.
+/// This rank's replica of the number on `destination`'s mesh.
 Shards replica_on(const SpecPtr& source, const Shards& own, const SpecPtr& destination) {
   const DeviceMesh &from = *source->mesh(), &to = *destination->mesh();
   if (has_all_ranks_of(from, to)) return to.is_member() ? own : Shards{};

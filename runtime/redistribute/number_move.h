@@ -1,10 +1,10 @@
-// runtime/redistribute/number_move.h: a number, which is a tensor without dims, next to tensors on another mesh.
+// runtime/redistribute/number_move.h: moves a number (a 0-dim tensor) to the mesh of the tensors that it is used with.
 //
-// An operator takes the number's value there. Among slices of a mesh it is one of several tensors of that name:
+// The number's value is needed on the tensor's mesh. With slices of a mesh, the ranks know the number on different meshes:
 //
 //   a on mesh["dp"], s on mesh["tp"]    rank 0: a on [0, 2], s on [0, 1]     rank 2: a on [0, 2], s on [2, 3]
 //
-// so the ranks of a compare the s that they have, and those without one take it from them.
+// So the ranks of a's mesh compare the values of s that they have, and ranks without s take it from the others.
 #pragma once
 
 #include "runtime/tensor/shards.h"
@@ -12,13 +12,13 @@
 
 namespace shardwise {
 
-/// This rank's piece of the number on `destination`'s mesh, to be read only. Collective over both meshes, each in its turn.
+/// This rank's piece of the number on `destination`'s mesh, for reading only. Collective over both meshes, one after the other.
 ///
 /// Pre: `source` has no dims; both meshes have memory and belong to one world.
-/// Throws: c10::ValueError, on all ranks of `destination`'s mesh, where some have different values; as check_same_meshes() where none
-/// of them has the number; where check_comm_policy() does.
-/// Cost: a Partial is reduced. Nothing more is sent where the ranks of `destination`'s mesh all are of the number's; else its bytes are
-/// gathered over that mesh, or come from the number's where no rank is in both.
+/// Throws: c10::ValueError on all ranks of `destination`'s mesh if they have different values; as check_same_meshes() if none of them has
+/// the number; as check_comm_policy().
+/// Cost: a Partial is reduced. If all ranks of `destination`'s mesh are on the number's mesh, nothing more is sent. Otherwise the number's
+/// bytes are gathered over `destination`'s mesh, or sent from the number's mesh if the meshes have no common rank.
 Shards move_number(const SpecPtr& source, const Shards& shards, const SpecPtr& destination);
 
 }  // namespace shardwise

@@ -13,8 +13,8 @@ int64_t n_bytes_of(const IncomingPart& part) {
 
 bool is_run(const at::Tensor& part) { return part.is_contiguous() && !part.is_conj() && !part.is_neg(); }
 
-/// The parts of one message each: the small ones together, and every large one by itself, which then need not be copied. Both ends come to
-/// the same.
+/// Groups parts by message: all small parts in one, each large part in its own, so that it need not be copied. Sender and receiver group
+/// alike.
 template <class Part>
 std::vector<std::vector<Part>> by_message(const std::vector<Part>& parts) {
   std::vector<std::vector<Part>> result;
@@ -28,7 +28,7 @@ std::vector<std::vector<Part>> by_message(const std::vector<Part>& parts) {
   return result;
 }
 
-/// Where parts lie in a message (bytes), each at a multiple of its element's size. Both ends come to the same.
+/// The offsets of parts in a message, in bytes, each a multiple of its element size. Sender and receiver compute the same.
 class Slots {
  public:
   void add(c10::IntArrayRef sizes, at::ScalarType dtype) {
@@ -57,7 +57,7 @@ class Slots {
 }  // namespace
 
 PackedMessages::~PackedMessages() {
-  if (!is_finished_) return;  // messages that failed or were never waited for may still use the buffers
+  if (!is_finished_) return;  // messages that failed or are in flight may still use the buffers
   for (const at::Tensor& buffer : buffers_) BufferPool::of_thread().give_back(buffer);
 }
 

@@ -1,10 +1,10 @@
-// runtime/redistribute/packed_messages.h: parts of tensors sent and received; those between two ranks travel in one message.
+// runtime/redistribute/packed_messages.h: sends and receives parts of tensors; the parts between two ranks share one message.
 //
 //   PackedMessages messages(device);
 //   messages.send(2, rows.narrow(0, 4, 2));        // to rank 2
-//   messages.receive(0, result.narrow(1, 0, 3));   // from rank 0, into its place
+//   messages.receive(0, result.narrow(1, 0, 3));   // from rank 0, into place
 //   messages.start(group);
-//   ...                                            // work that needs none of them
+//   ...                                            // work that does not need them
 //   messages.finish();
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace shardwise {
 
-/// What a rank receives. `place` is undefined where there is none: then the rest says what comes, and where it is noted.
+/// A part that a rank receives. If it is received apart, `place` is undefined and the other members describe it.
 struct IncomingPart {
   at::Tensor place;
   size_t number = 0;
@@ -25,32 +25,32 @@ struct IncomingPart {
   at::ScalarType dtype;
 };
 
-/// Parts of at least kLargeBytes travel in messages of their own, all others of one rank in one. A part that travels alone and is one run of
-/// elements in memory is sent, or received, where it lies. All others go through buffers of BufferPool. Sender and receiver must add
-/// the parts in the same order, with the same sizes and dtypes. Empty parts are left out.
+/// Parts of at least kLargeBytes get a message each; all smaller parts for one rank share a message. A part with a message of its own that
+/// is contiguous in memory is sent from, or received into, its own memory. All others go through buffers of BufferPool. Sender and receiver
+/// must add the parts in the same order, with the same sizes and dtypes. Empty parts are skipped.
 class PackedMessages {
  public:
-  /// From here on a message costs less than the copies at both of its ends.
+  /// From this size on, a message costs less than the copies at both ends.
   static constexpr int64_t kLargeBytes = int64_t{128} << 10;
 
-  /// `may_change`: what is sent may be written to after start(), so it is copied.
+  /// `may_change`: the parts to send may be written to after start(), so they are copied.
   explicit PackedMessages(c10::Device device, bool may_change = false) : device_(device), may_change_(may_change) {}
-  /// Gives the buffers back after finish().
+  /// Gives the buffers back if finish() has run.
   ~PackedMessages();
   PackedMessages(const PackedMessages&) = delete;
   PackedMessages& operator=(const PackedMessages&) = delete;
 
   void send(int64_t rank, at::Tensor part);
   void receive(int64_t rank, at::Tensor place);
-  /// Receives into an internal buffer; read it with arrived(n), where n is what this returns.
+  /// Receives into an internal buffer. Returns the number with which arrived() gives the tensor.
   size_t receive_apart(int64_t rank, c10::IntArrayRef sizes, at::ScalarType dtype);
 
-  /// Every member of `group` calls it, those without a part too; `by_all` as in exchange(). The ranks after this one are sent to first, so
-  /// that not all send to rank 0 at once.
+  /// Every member of `group` must call it, even without parts; `by_all` as in exchange(). Ranks after this one are sent to first, so that
+  /// not all ranks send to rank 0 at once.
   void start(const Group& group, bool by_all = true);
-  /// Waits, and copies to its place what came through a buffer.
+  /// Waits, and copies received parts from buffers to their places.
   void finish();
-  /// Valid after finish(), while this lives.
+  /// Valid after finish(), during the lifetime of this object.
   const at::Tensor& arrived(size_t number) const { return apart_[number]; }
 
  private:

@@ -1,4 +1,4 @@
-// runtime/redistribute/plan_cache.h: one rank's part of a plan, with its specs and boxes, kept from move to move.
+// runtime/redistribute/plan_cache.h: a cache of plans, with one rank's part of each and its specs and boxes.
 #pragma once
 
 #include "plans/transfers.h"
@@ -10,31 +10,31 @@
 
 namespace shardwise {
 
-/// A step as this rank carries it out.
+/// A step from the view of this rank.
 struct OwnStep {
   Step step;
   SpecPtr from;
   SpecPtr to;
-  Transfers part;         // of exchanges and reductions
+  Transfers part;         // for exchanges and reductions
   bool is_local = false;  // no rank sends anything
 };
 
 struct OwnPlan {
   std::vector<OwnStep> steps;
-  int last_sending = -1;  // the last step that sends something
+  int last_sending = -1;  // index of the last step that sends something
 };
 
-/// What tells plans of the same layouts apart: ", by time", and links and caps; "" for the default options.
+/// The options as a text, to tell plans of the same layouts apart: ", by time", links and caps; "" for the default options.
 std::string words_of(const PlanOptions& options);
 
-/// Plans of this thread by source, destination and options. Bounded: emptied when full. The entries keep their specs alive.
+/// This thread's plans by source, destination and options. Bounded: emptied when full. Entries keep their specs alive.
 class PlanCache {
  public:
   static constexpr size_t kMaxPlans = 1024;
 
   static PlanCache& of_thread();
 
-  /// Cost: a hash where it is known, else a plan() and this rank's transfers().
+  /// Cost: a hash lookup for a cached plan, otherwise a plan() and this rank's transfers().
   std::shared_ptr<const OwnPlan> find_or_make(const SpecPtr& source, const SpecPtr& destination,
                                               const PlanOptions& options);
 

@@ -17,7 +17,7 @@
 namespace shardwise {
 namespace {
 
-/// A piece of a sending rank and a box of a receiving one that may have entries in common.
+/// A piece of a sending rank and a box of a receiving rank that may have entries in common.
 struct Pair {
   size_t piece, box;
   Box common;
@@ -54,7 +54,7 @@ class SparseMove {
     at::Tensor values;   // [n, dense sizes of the common box]
   };
 
-  /// Of the ranks that hold the same entries one sends them to `receiver`, and of those that add up to a Partial one takes them.
+  /// True if `sender` sends to `receiver`. Only one replica of an entry sends it, and only one rank along a new Partial receives it.
   bool sends(int64_t sender, int64_t receiver) const {
     const Dims at = *from_.layout().grid().coord_of(sender), there = *to_.layout().grid().coord_of(receiver);
     for (size_t m = 0; m < at.size(); ++m) {
@@ -82,19 +82,20 @@ class SparseMove {
     return placement.is_shard() && placement.dim() >= sparse_dim_;
   }
 
-  /// Ranks that share rows have all of their entries, in one order, whichever columns they hold.
+  /// Whether entries of this common box are sent. Ranks that share rows must have the same entries in the same order, even if they hold
+  /// different columns, so an empty range of columns is sent too.
   bool is_due(const Box& common) const {
     if (to_.layout().in_pieces()) return !common.empty();
     return std::all_of(common.sizes.begin(), common.sizes.begin() + sparse_dim_, [](int64_t size) { return size > 0; });
   }
 
-  /// Of the values of `box`, narrowed to `common` in the dims before, those of `common` in dense dim `dim`.
+  /// Narrows `values` of `box` to `common` along dense dim `dim`. Pre: the dense dims before it are already narrowed.
   at::Tensor part_of(const at::Tensor& values, int64_t dim, const Box& common, const Box& box) const {
     const int64_t n = common.sizes[dim];
     return values.narrow(dim - sparse_dim_ + 1, n == 0 ? 0 : common.offsets[dim] - box.offsets[dim], n);
   }
 
-  /// The entries of an own piece that are in the common box.
+  /// The entries of a local piece that are inside the common box.
   Entries chosen(const Pair& pair) const {
     const at::Tensor& piece = source_.shards()[pair.piece];
     const Box& own = from_.boxes()[pair.piece];
@@ -126,7 +127,7 @@ class SparseMove {
     return sizes;
   }
 
-  /// Puts entries that came to the box of this rank there.
+  /// Adds received entries to this rank's box.
   void take(const Pair& pair, Entries entries) {
     const Box& box = to_.boxes()[pair.box];
     at::Tensor values = entries.values;
@@ -168,7 +169,7 @@ class SparseMove {
       for (size_t pair = 0; pair < incoming_[i].size(); ++pair) take(incoming_[i][pair], arriving[i][pair]);
   }
 
-  /// How many entries come from each rank, by pair.
+  /// The number of entries that each rank sends to this one, by pair.
   std::vector<std::vector<int64_t>> exchanged_counts(const Group& group,
                                                      const std::vector<std::vector<Entries>>& leaving) const {
     std::vector<std::vector<int64_t>> sent(leaving.size());
@@ -203,7 +204,7 @@ class SparseMove {
   const Spec& to_;
   int64_t sparse_dim_;
   bool keeps_columns_;                                  // dense dims are sharded alike before and after
-  std::vector<std::vector<Pair>> outgoing_, incoming_;  // by place in the group
+  std::vector<std::vector<Pair>> outgoing_, incoming_;  // by index in the group
   std::vector<std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> taken_;  // by box
 };
 

@@ -21,10 +21,10 @@ namespace {
 
 constexpr const char* kOp = "redistribute";
 
-/// The box of a rank. Layouts in pieces are refused before.
+/// The box of a rank. Layouts in pieces were refused before.
 Box box_of(const Spec& spec, int64_t rank) { return spec.layout().boxes(rank)[0]; }
 
-/// A part on its way: what is said of it, and its inner tensors.
+/// A part on its way to another rank: its description and its inner tensors.
 struct PackedPart {
   Flattened parts;
   Dims strides;
@@ -37,7 +37,7 @@ struct PackedPart {
     return facts.words();
   }
 
-  /// One to be filled.
+  /// An empty part with this description, to receive into.
   static PackedPart of(std::vector<int64_t> words, c10::Device device) {
     const Facts facts = Facts::of_words(std::move(words));
     FactReader reader(facts);
@@ -70,9 +70,9 @@ class SubclassMove {
   }
 
  private:
-  using PackedParts = std::vector<std::optional<PackedPart>>;  // by place in the group
+  using PackedParts = std::vector<std::optional<PackedPart>>;  // by index in the group
 
-  /// An object has each part of it, and parts without elements.
+  /// True if an object of box `held` contains `wanted`. Every object contains a part without elements.
   static bool holds(const Box& held, const Box& wanted) {
     for (size_t dim = 0; dim < wanted.sizes.size(); ++dim) {
       const Interval own = held.interval(dim), part = wanted.interval(dim);
@@ -81,8 +81,9 @@ class SubclassMove {
     return true;
   }
 
-  /// The part of `receiver`'s box that `sender` sends. Replicas send to the ranks in line with them. Along a dim where the receiver has
-  /// nothing, the holder of the first index sends nothing, too: an object of that size.
+  /// The part of `receiver`'s box that `sender` sends. A replica sends only to ranks with its own coordinates on the mesh dims that
+  /// replicate. If the receiver's box is empty along a dim, the holder of the first index sends an empty part, of which the receiver makes
+  /// its object.
   std::optional<Box> common(int64_t sender, int64_t receiver) const {
     const Dims at = *from_.layout().grid().coord_of(sender), there = *from_.layout().grid().coord_of(receiver);
     for (size_t m = 0; m < at.size(); ++m)
@@ -98,7 +99,7 @@ class SubclassMove {
     return wanted;
   }
 
-  /// This rank's parts for each rank, where the class gives them; the first error of any rank is thrown on all.
+  /// This rank's parts for each rank, made by the class. If any rank has an error, the first error is thrown on all ranks.
   PackedParts packed_parts(const Group& group) {
     PackedParts result(group.size());
     RankError error;
@@ -166,7 +167,7 @@ class SubclassMove {
       if (!arrived[i]) continue;
       const Box box = *common(group.ranks[i], from_.mesh()->rank());
       const auto is_same = [&](const auto& part) { return part.first == box; };
-      if (std::ranges::any_of(parts, is_same)) continue;  // of several objects without elements one is enough
+      if (std::ranges::any_of(parts, is_same)) continue;  // one empty object is enough
       parts.emplace_back(box, unflattened(object_, arrived[i]->parts, box.sizes, arrived[i]->strides));
     }
     return joined(kOp, std::move(parts));
@@ -176,7 +177,7 @@ class SubclassMove {
   c10::Device device_;
   const Spec& from_;
   const Spec& to_;
-  std::vector<int64_t> n_words_;  // of the packed parts that come to this rank, by place in the group
+  std::vector<int64_t> n_words_;  // of the parts that this rank receives, by index in the group
 };
 
 void check_movable(const DTensorImpl& source, const Spec& to) {

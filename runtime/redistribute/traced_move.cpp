@@ -22,13 +22,13 @@ std::mutex& moves_mutex() {
   return *mutex;
 }
 
-/// Never emptied: a graph may run as long as the process lives.
+/// Never emptied, because a graph may run as long as the process lives.
 std::unordered_map<std::string, TracedMove>& moves() {
   static auto* moves = new std::unordered_map<std::string, TracedMove>;
   return *moves;
 }
 
-/// All that a layout depends on; of one in pieces the words show a beginning, hence the hash.
+/// Everything that a layout depends on. The hash covers layouts in pieces, whose text is cut.
 std::string full_words(const Spec& spec) {
   const DeviceMesh& mesh = *spec.mesh();
   return fmt::format("{} strides [{}] ranks [{}] #{:x}", to_string(spec), fmt::join(spec.strides(), ","),
@@ -44,7 +44,8 @@ bool same(const TracedMove& a, const TracedMove& b) {
   return a.source == b.source && a.destination == b.destination && a.options == b.options;
 }
 
-/// The text of `move`, in the table from now on. Meshes of an earlier world have the same words as today's: a number tells them apart.
+/// Adds `move` to the table and returns its text. Meshes of an earlier world have the same text as today's, so a number is added to tell
+/// them apart.
 std::string remember(const TracedMove& move) {
   const std::string words = words_of(move);
   const std::lock_guard lock(moves_mutex());
@@ -56,7 +57,7 @@ std::string remember(const TracedMove& move) {
   }
 }
 
-/// As a graph takes them: with the strides that were inferred, in memory of their own.
+/// The piece as the graph expects it: with the inferred strides, and in memory of its own.
 at::Tensor as_foretold(const at::Tensor& piece, const Box& box, const Spec& spec, at::TensorList given) {
   const Dims strides = dense_strides(box.sizes, spec.strides());
   const bool is_given = std::ranges::any_of(given, [&](const at::Tensor& other) { return piece.is_alias_of(other); });
@@ -74,7 +75,7 @@ std::vector<at::Tensor> run_move(at::TensorList pieces, std::string_view what) {
   return results;
 }
 
-/// A tensor that comes from a move is no number that a tracer may compute beforehand, hence the tag.
+/// The tag keeps tracers from computing the result ahead of time as a constant.
 TORCH_LIBRARY_FRAGMENT(shardwise, library) {
   library.def("move(Tensor[] pieces, str what) -> Tensor[]", {at::Tag::nondeterministic_seeded});
   library.impl("move", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(run_move)));

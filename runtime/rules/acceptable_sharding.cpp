@@ -13,9 +13,9 @@ namespace {
 
 using MeshDims = std::set<int64_t>;
 
-/// A tensor of the call, and its placements one per mesh dim. Operands first, then outputs.
+/// A tensor of the call and its new placements. Operands come first, then outputs.
 struct PlacedTensor {
-  const Spec* spec;  // of an operand
+  const Spec* spec;  // of an operand; null for outputs and plain operands
   bool is_written;
   Dims sizes;
   Placements placements;
@@ -102,7 +102,7 @@ class ShardingChoice {
     return best;
   }
 
-  /// Bytes moved and operands changed; nothing where it does not fit.
+  /// The bytes moved and the number of operands changed; nothing if the sharding does not fit.
   std::optional<std::pair<int64_t, int64_t>> price_of(const AcceptableSharding& sharding, int64_t mesh_dim) const {
     if (!has_fitting_lengths(sharding)) return std::nullopt;
     std::pair<int64_t, int64_t> price{0, 0};
@@ -122,7 +122,7 @@ class ShardingChoice {
     return keeps_written(sharding) ? std::optional(price) : std::nullopt;
   }
 
-  /// Outputs that are operands are laid out as these.
+  /// True if outputs that are operands have the operands' placements.
   bool keeps_written(const AcceptableSharding& sharding) const {
     for (size_t i = 0; i < call_.outputs.size() && i < call_.op.n_returns(); ++i) {
       const int arg = call_.op.returned_arg[i];
@@ -148,7 +148,7 @@ class ShardingChoice {
     return lengths;
   }
 
-  /// Gives the Shards of dims that go together the extents that the largest operand, a written one first, has there.
+  /// Gives Shards of dims that go together the extents that the largest operand (a written one first) has there.
   void split_alike() {
     std::map<MeshDims, const PlacedTensor*> leaders;
     const auto weight = [](const PlacedTensor& tensor) { return std::pair(tensor.is_written, tensor.spec->numel()); };
@@ -167,7 +167,7 @@ class ShardingChoice {
             tensor.placements[m] = leader->second->spec->placements()[m].with_dim(dim);
   }
 
-  /// True where every dim that one of these mesh dims shards is sharded by all of them, and they are of one length.
+  /// True if every dim that one of these mesh dims shards is sharded by all of them, and all such dims have one length.
   bool goes_together(const MeshDims& mesh_dims) const {
     std::set<int64_t> lengths;
     for (const PlacedTensor& tensor : tensors_)
@@ -181,7 +181,7 @@ class ShardingChoice {
     return lengths.size() == 1;
   }
 
-  /// True where the operand is laid out so already along `dim`.
+  /// True if the operand already has these placements along `dim`.
   static bool is_sharded_so(const PlacedTensor& tensor, int64_t dim) {
     for (size_t m = 0; m < tensor.placements.size(); ++m)
       if (tensor.spec->placements()[m].in_pieces() ||

@@ -22,7 +22,8 @@ c10::ArrayRef<AtenOperator> aten_operators() {
 }
 
 c10::ArrayRef<AtenOperator> overloads_of(std::string_view name) {
-  // "aten::add" and "aten::add.Tensor" come before all other names that begin with it: '.' sorts before letters, digits and '_'.
+  // All overloads are adjacent: "aten::add" and "aten::add.Tensor" sort before longer names that begin with it, because '.' sorts before
+  // letters, digits and '_'.
   const auto all = aten_operators();
   const auto* begin = std::ranges::lower_bound(all, name, {}, &AtenOperator::name);
   const auto* end = begin;

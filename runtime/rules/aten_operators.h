@@ -1,4 +1,4 @@
-// runtime/rules/aten_operators.h: the operators of aten that torch knows, listed once for all who register kernels.
+// runtime/rules/aten_operators.h: the list of aten operators in this torch, made once for all code that registers kernels.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,11 +13,11 @@ struct AtenOperator {
   c10::OperatorHandle handle;
   std::string name;  // "aten::add.Tensor"
 
-  /// As torch::Library::impl() takes it: "add.Tensor".
+  /// The name for torch::Library::impl(): "add.Tensor".
   const char* short_name() const { return name.c_str() + 6; }
 };
 
-/// All of them, sorted by name.
+/// All operators of aten, sorted by name.
 c10::ArrayRef<AtenOperator> aten_operators();
 
 /// The overloads of `name` ("aten::add").

@@ -12,7 +12,7 @@ at::Tensor meta_like(const Spec& spec) {
   return at::detail::empty_strided_meta(spec.sizes(), spec.strides(), spec.dtype());
 }
 
-/// The arguments with every distributed operand and every device turned meta.
+/// The arguments with every distributed operand and every device replaced by meta.
 torch::jit::Stack meta_args(const OpCall& call) {
   torch::jit::Stack stack(call.args.begin(), call.args.end());
   for (c10::IValue& value : stack) {
@@ -48,7 +48,7 @@ int64_t offset_of_view(const OpCall& call) {
     const torch::jit::Stack results = run_on_meta(call);
     return results.size() == 1 && results[0].isTensor() ? results[0].toTensor().storage_offset() : 0;
   } catch (const c10::NotImplementedError&) {
-    return 0;  // seen on a sample only
+    return 0;  // no meta kernel: outputs come from a sample only
   }
 }
 

@@ -1,4 +1,4 @@
-// runtime/rules/meta_run.h: a call of an operator with every distributed operand replaced by a meta tensor of its global shape.
+// runtime/rules/meta_run.h: runs an operator with each distributed operand replaced by a meta tensor of its global shape.
 #pragma once
 
 #include "runtime/rules/op_call.h"
@@ -7,10 +7,10 @@
 
 namespace shardwise {
 
-/// The results. Throws: what the operator throws for these shapes and scalars.
+/// The results of the call. Throws: the operator's errors for these shapes and scalars.
 torch::jit::Stack run_on_meta(const OpCall& call);
 
-/// How far behind the beginning of the tensor that it views the one result of the call begins, in elements of the result.
+/// The offset of the call's only result in the tensor that it views, in elements of the result.
 int64_t offset_of_view(const OpCall& call);
 
 }  // namespace shardwise

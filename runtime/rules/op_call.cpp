@@ -19,7 +19,7 @@ int OpCall::operand_at(size_t arg) const {
   return -1;
 }
 
-// The sample comes first: with Python loaded most of torch's meta kernels are Python, a hundred times its cost.
+// Tries the sample first: with Python loaded, most of torch's meta kernels are in Python and cost a hundred times as much.
 bool infer_outputs(OpCall& call) {
   if (infer_from_sample(call)) return true;
   call.outputs.clear();
@@ -30,7 +30,7 @@ bool infer_outputs(OpCall& call) {
     return false;
   } catch (const std::exception&) {
     if (call.op.name.starts_with("aten::")) throw;
-    return false;  // other libraries may register a meta kernel that only says that there is none
+    return false;  // other libraries' meta kernels may only raise that there is none
   }
   for (const c10::IValue& value : results) {
     if (value.isTensor()) call.outputs.push_back(describe(value.toTensor()));

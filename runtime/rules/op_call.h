@@ -1,4 +1,4 @@
-// runtime/rules/op_call.h: one call of an operator as rules see it: layouts, scalars and the dense outputs' shapes, no values.
+// runtime/rules/op_call.h: one call of an operator as rules see it: layouts, scalars and the dense outputs' shapes, but no values.
 #pragma once
 
 #include "runtime/rules/op_info.h"
@@ -11,16 +11,16 @@
 
 namespace shardwise {
 
-/// A tensor argument, or one element of a tensor list. Undefined and absent ones are no operands.
+/// A tensor argument, or one element of a tensor list. Undefined and absent tensors are not operands.
 struct Operand {
   SpecPtr spec;  // null for a 0-dim torch.Tensor, which counts as replicated
   c10::IntArrayRef sizes;
   size_t arg = 0;    // position in the schema
-  size_t index = 0;  // place in the list, 0 otherwise
+  size_t index = 0;  // index in the list, otherwise 0
   bool is_written = false;
 };
 
-/// Shape of one dense output, as the same call on unsharded tensors gives it.
+/// The shape of one dense output, equal to that of the call on unsharded tensors.
 struct DenseOutput {
   Dims sizes;
   Dims strides;
@@ -32,18 +32,18 @@ struct OpCall {
   c10::ArrayRef<c10::IValue> args;
   c10::SmallVector<Operand, 8> operands;
   c10::SmallVector<DenseOutput, 2> outputs;  // flattened over tensor lists
-  bool is_in_backward = false;               // of a gradient, in a backward that records nothing
-  std::exception_ptr refusal;                // what the kernel threw for a small sample of the operands, where it did
+  bool is_in_backward = false;               // in a backward that records nothing
+  std::exception_ptr refusal;                // the kernel's error for a small sample of the operands, if any
 
   const c10::IValue& arg(std::string_view name) const { return args[op.arg_index(name)]; }
-  /// The operand at argument `arg`, element 0 of a list; -1 where it is absent.
+  /// The index of the operand at argument `arg` (of element 0 for a list); -1 if it is absent.
   int operand_at(size_t arg) const;
   int operand_at(std::string_view name) const { return operand_at(op.arg_index(name)); }
 };
 
 /// Runs the operator on meta tensors of the global shapes and fills `call.outputs`.
-/// Throws: what the dense operator throws for these shapes and scalars (equal on all ranks, before any message).
-/// Returns false where the operator has neither a meta kernel nor a sampled() rule, or its output's shape depends on values.
+/// Throws: the errors of the dense operator for these shapes and scalars (equal on all ranks, before any message).
+/// Returns false if the operator has neither a meta kernel nor a sampled() rule, or if its output's shape depends on values.
 bool infer_outputs(OpCall& call);
 
 }  // namespace shardwise

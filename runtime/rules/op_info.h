@@ -1,4 +1,4 @@
-// runtime/rules/op_info.h: what dispatch needs to know of an operator's schema, worked out once.
+// runtime/rules/op_info.h: the facts that dispatch needs about an operator's schema, computed once.
 #pragma once
 
 #include "runtime/rules/operand_role.h"
@@ -14,8 +14,8 @@ namespace shardwise {
 
 class Rule;
 
-/// An operator's rule as its kernels see it: null until one is stated, then always that one. Threads may read it while another
-/// states it.
+/// An operator's rule, for its kernels: null until a rule is set, and afterwards always that one. Threads may read it while another thread
+/// sets it.
 class RuleSlot {
  public:
   RuleSlot() = default;
@@ -25,7 +25,7 @@ class RuleSlot {
     rule_.store(rule, std::memory_order_release);
     return *this;
   }
-  operator const Rule*() const { return rule_.load(std::memory_order_acquire); }  // NOLINT: it stands for the pointer
+  operator const Rule*() const { return rule_.load(std::memory_order_acquire); }  // NOLINT: it acts as the pointer
   const Rule* operator->() const { return *this; }
   const Rule& operator*() const { return *static_cast<const Rule*>(*this); }
 
@@ -37,7 +37,7 @@ struct OpInfo {
   explicit OpInfo(c10::OperatorHandle op);
 
   struct Arg {
-    bool is_number = false;  // Scalar or float: its value decides no layout, unless the rule is by_numbers()
+    bool is_number = false;  // Scalar or float: its value does not affect layouts unless the rule is by_numbers()
     bool is_written = false;
     bool is_aliased = false;  // a view of it is returned
     OperandRole role = OperandRole::kValue;
@@ -46,7 +46,7 @@ struct OpInfo {
   c10::OperatorHandle handle;
   std::string name;  // "aten::add.Tensor"
   c10::SmallVector<Arg, 8> args;
-  /// Per return: the argument that it is (mutated and out= arguments), or -1.
+  /// Per return: the index of the argument that it is (mutated and out= arguments), or -1.
   c10::SmallVector<int, 2> returned_arg;
   bool is_view = false;
   bool writes = false;
@@ -54,7 +54,7 @@ struct OpInfo {
 
   size_t n_args() const { return args.size(); }
   size_t n_returns() const { return returned_arg.size(); }
-  /// The position of argument `name`. Throws: c10::ValueError where the schema has none.
+  /// The position of argument `name`. Throws: c10::ValueError if the schema has none.
   size_t arg_index(std::string_view name) const;
 };
 

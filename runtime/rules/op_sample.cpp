@@ -18,7 +18,7 @@ bool may_be_sharded(const Axis& axis, const Signature& signature) {
   return axis.factor >= 0 && !signature.factors[axis.factor].is_whole;
 }
 
-constexpr int64_t kExtent = 2;  // of factors that may be sharded: strides of dims of extent 1 tell nothing
+constexpr int64_t kExtent = 2;  // of factors that may be sharded; strides of dims of extent 1 carry no information
 
 Dims sample_sizes(const Operand& operand, const Axes& axes, const Signature& signature) {
   Dims sizes(operand.sizes);
@@ -27,7 +27,7 @@ Dims sample_sizes(const Operand& operand, const Axes& axes, const Signature& sig
   return sizes;
 }
 
-/// Ordered in memory as `spec` is, and expanded where it is: a dim of one index is not, whatever its stride.
+/// Strides in the same order as those of `spec`, and 0 along expanded dims. A dim with one index never counts as expanded.
 Dims sample_strides(const Dims& sizes, const Spec& spec) {
   Dims strides = dense_strides(sizes, spec.strides());
   for (size_t dim = 0; dim < sizes.size(); ++dim)
@@ -35,7 +35,7 @@ Dims sample_strides(const Dims& sizes, const Spec& spec) {
   return strides;
 }
 
-/// Positions, ids, or the classes of samples.
+/// True for an operand whose values are positions, ids, or classes of samples.
 bool has_indices(const OpCall& call, const Operand& operand) {
   const OperandRole role = call.op.args[operand.arg].role;
   if (role == OperandRole::kPositions || role == OperandRole::kBatch) return true;
@@ -43,7 +43,7 @@ bool has_indices(const OpCall& call, const Operand& operand) {
          call.op.handle.schema().arguments()[operand.arg].name() == "target";
 }
 
-/// Ones; of indices zeros, which always exist.
+/// A sample filled with ones, or with zeros for indices, because index 0 always exists.
 at::Tensor sample_of(const OpCall& call, const Operand& operand, const Dims& sizes) {
   const Spec& spec = *operand.spec;
   const auto options = at::TensorOptions().dtype(spec.dtype()).device(spec.mesh()->with_memory()->device());
@@ -52,7 +52,7 @@ at::Tensor sample_of(const OpCall& call, const Operand& operand, const Dims& siz
       .as_strided(sizes, strides);
 }
 
-/// What the rule says of operands that it knows; nothing where their numbers of dims, or a dim among the arguments, do not fit it.
+/// The rule's signature of the call; nothing if the operands' numbers of dims, or a dim among the arguments, do not fit the rule.
 std::optional<Signature> signature_of(const OpCall& call) {
   Signature signature;
   try {
@@ -65,7 +65,7 @@ std::optional<Signature> signature_of(const OpCall& call) {
   return signature;
 }
 
-/// One factor, one size; no factor, nothing to shard.
+/// Checks that dims with the same factor have the same size, and dims without a factor have size 1.
 void check_sizes(const OpCall& call, const Signature& signature) {
   for (size_t i = 0; i < call.operands.size(); ++i) {
     const c10::IntArrayRef sizes = call.operands[i].sizes;
@@ -81,7 +81,7 @@ void check_sizes(const OpCall& call, const Signature& signature) {
   }
 }
 
-/// Runs the operator with each distributed operand replaced by a sample of these sizes; nothing where that fails.
+/// Runs the operator with each distributed operand replaced by a sample of these sizes. Nothing if this fails.
 std::optional<std::vector<at::Tensor>> run(OpCall& call, const std::vector<Dims>& sizes) {
   torch::jit::Stack stack(call.args.begin(), call.args.end());
   for (size_t i = 0; i < call.operands.size(); ++i) {
@@ -112,14 +112,14 @@ std::optional<std::vector<at::Tensor>> run(OpCall& call, const std::vector<Dims>
   return results;
 }
 
-/// Elementwise results are ordered in memory as the first operand of their sizes is.
+/// The strides of an elementwise result: in the order of the first operand with its sizes.
 Dims elementwise_strides(const OpCall& call, const Dims& sizes) {
   for (const Operand& operand : call.operands)
     if (operand.spec && operand.sizes == sizes) return dense_strides(sizes, operand.spec->strides());
   return row_major_strides(sizes);
 }
 
-/// Element by element of the lists: output `i` broadcasts what has index `i`.
+/// Infers the outputs of a per-element rule: output `i` has the sizes to which the list elements of index `i` broadcast.
 bool infer_elements(OpCall& call) {
   std::vector<Dims> sizes;
   for (const Operand& operand : call.operands) sizes.emplace_back(operand.sizes.size(), 1);
@@ -145,7 +145,7 @@ bool infer_from_sample(OpCall& call) {
 
   call.outputs.resize(call.op.n_returns());
   const std::optional<Signature> described = signature_of(call);
-  if (!described) return false;  // torch says what is wrong
+  if (!described) return false;  // torch raises the error
   const Signature& signature = *described;
   check_sizes(call, signature);
   std::vector<Dims> sizes;

@@ -9,7 +9,7 @@ namespace {
 
 struct Statement {
   std::string arg;
-  std::string in;  // a word of the operator's name, or "" for all operators
+  std::string in;  // a part of the operator's name, or "" for all operators
   OperandRole role;
 };
 

@@ -1,4 +1,4 @@
-// runtime/rules/operand_role.h: what a tensor argument is for, which torch's schemas say by its name alone.
+// runtime/rules/operand_role.h: the role of a tensor argument, which torch's schemas only express by its name.
 #pragma once
 
 #include <cstdint>
@@ -7,17 +7,18 @@
 
 namespace shardwise {
 
-/// It decides whether a plain tensor may stand there next to distributed ones.
+/// The role decides whether a plain tensor may be used for this argument next to distributed ones.
 enum class OperandRole : uint8_t {
-  kValue,      // no
-  kPositions,  // indices: a plain one counts as replicated
-  kSelection,  // a mask, or counts: likewise
-  kBatch,      // ids, and bags and weights of ids: data, which differ between the ranks of a data-parallel program: no
-  kInitialState,  // a recurrent layer's: no, and the error says more
+  kValue,         // no
+  kPositions,     // indices: a plain one counts as replicated
+  kSelection,     // a mask, or counts: counts as replicated too
+  kBatch,         // ids, and bags and weights of ids: data that differs between data-parallel ranks: no
+  kInitialState,  // of a recurrent layer: no, and the error explains more
 };
 
-/// States the role of the arguments of these names; `in`: only of operators whose name contains this word, which takes precedence over statements without it.
-/// Called while the library loads, before any OpInfo is made.
+/// Sets the role of the arguments with these names. `in`: only for operators whose name contains this text, which takes precedence over
+/// roles set without it.
+/// Called while the library loads, before any OpInfo is created.
 void set_operand_role(OperandRole role, std::initializer_list<std::string_view> args, std::string_view in = "");
 
 /// The role of argument `arg` of operator `op`.

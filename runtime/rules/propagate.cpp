@@ -14,7 +14,7 @@
 namespace shardwise {
 namespace {
 
-/// What one mesh dimension does in a call.
+/// The role of one mesh dimension in a call.
 struct Choice {
   enum class Kind : uint8_t { kReplicate, kPartial, kFactor };
   Kind kind = Kind::kReplicate;
@@ -30,8 +30,8 @@ int dim_with(const Axes& axes, int factor) {
   return -1;
 }
 
-/// The largest exponent of a floating or complex dtype's numbers. 0 of other dtypes, whose sums are no sums in another one: those of
-/// integers wrap around, those of bools mean "any".
+/// The largest exponent of a floating or complex dtype. 0 for other dtypes, because their sums change in another dtype: integers wrap
+/// around, and a sum of bools means "any".
 int max_exponent(c10::ScalarType dtype) {
   switch (c10::toRealValueType(dtype)) {
     case c10::ScalarType::Half:
@@ -46,8 +46,8 @@ int max_exponent(c10::ScalarType dtype) {
   }
 }
 
-/// Whether what the outputs are of the terms of `operand` sums up to what they are of its sum: they have its dtype, or hold all its
-/// numbers. Terms of 70,000 and -60,000 are infinite in half, their sum is not.
+/// True if the outputs for the terms of `operand` add up to the output for its sum. This needs outputs of the operand's dtype, or of one
+/// with at least its range: terms of 70,000 and -60,000 are infinite in half, but their sum is not.
 bool holds_terms(const OpCall& call, const Operand& operand) {
   const int needed = max_exponent(operand.spec->dtype());
   return std::ranges::all_of(call.outputs, [&](const DenseOutput& output) {
@@ -97,7 +97,7 @@ class Chooser {
   }
 
  private:
-  /// The kind of placement that operand `i` (an output where i is -1) has under `choice`; nothing where that cannot be.
+  /// The placement of operand `i` (or of an output if i is -1) under `choice`; nothing if it is impossible.
   std::optional<Placement> placement(const Choice& choice, const Axes& axes, int i) const {
     switch (choice.kind) {
       case Choice::Kind::kReplicate:
@@ -144,7 +144,7 @@ class Chooser {
     for (size_t i = 0; i < (first ? 1 : call_.operands.size()); ++i) {
       const Operand& operand = call_.operands[i];
       if (!operand.spec || !operand.spec->placements()[mesh_dim].is_partial() || !passes(operand)) continue;
-      if (each && is_additive(static_cast<int>(i))) continue;  // the product beside it would be counted on every rank
+      if (each && is_additive(static_cast<int>(i))) continue;  // the product would be counted on every rank
       const Reduce reduce = operand.spec->placements()[mesh_dim].reduce();
       if (is_linear(reduce) || signature_.linearity == Linearity::kPass)
         result.push_back({Choice::Kind::kPartial, -1, reduce, each ? static_cast<int>(i) : -1});
@@ -158,7 +158,7 @@ class Chooser {
     return stays ? 0 : bytes_to_move(*operand.spec, mesh_dim, to);
   }
 
-  /// True where `tensor_dim` is split between whole indices of its factor only.
+  /// True if `tensor_dim` is split only between whole indices of its factor.
   static bool divides(const Spec& spec, const Axis& axis, int64_t tensor_dim) {
     if (axis.scale == 1) return true;
     return std::ranges::all_of(spec.layout().shard_intervals(tensor_dim), [&](const Interval& interval) {
@@ -184,7 +184,7 @@ class Chooser {
     return best;
   }
 
-  /// True where some operand is sharded along `factor` on `mesh_dim` already.
+  /// True if some operand is already sharded along `factor` on `mesh_dim`.
   bool is_sharded(int factor, int64_t mesh_dim) const {
     for (size_t i = 0; i < call_.operands.size(); ++i) {
       const Operand& operand = call_.operands[i];
@@ -194,15 +194,16 @@ class Chooser {
     return false;
   }
 
-  /// Bytes moved and operands changed; nothing where the choice is impossible. Two prices look ahead. Reduce-scattering a Partial operand
-  /// along a factor that no operand is sharded along is priced as the all-reduce of which it is half: the result is likely to be gathered
-  /// later. Passing a Partial on saves its reduction only where nothing moves for it, and no replica is added to it: else weights would be
-  /// gathered, and all of the product computed on each rank, or a residual stream would stay Partial and be reduced for each of its readers.
-  /// In a backward the sum stays Partial: its one reader is the operator before, and each layer of the stream adds another Partial.
+  /// The bytes moved and the number of operands changed; nothing if the choice is impossible. Two prices look ahead:
+  ///   - A reduce-scatter of a Partial operand along a factor that no operand is sharded along costs as much as the whole all-reduce, because
+  ///     the result is likely to be gathered later.
+  ///   - Passing a Partial on saves its reduction only if nothing moves for it and no replica is added to it. Otherwise weights would be
+  ///     gathered to compute the whole product on each rank, or a residual stream would stay Partial and be reduced again for each reader. In
+  ///     a backward the sum stays Partial: its only reader is the previous operator, and each layer of the stream adds another Partial.
   std::optional<std::pair<int64_t, int64_t>> price_of(const Choice& choice, int64_t mesh_dim) const {
     std::pair<int64_t, int64_t> price{0, 0};
     const bool is_new_sharding = choice.kind == Choice::Kind::kFactor && !is_sharded(choice.factor, mesh_dim);
-    bool adds_values = false;  // to the terms of a Partial
+    bool adds_values = false;  // whether replicas are added to the terms of a Partial
     for (size_t i = 0; i < signature_.outputs.size(); ++i) {
       const auto to = placement(choice, signature_.outputs[i], -1);
       const Operand* written = written_as(i);
@@ -234,14 +235,14 @@ class Chooser {
     return price;
   }
 
-  /// The distributed operand that output `i` is, or null.
+  /// The distributed operand that is returned as output `i`, or null.
   const Operand* written_as(size_t i) const {
     const int arg = i < call_.op.n_returns() ? call_.op.returned_arg[i] : -1;
     const int operand = arg < 0 ? -1 : call_.operand_at(static_cast<size_t>(arg));
     return operand < 0 || !call_.operands[operand].spec ? nullptr : &call_.operands[operand];
   }
 
-  /// How the mesh dims that chose `factor` shard it: a layout of a 1-D tensor of its size. Null where none did.
+  /// How the mesh dims that chose `factor` shard it, as a layout of a 1-D tensor of the factor's size. Null if none did.
   std::shared_ptr<Layout> sharding_of(int factor) const {
     std::vector<Placement> sharding(mesh_->ndim());
     bool any = false;
@@ -255,7 +256,7 @@ class Chooser {
     return std::make_shared<Layout>(Dims{signature_.factors[factor].size}, mesh_->grid_ptr(), sharding);
   }
 
-  /// The sharding that the most important operand already has, in units of the factor.
+  /// The sharding of the factor that the largest operand already has, a written one first, in units of the factor.
   std::optional<std::vector<Placement>> leading_sharding(int factor, const std::vector<Placement>& wanted) const {
     const Operand* leader = nullptr;
     std::vector<Placement> best;
@@ -306,13 +307,13 @@ class Chooser {
 
 bool is_on(const Operand& operand, const DeviceMesh& mesh) { return operand.spec->mesh().get() == &mesh; }
 
-/// Copies go from device to device; other operators want one.
+/// Copies go from device to device; other operators need a single device.
 bool is_copy(const OpInfo& op) {
   return op.name == "aten::copy_" || op.name == "aten::copy" || op.name == "aten::_foreach_copy_";
 }
 
-/// A replica on `mesh`; its own layout where the meshes differ in the order of their dims only. Throws: c10::ValueError for an operand
-/// on another mesh, unless it has no dims: as numbers do, those follow the others.
+/// The spec of `operand` on `mesh`: its own layout if the meshes differ only in the order of their dims, otherwise a replica. Throws:
+/// c10::ValueError for an operand on another mesh, unless it is 0-dim: numbers move to the other operands' mesh.
 SpecPtr follow(const OpCall& call, const Operand& operand, const MeshPtr& mesh) {
   const Spec& spec = *operand.spec;
   if (!operand.is_written && spec.mesh() != mesh)
@@ -322,7 +323,7 @@ SpecPtr follow(const OpCall& call, const Operand& operand, const MeshPtr& mesh) 
   return Spec::intern(mesh, spec.sizes(), std::vector<Placement>(mesh->ndim()), spec.strides(), spec.dtype());
 }
 
-/// The mesh of the first operand that has dims, or of the first of all. Null where all are on one mesh.
+/// The mesh of the first operand that has dims, or of the first operand. Null if all are on one mesh.
 MeshPtr leading_mesh(const OpCall& call) {
   const Operand* leader = nullptr;
   bool several = false;
@@ -334,7 +335,8 @@ MeshPtr leading_mesh(const OpCall& call) {
   return several ? leader->spec->mesh() : nullptr;
 }
 
-/// Whether a Partial of the leader, which is in pieces, may stay: the operator is linear in it, and no other operand is a term.
+/// True if the leader, which is in pieces, may stay Partial: the operator is linear in it, and the other operands either have its layout
+/// (if the operator is linear in all of them together) or are not Partial.
 bool passes_sums(const OpCall& call, const Signature& signature, const Operand& leader) {
   const auto is_other_sum = [](const Placement& p) { return p.is_partial() && !p.is_linear_partial(); };
   if (signature.linearity == Linearity::kNone || std::ranges::any_of(leader.spec->placements(), is_other_sum) ||
@@ -350,7 +352,7 @@ bool passes_sums(const OpCall& call, const Signature& signature, const Operand& 
   });
 }
 
-/// Elementwise calls run box by box where an operand is enumerated and the others can follow it.
+/// Runs elementwise calls box by box if an operand is in pieces and the others can follow its layout.
 std::optional<Propagation> propagate_boxes(const OpCall& call, const Signature& signature) {
   const Operand* leader = nullptr;
   for (const Operand& operand : call.operands)

@@ -1,4 +1,4 @@
-// runtime/rules/propagate.h: from a call's signature and its operands' layouts to what moves and what comes out.
+// runtime/rules/propagate.h: from a call's signature and its operands' layouts to the moves and the layouts of the results.
 #pragma once
 
 #include "runtime/rules/rule.h"
@@ -9,22 +9,22 @@ namespace shardwise {
 
 /// The layouts under which a call runs locally.
 struct Propagation {
-  c10::SmallVector<SpecPtr, 8> inputs;   // one per operand; null: use it as it is
+  c10::SmallVector<SpecPtr, 8> inputs;   // one per operand; null: no move
   c10::SmallVector<SpecPtr, 2> outputs;  // one per dense output; null for an undefined one
   bool by_box = false;                   // replicated operands are narrowed to each box before the call
 };
 
-/// Chooses, per mesh dimension, the factor to shard (or a Partial to pass on, or replication) that moves the fewest bytes.
-/// Ties: fewer operands changed, then replicate, Partial, factors in order of appearance. A pure function of its arguments,
-/// so every rank chooses alike. The largest operand that has the factor sharded already decides how (a written one first).
+/// Chooses, per mesh dimension, the factor to shard (or a Partial to pass on, or replication) that moves the fewest bytes. Ties: fewer
+/// operands changed, then replicate, Partial, factors in order of appearance. A pure function of its arguments, so every rank makes the
+/// same choice. A factor is split in the way in which the largest operand (a written one first) already shards it.
 ///
-/// Returns nothing where a written operand cannot stay as it is laid out.
+/// Returns nothing if a written operand cannot keep its layout.
 /// Throws: c10::ValueError for operands on different meshes. Cost: a few microseconds, no communication.
 std::optional<Propagation> propagate(const OpCall& call, const Signature& signature);
 
-/// The same for rules stated per list element (foreach, fused optimizers).
+/// The same for rules that apply per list element (foreach, fused optimizers).
 std::optional<Propagation> propagate_per_element(const OpCall& call);
-/// The same for rules that read only the shape of the first operand (zeros_like).
+/// The same for rules that only read the shape of the first operand (zeros_like).
 Propagation propagate_shape(const OpCall& call);
 
 }  // namespace shardwise

@@ -35,7 +35,7 @@ Sides parse(std::string_view notation) {
   return sides;
 }
 
-/// The notation with the letters that only operands have: "mk,kn->mn {k: sum}".
+/// The notation, followed by the letters that only operands have: "mk,kn->mn {k: sum}".
 std::string describe_notation(std::string_view notation) {
   const auto [inputs, outputs] = parse(notation);
   std::string reduced;
@@ -83,7 +83,7 @@ void apply_notation(const Sides& sides, const OpCall& call, Signature& signature
   }
 }
 
-/// Dims aligned to the right with those of the `result`, factor i for its dim i; expanded ones belong to no factor.
+/// The axes of an operand: its dims are aligned to the right with those of `result`, whose dim i is factor i. Expanded dims have no factor.
 Axes broadcast_axes(c10::IntArrayRef sizes, c10::IntArrayRef result) {
   Axes axes(sizes.size());
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
@@ -93,7 +93,7 @@ Axes broadcast_axes(c10::IntArrayRef sizes, c10::IntArrayRef result) {
   return axes;
 }
 
-/// What operands and outputs broadcast to.
+/// The sizes to which operands and outputs broadcast.
 Dims common_sizes(const OpCall& call) {
   Dims common;
   auto join = [&](c10::IntArrayRef sizes) {
@@ -220,7 +220,7 @@ Signature Rule::signature(const OpCall& call) const {
   for (const std::string& arg : whole_args_) {
     const Axes& axes = signature.inputs[0];
     const auto n_dims = static_cast<int64_t>(axes.size());
-    for (int64_t dim : dims_in(call.arg(arg), n_dims))  // which may be out of range: the operator says so
+    for (int64_t dim : dims_in(call.arg(arg), n_dims))  // may be out of range: the operator reports that
       if (dim >= 0 && dim < n_dims && axes[dim].factor >= 0) signature.factors[axes[dim].factor].is_whole = true;
     signature.is_pointwise = false;
   }
@@ -256,7 +256,7 @@ Rule reduction(Reduce reduce) {
       input.push_back({signature.add_factor(call.operands[0].sizes[dim])});
       signature.factors.back().reduce = reduce;
       const bool is_reduced = reduced.empty() || std::ranges::count(reduced, dim);
-      // An empty tensor has extremes along a dim that is not empty; a rank without a part of that dim could not compute them.
+      // An empty tensor has extremes along a non-empty dim, but a rank with an empty part of that dim could not compute them.
       signature.factors.back().is_whole = is_empty && is_reduced && call.operands[0].sizes[dim] > 0;
       if (!is_reduced) output.push_back(input.back());
       if (is_reduced && keeps) output.push_back({});

@@ -4,8 +4,8 @@
 //   t.add("aten::add.Tensor", pointwise().linear());
 //   t.add("aten::_softmax", pointwise().whole("dim"));
 //
-// A factor (a letter) is an index range that operands and outputs share. A rule is stated for one mesh dimension: that
-// dimension shards one factor, or replicates, or passes a Partial on. propagate.h lifts it to N.
+// A factor (a letter) is an index range that operands and outputs share. A rule describes one mesh dimension, which shards one factor, or
+// replicates, or passes a Partial on. propagate.h applies it to all mesh dimensions.
 #pragma once
 
 #include "runtime/rules/op_call.h"
@@ -20,8 +20,8 @@
 
 namespace shardwise {
 
-/// What one tensor dim is made of: `scale` consecutive elements per index of a factor. Factor -1: nothing to shard
-/// (a broadcast dim of extent 1).
+/// The relation of a tensor dim to a factor: `scale` consecutive elements per index of the factor. Factor -1: nothing to shard (a broadcast
+/// dim of extent 1).
 struct Axis {
   int factor = -1;
   int64_t scale = 1;
@@ -31,10 +31,10 @@ using Axes = c10::SmallVector<Axis, 5>;
 struct Factor {
   int64_t size = 0;
   bool is_whole = false;                        // may not be sharded
-  std::optional<Reduce> reduce = Reduce::kSum;  // how an output without it combines
+  std::optional<Reduce> reduce = Reduce::kSum;  // the reduction of an output that lacks the factor
 };
 
-/// Which Partial operands an operator passes on as they are.
+/// The Partial operands that an operator passes on without reducing them.
 enum class Linearity : uint8_t {
   kNone,
   kAll,    // f(a+b, c+d) = f(a, c) + f(b, d): all operands partial together (add, cat, copy_)
@@ -49,7 +49,7 @@ struct Signature {
   c10::SmallVector<Axes, 4> inputs;   // one per operand
   c10::SmallVector<Axes, 2> outputs;  // one per (flattened) output
   Linearity linearity = Linearity::kNone;
-  c10::SmallVector<int, 1> additive;  // operands added once to the result: Partial where a factor is summed (a bias)
+  c10::SmallVector<int, 1> additive;  // operands added once to the result: Partial if a factor is summed (a bias)
   bool is_pointwise = false;          // may run box by box
 
   int add_factor(int64_t size) {
@@ -70,44 +70,46 @@ struct Propagation;
 class Rule {
  public:
   using Describe = std::function<void(const OpCall&, Signature&)>;
-  /// Replaces scalars that speak of global sizes or positions by local ones.
+  /// Replaces scalars that describe global sizes or positions with local ones.
   using Localize = std::function<void(const LocalCall&, std::vector<c10::IValue>& args)>;
-  /// Answers for a call's layouts by itself; nothing: replicate.
+  /// Computes the propagation for a call's layouts by itself; nothing: replicate.
   using Place = std::function<std::optional<Propagation>(const OpCall&)>;
 
   Rule(std::string name, Describe describe) : name_(std::move(name)), describe_(std::move(describe)) {}
-  /// Factor notation: "mk,kn->mn". Throws: c10::ValueError for text that is not notation.
-  Rule(const char* notation);  // NOLINT: a rule is written as its text
-  /// For what no factors express: the shards of a slice.
+  /// From factor notation: "mk,kn->mn". Throws: c10::ValueError for a text that is not valid notation.
+  Rule(const char* notation);  // NOLINT: a rule is spelled as its text
+  /// A rule that factors cannot express, such as the shards of a slice.
   static Rule placed(std::string name, Place place);
-  /// Its result needs every value on every rank: its inputs are gathered, and nobody is warned.
+  /// A rule for results that need every value on every rank: inputs are gathered, without a warning.
   static Rule gathered();
 
   // Modifiers, in any order.
   Rule linear(Linearity linearity = Linearity::kAll) const;
   Rule multilinear() const { return linear(Linearity::kEach); }
   Rule linear_in_first() const { return linear(Linearity::kFirst); }
-  /// The dims named by integer (or integer list) argument `arg` are gathered first. Disables sampling; add sampled() to allow it.
+  /// The dims in the integer (or integer list) argument `arg` are gathered first. Disables sampling; add sampled() to allow it.
   Rule whole(std::string arg) const;
-  /// Argument `arg` is the (single) output's global size.
+  /// Argument `arg` is the global size of the (single) output.
   Rule sizes_in(std::string arg) const;
   Rule localized(Localize localize) const;
-  /// The pieces go to operator `op`, of the same arguments. Where it copies what should be a view, the result is a copied view.
+  /// Operator `op`, with the same arguments, runs on the pieces. If it copies where the result should be a view, the result is a copied
+  /// view.
   /// Throws: c10::ValueError for an operator that torch does not know.
   Rule computed_by(std::string_view op) const;
-  /// Every tensor list element by itself: element i of each list follows element i of the first. `scratch`: an argument that the
-  /// schema calls written although its values are only read (a fused optimizer's gradients); it may be moved.
+  /// The rule applies to each element of the tensor lists by itself: element i of each list is laid out like element i of the first.
+  /// `scratch`: an argument that the schema marks as written although only its values are read (a fused optimizer's gradients); it may be
+  /// moved.
   Rule per_element(std::string scratch = "") const;
-  /// Only shapes are read of the operands: the output is laid out as the first one, without Partial.
+  /// Only the operands' shapes are read: the output has the layout of the first operand, without Partial.
   Rule shape_only() const;
-  /// Its factors follow from the operands alone: where torch has no meta kernel infer_from_sample() will do.
+  /// The factors follow from the operands alone, so infer_from_sample() can replace a meta kernel that torch lacks.
   Rule sampled() const;
-  /// The values of Scalar and float arguments decide too, not only their kinds: it is asked again for each.
+  /// The values of Scalar and float arguments affect the result, not only their kinds, so each value gets its own decision.
   Rule by_numbers() const;
 
   Signature signature(const OpCall& call) const;
   bool has_local_args() const { return localize_ || !sizes_arg_.empty(); }
-  /// Replaces the arguments that speak of global sizes or positions. Pre: has_local_args().
+  /// Replaces the arguments that describe global sizes or positions. Pre: has_local_args().
   void localize(const LocalCall& local, std::vector<c10::IValue>& args) const;
   const Place& place() const { return place_; }
   const std::optional<c10::OperatorHandle>& kernel() const { return kernel_; }
@@ -126,7 +128,7 @@ class Rule {
 
   std::string name_;
   Describe describe_;
-  Linearity linearity_ = Linearity::kNone;  // kNone: as describe_ says
+  Linearity linearity_ = Linearity::kNone;  // kNone: set by describe_
   std::vector<std::string> whole_args_;
   std::string sizes_arg_;
   Localize localize_;
@@ -135,8 +137,8 @@ class Rule {
   bool per_element_ = false;
   bool shape_only_ = false;
   bool gathered_ = false;
-  bool is_samplable_ = false;    // its factors follow from the operands alone, unless arguments make some whole
-  std::optional<bool> sampled_;  // ... or because sampled() says so
+  bool is_samplable_ = false;    // the factors follow from the operands alone, unless arguments make some whole
+  std::optional<bool> sampled_;  // ... or sampled() was called
   bool by_numbers_ = false;
   std::string scratch_;
 };
@@ -145,10 +147,10 @@ inline std::string to_string(const Rule& rule) { return rule.text(); }
 
 /// Elementwise with torch's broadcasting, over the output's dims.
 Rule pointwise();
-/// The dims in argument "dim" (all where it is absent or none) are reduced; "keepdim" is honoured where there is one.
+/// Reduces the dims in argument "dim" (all dims if it is absent or None), and respects "keepdim" if the operator has it.
 Rule reduction(Reduce reduce);
 
-/// Rules by operator name; filled by ops/register.cpp while the library loads, and by add_user_rule(). Safe to use from any thread.
+/// Rules by operator name, filled by ops/register.cpp while the library loads, and by add_user_rule(). Thread-safe.
 class RuleTable {
  public:
   static RuleTable& global();
@@ -156,7 +158,7 @@ class RuleTable {
   /// Throws: c10::ValueError for an operator that torch does not know or that has a rule already.
   void add(std::string_view op, Rule rule);
   void add(std::initializer_list<std::string_view> ops, const Rule& rule);
-  /// Null where there is none; else it lives as long as the table.
+  /// Null if there is none. A rule lives as long as the table.
   const Rule* find(const std::string& op) const;
 
  private:

@@ -1,4 +1,4 @@
-// runtime/tensor/autograd_node.h: nodes of torch's autograd graph made by us.
+// runtime/tensor/autograd_node.h: creates nodes of torch's autograd graph.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -11,7 +11,7 @@
 
 namespace shardwise {
 
-/// Torch holds its nodes by intrusive_ptr, and until 2.12 by shared_ptr.
+/// torch holds its nodes by intrusive_ptr; up to version 2.12, by shared_ptr.
 using NodePtr = decltype(torch::autograd::Edge::function);
 inline constexpr bool kNodesAreStd = std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>;
 using WeakNodePtr = std::conditional_t<kNodesAreStd, std::weak_ptr<torch::autograd::Node>,

@@ -25,7 +25,7 @@ namespace {
 
 using Line = std::vector<int64_t>;
 
-/// The grids that keep `kept` dims of `grid`, one per combination of the other coordinates, in row-major order.
+/// The sub-grids with the dims `kept` of `grid`, one per combination of the other coordinates, in row-major order.
 std::vector<RankGrid> slices(const RankGrid& grid, c10::ArrayRef<int64_t> kept) {
   Dims strides(grid.shape.size(), 1);
   for (auto i = static_cast<int64_t>(grid.shape.size()) - 2; i >= 0; --i)
@@ -56,7 +56,7 @@ std::vector<RankGrid> slices(const RankGrid& grid, c10::ArrayRef<int64_t> kept) 
   return result;
 }
 
-/// True for the ranks (ascending) along a dim of `grid`, and for all of its ranks.
+/// True if `ranks` (ascending) are those of a line along one dim of `grid`, or all of its ranks.
 bool is_along(const RankGrid& grid, const Line& ranks) {
   const auto has_these = [&](RankGrid part) {
     std::ranges::sort(part.ranks);
@@ -68,7 +68,7 @@ bool is_along(const RankGrid& grid, const Line& ranks) {
   return false;
 }
 
-/// Makes every group that `grid` needs, on every rank in one order; returns this rank's.
+/// Makes every group that `grid` needs, in the same order on every rank. Returns this rank's groups.
 std::vector<GroupPtr> make_lines(World& world, const RankGrid& grid) {
   std::vector<GroupPtr> mine(grid.shape.size());
   for (int64_t dim = 0; dim < static_cast<int64_t>(grid.shape.size()); ++dim)
@@ -77,7 +77,8 @@ std::vector<GroupPtr> make_lines(World& world, const RankGrid& grid) {
   return mine;
 }
 
-/// Moves to another mesh go over the group of the world, where ranks outside of both meshes stay away: here all are present.
+/// Connects the group of the world while all ranks are present. Moves to another mesh use it, and ranks outside both meshes stay away from
+/// them.
 void connect_world(World& world, const DeviceMesh& mesh) {
   if (mesh.size() == world.size() || GivenGroups::current()) return;
   std::vector<int64_t> ranks(world.size());
@@ -86,7 +87,7 @@ void connect_world(World& world, const DeviceMesh& mesh) {
   if (has_backend_for(*everyone->process_group, mesh.device_type())) connect(*everyone, "device_mesh", mesh.device());
 }
 
-/// The last: process groups that were given, or a mark where there are none; such meshes are others than those over the World's.
+/// The last entry: the given process groups, or a mark if there are none. Such meshes differ from those over the World's groups.
 using Key = std::tuple<World*, c10::DeviceType, Line, Line, std::vector<std::string>, std::vector<const void*>>;
 
 std::vector<const void*> given_groups() {
@@ -99,7 +100,7 @@ std::vector<const void*> given_groups() {
   return result;
 }
 
-/// The groups that meshes were made over in place of the World's; their slices are over these, too.
+/// The groups that a mesh was made over in place of the World's. Its submeshes use them too.
 struct Given {
   GivenGroups::ByRanks groups;
   bool are_absent = false;
@@ -107,7 +108,7 @@ struct Given {
 
 std::mutex given_mutex;
 std::map<const DeviceMesh*, Given>& given_to() {
-  static auto* given = new std::map<const DeviceMesh*, Given>;  // never destroyed, as the registry
+  static auto* given = new std::map<const DeviceMesh*, Given>;  // never destroyed, like the registry
   return *given;
 }
 
@@ -118,8 +119,8 @@ void keep_given(const DeviceMesh& mesh) {
   given_to()[&mesh] = {given->groups(), given->are_absent()};
 }
 
-/// Frees `mesh` and the groups that were given to it: their ends wait for threads, which may need the interpreter's lock. A mesh without such groups
-/// keeps that lock: who frees it may hold another lock that the lock's next holder waits for.
+/// Frees `mesh` and the groups that were given to it. Destructors of groups wait for threads, which may need the interpreter's lock, so it
+/// is released. Without given groups the lock is kept: the caller may hold another lock that the interpreter lock's next holder waits for.
 void end_mesh(DeviceMesh* mesh) {
   std::optional<Given> last;
   {
@@ -135,7 +136,7 @@ void end_mesh(DeviceMesh* mesh) {
   last.reset();
 }
 
-/// Nothing where `mesh` is over the World's groups, or this thread makes meshes over given ones anyway.
+/// Nothing if `mesh` uses the World's groups, or if this thread makes meshes over given groups anyway.
 std::optional<Given> given_of(const DeviceMesh& mesh) {
   if (GivenGroups::current()) return std::nullopt;
   const std::lock_guard lock(given_mutex);
@@ -167,7 +168,7 @@ MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_
                            std::vector<std::string> names) {
   check(grid);
   check_names(grid, names);
-  if (world->size() == 1) check_has_ranks(*world, grid.shape);  // started without torchrun
+  if (world->size() == 1) check_has_ranks(*world, grid.shape);  // perhaps started without torchrun
   for (int64_t rank : grid.ranks)
     TORCH_CHECK_VALUE(rank < world->size(),
                       fmt::format("[device_mesh] rank {} is not in the world of {} ranks. Use ranks in [0, {}).", rank,
@@ -196,7 +197,7 @@ MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_
   std::lock_guard lock(registry_mutex);
   std::erase_if(registry(), [](const auto& entry) { return entry.second.expired(); });
   auto& place = registry()[key];
-  if (auto other = place.lock()) return other;  // another thread made it meanwhile, over the same groups
+  if (auto other = place.lock()) return other;  // another thread has made it, over the same groups
   place = mesh;
   count_mesh();
   return mesh;

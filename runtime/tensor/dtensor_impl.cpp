@@ -30,7 +30,7 @@ std::atomic<WrapHook> wrap_hook{nullptr};
 /// Called before the first sparse tensor.
 std::atomic<void (*)()> prepare_sparse{nullptr};
 
-/// What is left of a move that failed: every use says why.
+/// Replaces a move that failed: every use throws its error.
 class FailedMove final : public PendingMove {
  public:
   explicit FailedMove(std::exception_ptr reason) : reason_(std::move(reason)) {}
@@ -40,12 +40,12 @@ class FailedMove final : public PendingMove {
   std::exception_ptr reason_;
 };
 
-/// A finished move, ordered on one stream: the one that was current. Other streams wait for its event.
+/// A finished move whose pieces are ordered on the stream that was current. Other streams wait for its event.
 class ArrivedMove final : public PendingMove {
  public:
   explicit ArrivedMove(c10::Device device) : device_(device), end_(device.type()) { end_.record(current_stream()); }
 
-  /// The current stream waits for the pieces. False where they are there for every stream.
+  /// Makes the current stream wait for the pieces. False if they have arrived for every stream.
   bool follow() {
     if (end_.query()) return false;
     end_.block(current_stream());
@@ -64,14 +64,14 @@ void announce(const at::Tensor& tensor) {
   if (auto hook = wrap_hook.load(std::memory_order_relaxed)) hook(tensor);
 }
 
-/// The storage of a tensor that has no pieces.
+/// The storage of a tensor without pieces.
 const c10::Storage& no_storage() {
   static const auto* storage = new c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU));
   return *storage;
 }
 
-/// Ours, and the key by which autocast sees tensors of the device: none comes with PrivateUse2. A sparse tensor has its key
-/// besides: operators come to that first.
+/// Our keys, and the key by which autocast recognizes tensors of the device, because PrivateUse2 has none. A sparse tensor also has its own
+/// key, which operators see first.
 c10::DispatchKeySet keys_of(c10::Device device, bool is_sparse) {
   const auto backend = c10::toBackendComponent(c10::computeDispatchKey(std::nullopt, std::nullopt, device));
   const auto keys = c10::DispatchKeySet({kTensorKey, kAutogradKey}) | c10::getAutocastRelatedKeySetFromBackend(backend);
@@ -95,7 +95,7 @@ DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool i
   if (!is_traced(shards_)) [[likely]]
     return;
   set_python_dispatch(true);
-  if (shards_.empty())  // tracers tell tensors by their storages, and resize those
+  if (shards_.empty())  // tracers identify tensors by their storages, and resize these
     storage_ = c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU),
                             c10::GetCPUAllocator(), true);
 }
@@ -152,13 +152,13 @@ void DTensorImpl::make_ready() const {
   wait();
   if (!view_link_) return;
   TORCH_CHECK_VALUE(!is_stale(), kReadsStale);
-  refresh();  // from this rank's own memory
+  refresh();  // reads only this rank's own memory
 }
 
 void DTensorImpl::wait() const {
   if (!is_pending()) return;
   const ObjectLock lock(this);
-  if (!is_pending()) return;  // another thread was here
+  if (!is_pending()) return;  // another thread has waited
   if (auto* const arrived = dynamic_cast<ArrivedMove*>(pending_.get())) {
     if (arrived->follow()) return;
   } else {
@@ -180,7 +180,7 @@ void DTensorImpl::wait() const {
 
 void DTensorImpl::set_owned_rows(std::shared_ptr<OwnedRows> rows) {
   owned_rows_ = std::move(rows);
-  if (owned_rows_) state_.fetch_or(kOwned, std::memory_order_release);  // writes go the general way, which ends it
+  if (owned_rows_) state_.fetch_or(kOwned, std::memory_order_release);  // writes take the general path, which ends it
 }
 
 void DTensorImpl::share_arrival(DTensorImpl& alias) const {
@@ -204,7 +204,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
     const Reading guard("detach");
     wait();
   }
-  auto result = c10::make_intrusive<DTensorImpl>(spec_, shards_, *device_opt_, is_sparse());  // stale where this is
+  auto result = c10::make_intrusive<DTensorImpl>(spec_, shards_, *device_opt_, is_sparse());  // stale if this tensor is
   share_arrival(*result);
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
   result->set_view_link(view_link_);
@@ -229,7 +229,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(c10::Va
 }
 
 void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) {
-  if (impl.get() == this) return;  // tensor.data = tensor, as model.float() does with what is float already
+  if (impl.get() == this) return;  // tensor.data = tensor, as in model.float() if it is float already
   TensorImpl::shallow_copy_from(impl);
   const auto* other = static_cast<DTensorImpl*>(impl.get());
   spec_ = other->spec_;

@@ -1,4 +1,4 @@
-// runtime/tensor/dtensor_impl.h: the TensorImpl of a distributed tensor: global shape outside, this rank's pieces inside.
+// runtime/tensor/dtensor_impl.h: the TensorImpl of a distributed tensor: a tensor of global shape that holds this rank's pieces.
 #pragma once
 
 #include "runtime/tensor/shards.h"
@@ -12,7 +12,7 @@
 
 namespace shardwise {
 
-/// The dispatch key of distributed tensors, and the one that autograd gives them.
+/// The dispatch key of distributed tensors, and its autograd key.
 inline constexpr c10::DispatchKey kTensorKey = c10::DispatchKey::PrivateUse2;
 inline constexpr c10::DispatchKey kAutogradKey = c10::DispatchKey::AutogradPrivateUse2;
 
@@ -21,16 +21,16 @@ class OwnedRows;
 class ViewLink;
 struct SparseEntries;
 
-/// Sizes and strides are the global ones; storage is the first piece's. Made by wrap() and wrap_sparse().
+/// Sizes and strides are global; the storage is that of the first piece. Created by wrap() and wrap_sparse().
 class DTensorImpl final : public c10::TensorImpl {
  public:
-  /// `is_sparse`: the pieces are sparse COO tensors (runtime/tensor/sparse.h), and so is this: layout() says it.
+  /// `is_sparse`: the pieces are sparse COO tensors (runtime/tensor/sparse.h), and layout() of this tensor is sparse too.
   DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool is_sparse = false);
   ~DTensorImpl() override { set_memory({}); }
 
   const SpecPtr& spec() const { return spec_; }
-  /// Waits where they are still on their way; sends nothing. Safe to call from several threads.
-  /// Throws: c10::ValueError where is_stale(): an operator calls refresh() first; c10::NotImplementedError where holds_subclass().
+  /// This rank's pieces. Waits for pieces in flight; sends nothing. Thread-safe.
+  /// Throws: c10::ValueError if is_stale(), because operators must call refresh() first; c10::NotImplementedError if holds_subclass().
   const Shards& shards() const {
     if (state_.load(std::memory_order_acquire) != kReady) [[unlikely]] {
       check_has_memory();
@@ -38,59 +38,59 @@ class DTensorImpl final : public c10::TensorImpl {
     }
     return shards_;
   }
-  /// The same, also where it is a subclass (runtime/tensor/subclass.h): for what runs its operators and reads no memory.
+  /// shards(), also for a subclass (runtime/tensor/subclass.h). For callers that run its operators and do not read memory.
   const Shards& local_tensors() const {
     if (state_.load(std::memory_order_acquire) != kReady) make_ready();
     return shards_;
   }
-  /// True where this rank's local tensor is of a class that alone knows its memory.
+  /// True if this rank's local tensor is of a subclass, whose memory only the class can read.
   bool holds_subclass() const { return state_.load(std::memory_order_relaxed) & kSubclass; }
-  /// The pieces are what `pending` gives at first use. Pre: no other thread has this tensor yet.
+  /// Makes the pieces come from `pending` at first use. Pre: no other thread has this tensor yet.
   void set_pending(std::shared_ptr<PendingMove> pending);
-  /// True where shards() has nothing to wait for, and refresh() nothing to fetch.
+  /// True if shards() need not wait and refresh() need not fetch.
   bool is_ready() const { return state_.load(std::memory_order_acquire) == kReady; }
-  /// Streams that use `alias`, which shares this tensor's memory, wait for this tensor's move as those that use this tensor do.
+  /// Makes streams that use `alias`, which shares this tensor's memory, wait for this tensor's move.
   void share_arrival(DTensorImpl& alias) const;
   bool is_pending() const { return state_.load(std::memory_order_acquire) & kPending; }
 
-  /// How the rows of this tensor's memory are owned, for views and aliases to share; null for all but lookups. It may not hold for this
-  /// tensor: OwnedRows::are_rows_of().
+  /// The owners of rows in this tensor's memory, shared with views and aliases; null except for lookups. They may not apply to this tensor:
+  /// check OwnedRows::are_rows_of().
   const std::shared_ptr<OwnedRows>& owned_rows() const { return owned_rows_; }
   void set_owned_rows(std::shared_ptr<OwnedRows> rows);
 
-  /// Of a copied view, how its values come and go; null for all others.
+  /// For a copied view: the link to its source. Null for all other tensors.
   const std::shared_ptr<ViewLink>& view_link() const { return view_link_; }
   void set_view_link(std::shared_ptr<ViewLink> link);
-  /// True for a copied view whose values must come from other ranks again, since an operator wrote to its source. The same on all ranks.
+  /// True for a copied view whose values must be fetched from other ranks again, because an operator wrote to its source. Equal on all
+  /// ranks.
   bool is_stale() const;
-  /// Fetches a stale view's values. Operators call it before they read; collective over the source's mesh where is_stale().
+  /// Fetches a stale view's values. Operators call it before they read. Collective over the source's mesh if is_stale().
   void refresh() const;
 
-  /// Of a sparse tensor: what is known of its entries. Of the tensor of its indices: the same. Null for all others.
+  /// The known facts about entries, for a sparse tensor and for the tensor of its indices. Null for all others.
   const std::shared_ptr<SparseEntries>& entries() const { return entries_; }
   void set_entries(std::shared_ptr<SparseEntries> entries) { entries_ = std::move(entries); }
 
-  /// True where a hook brings the gradients of this leaf to its layout (runtime/dispatch/gradient_layout.h).
+  /// True if a hook lays out the gradients of this leaf (runtime/dispatch/gradient_layout.h).
   bool has_gradient_layout() const { return has_gradient_layout_; }
   void set_has_gradient_layout() { has_gradient_layout_ = true; }
 
-  /// The memory that views and aliases of a tensor share, and no other tensor of the process; made when it is first asked for. Safe to call from several
-  /// threads.
+  /// The memory object that views and aliases of a tensor share and no other tensor has. Created on first request. Thread-safe.
   TensorMemoryPtr memory() const;
-  /// Null where nobody has asked for it.
+  /// Null if it was never requested.
   TensorMemory* known_memory() const { return memory_.load(std::memory_order_acquire); }
   /// Pre: no other thread has this tensor yet.
   void set_memory(TensorMemoryPtr memory);
-  /// To be held while an operator writes to this tensor.
+  /// The result must be held while an operator writes to this tensor.
   MemoryWrite begin_write() const;
 
-  /// The local shards that this tensor was made from, for to_local() to give back; undefined for all others.
+  /// The local shards object from which this tensor was made, which to_local() returns; undefined for all other tensors.
   const at::Tensor& given() const { return given_; }
   void set_given(at::Tensor local) { given_ = std::move(local); }
 
-  /// The form of a C++ tensor class (runtime/api/local_form.h) in which to_local() gives this rank's part; null for a plain tensor.
+  /// The form of a C++ tensor class (runtime/api/local_form.h) in which to_local() returns this rank's part; null for a plain tensor.
   const LocalForm* local_form() const { return local_form_; }
-  /// Set by keep_local_form(), which hands it on to the gradient too.
+  /// Called by keep_local_form(), which also sets the form of the gradient.
   void set_local_form(const LocalForm* form) { local_form_ = form; }
 
   const c10::Storage& storage() const override;
@@ -105,17 +105,17 @@ class DTensorImpl final : public c10::TensorImpl {
   template <typename Version>
   c10::intrusive_ptr<TensorImpl> copy(Version&& version, bool allow_change) const;
 
-  /// The slow path of shards(): waits, and copies a view of this rank's own memory again.
+  /// The slow path of shards(): waits, and refreshes a view if this needs only this rank's memory.
   void make_ready() const;
   void check_has_memory() const;
   /// Waits for a pending move.
   void wait() const;
-  /// Flags that send shards() to the slow path.
+  /// Flags that make shards() take the slow path.
   static constexpr uint8_t kReady = 0, kPending = 1, kLinked = 2, kOwned = 4, kSubclass = 8;
 
   SpecPtr spec_;
   mutable Shards shards_;
-  mutable std::shared_ptr<PendingMove> pending_;         // used under the ObjectLock of this
+  mutable std::shared_ptr<PendingMove> pending_;         // guarded by this object's ObjectLock
   mutable std::atomic<TensorMemory*> memory_ = nullptr;  // owned
   mutable std::atomic<uint8_t> state_ = kReady;          // kPending is cleared after shards_ is set
   std::shared_ptr<ViewLink> view_link_;
@@ -126,7 +126,7 @@ class DTensorImpl final : public c10::TensorImpl {
   std::shared_ptr<OwnedRows> owned_rows_;
 };
 
-/// Null where `tensor` is undefined or not distributed. Cost: one test of a bit.
+/// Null if `tensor` is undefined or not distributed. Cost: one bit test.
 inline DTensorImpl* maybe_dtensor(const at::TensorBase& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kTensorKey)
              ? static_cast<DTensorImpl*>(tensor.unsafeGetTensorImpl())
@@ -134,14 +134,14 @@ inline DTensorImpl* maybe_dtensor(const at::TensorBase& tensor) {
 }
 inline bool is_dtensor(const at::TensorBase& tensor) { return maybe_dtensor(tensor) != nullptr; }
 
-/// The spec of a distributed tensor. Throws: c10::TypeError for any other.
+/// The spec of a distributed tensor. Throws: c10::TypeError for any other tensor.
 const SpecPtr& spec_of(const at::Tensor& tensor);
 
-/// A distributed tensor of `spec` over these pieces (aliased, not copied; of a ragged layout copied where they are not joined()).
-/// Pre: `shards` agree with `spec->boxes()` in number and sizes. Calls the wrap hook.
+/// A distributed tensor of `spec` with these pieces (aliased, not copied; in a ragged layout copied unless they are joined()).
+/// Pre: `shards` match `spec->boxes()` in number and sizes. Calls the wrap hook.
 at::Tensor wrap(SpecPtr spec, Shards shards);
 
-/// Called with every new distributed tensor and no lock held: the Python bindings attach their class with it.
+/// Called with every new distributed tensor, while no lock is held. The Python bindings use it to attach their class.
 using WrapHook = void (*)(const at::Tensor&);
 void set_wrap_hook(WrapHook hook);
 

@@ -9,7 +9,7 @@
 namespace shardwise {
 namespace {
 
-/// True where `piece` may be named by a place in a storage.
+/// True if `piece` has a storage and an offset in it.
 bool has_place(const at::Tensor& piece) {
   return piece.layout() == c10::kStrided && piece.unsafeGetTensorImpl()->has_storage();
 }

@@ -17,7 +17,7 @@
 namespace shardwise {
 namespace {
 
-/// What a storage of mapped memory owns.
+/// The mapping behind a storage of mapped memory.
 struct Mapping {
   void* begin;
   size_t n_bytes;
@@ -32,7 +32,7 @@ void unmap(void* context) {
 }
 
 #ifdef __linux__
-/// A file that is closed at the end; a mapping of it stays.
+/// Closes the file at the end; a mapping of it remains valid.
 struct OpenFile {
   int descriptor;
   ~OpenFile() {
@@ -55,7 +55,7 @@ std::unique_ptr<Mapping> new_mapping(const std::string& folder, size_t n_bytes) 
   check(error == 0, error, "reserve");
   void* begin = mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.descriptor, 0);
   check(begin != MAP_FAILED, errno, "map");
-  madvise(begin, n_bytes, MADV_RANDOM);  // rows here and there: what lies beside them need not be read
+  madvise(begin, n_bytes, MADV_RANDOM);  // rows are read at random: no read-ahead
   return std::make_unique<Mapping>(begin, n_bytes, folder);
 }
 #else

@@ -30,7 +30,7 @@ std::shared_ptr<MeshAttachment> attachment_of(const DeviceMesh& mesh) {
 }
 
 void drop_attachment_of(const DeviceMesh& mesh) {
-  std::shared_ptr<MeshAttachment> last;  // ends without the lock: it may own another mesh
+  std::shared_ptr<MeshAttachment> last;  // freed after the lock: it may own another mesh
   const std::lock_guard lock(companions().mutex);
   const auto found = companions().of.find(&mesh);
   if (found == companions().of.end()) return;

@@ -1,4 +1,4 @@
-// runtime/tensor/mesh_attachment.h: what a language's binding knows of a mesh, kept as long as the mesh lives.
+// runtime/tensor/mesh_attachment.h: an object that a language binding attaches to a mesh for the mesh's lifetime.
 #pragma once
 
 #include "runtime/tensor/device_mesh.h"
@@ -10,13 +10,13 @@ class MeshAttachment {
   virtual ~MeshAttachment() = default;
 };
 
-/// In place of what was kept. It must not own the mesh.
+/// Replaces an earlier attachment. The attachment must not own the mesh.
 void attach_to(const DeviceMesh& mesh, std::shared_ptr<MeshAttachment> companion);
 
-/// Null where nothing is kept.
+/// Null if nothing is attached.
 std::shared_ptr<MeshAttachment> attachment_of(const DeviceMesh& mesh);
 
-/// Called where the mesh ends.
+/// Called when the mesh ends.
 void drop_attachment_of(const DeviceMesh& mesh);
 
 }  // namespace shardwise

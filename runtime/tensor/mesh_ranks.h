@@ -1,4 +1,4 @@
-// runtime/tensor/mesh_ranks.h: whether a world has the ranks that a mesh needs.
+// runtime/tensor/mesh_ranks.h: checks that a world has enough ranks for a mesh.
 #pragma once
 
 #include "runtime/comm/world.h"
@@ -7,8 +7,8 @@
 
 namespace shardwise {
 
-/// Throws: c10::ValueError for a shape of more ranks than the world's, with how to start as many where the program is one process. Any extents
-/// from 1 on, whatever their product.
+/// Throws: c10::ValueError for a shape with more ranks than the world. If the program is a single process, the error says how to start
+/// enough. Extents are at least 1; their product may overflow.
 void check_has_ranks(const World& world, c10::IntArrayRef mesh_shape);
 
 }  // namespace shardwise

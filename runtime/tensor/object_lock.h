@@ -1,4 +1,4 @@
-// runtime/tensor/object_lock.h: a lock for objects of which few are ever used by two threads at once.
+// runtime/tensor/object_lock.h: locks for objects of which few are ever used by two threads at once.
 #pragma once
 
 #include <memory>
@@ -6,8 +6,8 @@
 
 namespace shardwise {
 
-/// Holds the lock of the object at `address` while it lives. Locks exist only while somebody holds or wants them, so objects need no
-/// mutex of their own. While it waits, this thread lets go of Python's interpreter lock, which the holder may need.
+/// Locks the object at `address` during its lifetime. A mutex exists only while somebody holds or wants it, so objects need no mutex of
+/// their own. While waiting, this thread releases Python's interpreter lock, which the holder may need.
 class ObjectLock {
  public:
   explicit ObjectLock(const void* address);

@@ -13,7 +13,7 @@
 namespace shardwise {
 namespace {
 
-/// The mesh that the program gave, with memory, and which of its dims each dim of the reordered one is.
+/// The mesh that the program passed, with memory. Dim k of the reordered mesh is its dim order[k].
 struct Origin {
   MeshPtr mesh;
   std::vector<int64_t> order;
@@ -30,12 +30,12 @@ std::map<const DeviceMesh*, Known>& known() {
   return *meshes;
 }
 
-/// Lets go of the origins of meshes that are gone. Pre: known_mutex is held.
+/// Drops the origins of meshes that have ended. Pre: known_mutex is held.
 void forget_ended() {
   std::erase_if(known(), [](const auto& entry) { return entry.second.reordered.expired(); });
 }
 
-/// Of a mesh that no reordered one was made from, itself.
+/// The origin of `mesh`. A mesh that is not reordered is its own origin.
 Origin origin_of(const MeshPtr& mesh) {
   const MeshPtr with_memory = mesh->with_memory();
   {
@@ -49,7 +49,7 @@ Origin origin_of(const MeshPtr& mesh) {
   return {with_memory, std::move(order)};
 }
 
-/// "1st: tp", "2nd: dp": names that no program gives, so that its own mesh of these ranks stays another.
+/// "1st: tp", "2nd: dp": names that no program uses, so that the mesh differs from a program's own mesh with these ranks.
 std::vector<std::string> names_in(const DeviceMesh& mesh, c10::IntArrayRef order) {
   std::vector<std::string> names;
   for (size_t k = 0; k < order.size(); ++k) {
@@ -60,7 +60,7 @@ std::vector<std::string> names_in(const DeviceMesh& mesh, c10::IntArrayRef order
   return names;
 }
 
-/// Over the groups that `mesh` has: none is made, so that ranks need not all come here. Threads' groups are the World's own.
+/// Uses the groups of `mesh`, so no group is made and not all ranks need to call this. For threads, the World's own groups are used.
 MeshPtr created(const DeviceMesh& mesh, c10::IntArrayRef order) {
   std::optional<GivenGroups> given;
   if (!World::is_thread()) {
@@ -75,7 +75,7 @@ MeshPtr created(const DeviceMesh& mesh, c10::IntArrayRef order) {
   return DeviceMesh::create(mesh.world(), mesh.device_type(), reordered(mesh.grid(), order), names_in(mesh, order));
 }
 
-/// Pre: `order` is another than that of `given`.
+/// Pre: `order` differs from the order of `given`.
 MeshPtr mesh_in(const MeshPtr& given, std::vector<int64_t> order) {
   const MeshPtr mesh = given->with_memory();
   const MeshPtr result = created(*mesh, order);
@@ -99,7 +99,7 @@ PlacedOn placed_on_mesh(const MeshPtr& mesh, UserPlacements written, int64_t n_d
 std::optional<std::vector<Placement>> maybe_placements_on(const MeshPtr& mesh, const UserPlacements& written,
                                                           int64_t n_dims) {
   const Origin origin = origin_of(mesh);
-  if (written.placements.size() != origin.order.size()) return written.placements;  // Layout says what is wrong
+  if (written.placements.size() != origin.order.size()) return written.placements;  // Layout reports what is wrong
   const UserPlacements wanted = with_dims_from_zero(written, n_dims);
   auto placements = reordered(c10::ArrayRef<Placement>(wanted.placements), origin.order);
   if (written_in_order(placements, origin.order, origin.mesh->grid().shape) != wanted) return std::nullopt;

@@ -1,7 +1,7 @@
-// runtime/tensor/saved_storage.cpp: torch::save() of a distributed tensor is an error.
+// runtime/tensor/saved_storage.cpp: makes torch::save() of a distributed tensor an error.
 //
-// torch writes the storage that a tensor says it has, here that of this rank's first piece, beside the global sizes: a file that cannot be read.
-// Before it does it asks for metadata of the tensor's kind of device.
+// torch would write the tensor's storage, which is that of this rank's first piece, with the global sizes: an unreadable file. Before that
+// it asks for metadata of the device type, and this is where we throw.
 #include "runtime/tensor/dtensor_impl.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// runtime/tensor/shards.h: this rank's pieces of a distributed tensor, and pieces that are still on their way.
+// runtime/tensor/shards.h: this rank's pieces of a distributed tensor, and pieces still to arrive.
 #pragma once
 
 #include "runtime/tensor/spec.h"
@@ -11,12 +11,12 @@ namespace shardwise {
 /// This rank's pieces, in the order of Spec::boxes(); none on a non-member.
 using Shards = c10::SmallVector<at::Tensor, 1>;
 
-/// Pieces that are still to come: a move whose last messages are under way (dropping it waits for them), or terms that this rank makes of
-/// what it has when somebody reads them.
+/// Pieces still to arrive: a move whose last messages are in flight (its destructor waits for them), or terms that this rank computes from
+/// local data at the first read.
 class PendingMove {
  public:
   virtual ~PendingMove() = default;
-  /// Waits for them; starts no message. Once only. Throws: what the backend throws.
+  /// Waits for the pieces; starts no message. Call it once only. Throws: the backend's errors.
   virtual Shards finish() = 0;
 };
 

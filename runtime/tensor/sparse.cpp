@@ -13,7 +13,7 @@ bool splits_entries(const Placement& placement, int64_t sparse_dim) {
   return !placement.is_replicate() && !(placement.is_shard() && placement.dim() >= sparse_dim);
 }
 
-/// Each rank's counts of its boxes, flattened: own ones go to every rank.
+/// Each rank's counts of its boxes. Every rank sends its own counts to every rank.
 EntryCounts exchanged(const Spec& spec, const std::vector<int64_t>& own) {
   const Group& group = *spec.mesh()->group();
   std::vector<int64_t> n_boxes;
@@ -24,7 +24,7 @@ EntryCounts exchanged(const Spec& spec, const std::vector<int64_t>& own) {
   return counts;
 }
 
-/// The pieces' entries one after another, by rank and box.
+/// Specs for entries in one row: the pieces' entries one after another, by rank and box.
 EntrySpecs specs_by_piece(const Spec& spec, int64_t sparse_dim, const EntryCounts& counts) {
   Dims values{0};
   for (int64_t dim = sparse_dim; dim < spec.dim(); ++dim) values.push_back(spec.sizes()[dim]);
@@ -89,7 +89,7 @@ class SplitEntries {
   }
 
  private:
-  /// Which part of the entries the rank at `coord` holds, outer mesh dims first.
+  /// The index of the part of the entries that the rank at `coord` holds, with outer mesh dims first.
   size_t part_of(c10::IntArrayRef coord) const {
     size_t part = 0;
     for (size_t m = 0; m < coord.size(); ++m)
@@ -97,7 +97,7 @@ class SplitEntries {
     return part;
   }
 
-  /// The sizes along an outer mesh dim, where the inner ones make `n_inner` parts of each.
+  /// The sizes along an outer mesh dim, if the inner dims split each of its parts in `n_inner`.
   Dims summed(size_t n_inner) const {
     Dims sizes(parts_.size() / n_inner, 0);
     for (size_t i = 0; i < parts_.size(); ++i) sizes[i / n_inner] += parts_[i];
@@ -114,7 +114,7 @@ class SplitEntries {
 
 std::shared_ptr<const EntryCounts> agreed_counts(const DTensorImpl& sparse) {
   SparseEntries& entries = *sparse.entries();
-  if (auto agreed = std::atomic_load(&entries.counts)) return agreed;  // backward threads ask too
+  if (auto agreed = std::atomic_load(&entries.counts)) return agreed;  // threads of a backward also ask
   const ObjectLock lock(&entries);
   if (auto agreed = std::atomic_load(&entries.counts)) return agreed;
   const Spec& spec = *sparse.spec();

@@ -13,7 +13,7 @@
 
 namespace shardwise {
 
-/// All living specs by hash. It holds weak pointers: a Spec takes itself out when it dies.
+/// All living specs by hash, as weak pointers. A Spec removes itself when it ends.
 class SpecTable {
  public:
   static SpecTable& global() {
@@ -37,7 +37,7 @@ class SpecTable {
   }
 
   std::vector<SpecPtr> living() {
-    std::vector<SpecPtr> specs;  // a last one ends without the lock, which it takes
+    std::vector<SpecPtr> specs;  // before the lock, which a spec that ends here takes
     std::lock_guard lock(mutex_);
     for (auto& [hash, entry] : specs_)
       if (auto spec = entry.weak.lock()) specs.push_back(std::move(spec));
@@ -116,7 +116,7 @@ Dims row_major_strides(c10::IntArrayRef sizes) {
   return strides;
 }
 
-/// Dims are ordered as at::TensorIterator orders them for its results: a stride of 0, of an expanded dim, says nothing.
+/// Dims are ordered as at::TensorIterator orders its results' dims. A stride of 0 (an expanded dim) has no influence on the order.
 Dims dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef like) {
   Dims inner_first(sizes.size());
   std::iota(inner_first.rbegin(), inner_first.rend(), 0);

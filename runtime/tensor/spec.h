@@ -1,4 +1,4 @@
-// runtime/tensor/spec.h: everything a rank knows about a distributed tensor but its values; interned.
+// runtime/tensor/spec.h: everything that a rank knows about a distributed tensor except its values; interned.
 #pragma once
 
 #include "runtime/tensor/device_mesh.h"
@@ -15,12 +15,12 @@ class Spec;
 using SpecPtr = c10::intrusive_ptr<Spec>;
 using Placements = std::vector<Placement>;
 
-/// Layout, mesh, global strides (elements) and dtype. Immutable and interned: equal specs are one object, so caches
-/// compare and hash pointers. Freed with its last user.
+/// Layout, mesh, global strides (elements) and dtype. Immutable and interned: equal specs are one object, so caches compare and hash
+/// pointers. Freed with its last owner.
 class Spec final : public torch::CustomClassHolder {
  public:
-  /// The one Spec of these values; of a ragged layout, whose ranges are of row-major memory, with row-major strides in the place of
-  /// `strides`. Cost: a hash and a lock. Throws: as Layout, and c10::ValueError where `strides` has not one entry per dim.
+  /// The unique Spec with these values. A ragged layout, whose ranges are of row-major memory, gets row-major strides in place of
+  /// `strides`. Cost: a hash and a lock. Throws: as Layout, and c10::ValueError if `strides` does not have one entry per dim.
   static SpecPtr intern(MeshPtr mesh, Layout layout, c10::IntArrayRef strides, c10::ScalarType dtype);
   static SpecPtr intern(MeshPtr mesh, c10::IntArrayRef sizes, std::vector<Placement> placements,
                         c10::IntArrayRef strides, c10::ScalarType dtype);
@@ -37,19 +37,19 @@ class Spec final : public torch::CustomClassHolder {
 
   /// This rank's boxes: one, several, or none on a non-member.
   c10::ArrayRef<Box> boxes() const { return boxes_; }
-  /// Of a ragged layout the sizes of the one tensor that this rank's pieces make up; null for other layouts, and on a non-member.
+  /// For a ragged layout: the sizes of the single tensor that this rank's pieces form. Null for other layouts, and on a non-member.
   const Dims* flat_sizes() const { return flat_sizes_ ? &*flat_sizes_ : nullptr; }
   bool is_member() const { return mesh_->is_member(); }
 
-  /// The same tensor otherwise placed. Throws: as Layout.
+  /// The same tensor with other placements. Throws: as Layout.
   SpecPtr with_placements(std::vector<Placement> placements) const;
-  /// Replicated on every mesh dim.
+  /// The same tensor replicated on every mesh dim.
   SpecPtr replicated() const;
 
-  /// The same tensor with its pieces on meta, or on the device of its mesh: see DeviceMesh::on.
+  /// The same tensor with its pieces on meta, or on the device of its mesh; see DeviceMesh::on.
   SpecPtr on(c10::DeviceType device_type) const;
 
-  void release_resources() override;  // called by the last owner
+  void release_resources() override;  // the last owner calls it
 
  private:
   friend class SpecTable;
@@ -69,8 +69,8 @@ class Spec final : public torch::CustomClassHolder {
 /// Row-major strides (elements) of `sizes`.
 Dims row_major_strides(c10::IntArrayRef sizes);
 
-/// Dense strides of `sizes` whose dims are ordered in memory as `like` orders them: how a piece of a tensor with strides
-/// `like` is laid out. Pre: same length.
+/// Dense strides of `sizes` with dims in the same order in memory as in `like`. A piece of a tensor with strides `like` has these strides.
+/// Pre: same length.
 Dims dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef like);
 
 /// "float32 [11, 5] as [Shard(0)] on (3)".

@@ -19,7 +19,7 @@
 namespace shardwise {
 namespace {
 
-/// The result of the first way that the class does not refuse, or why it refused the first.
+/// The result of the first operator that the class does not refuse; if it refuses all, the first error.
 std::pair<at::Tensor, std::string> first_answer(c10::ArrayRef<std::function<at::Tensor()>> ways) {
   std::string refusal;
   for (const auto& way : ways) {
@@ -33,7 +33,7 @@ std::pair<at::Tensor, std::string> first_answer(c10::ArrayRef<std::function<at::
   return {{}, refusal};
 }
 
-/// Indices [begin, begin + n) along a dim.
+/// The indices [begin, begin + n) along a dim.
 at::Tensor part_along(const char* op, const at::Tensor& object, int64_t dim, int64_t begin, int64_t n) {
   if (n == object.size(dim)) return object;
   const std::array<std::function<at::Tensor()>, 4> ways{
@@ -55,7 +55,7 @@ at::Tensor part_along(const char* op, const at::Tensor& object, int64_t dim, int
   return part;
 }
 
-/// The dim along which `part` is another size than `whole`; nothing where they differ otherwise.
+/// The dim along which the size of `part` differs from that of `whole`; nothing if they differ in another way.
 std::optional<int64_t> dim_cut(const at::Tensor& part, const at::Tensor& whole, int64_t n_part, int64_t n_whole) {
   int64_t cut = -1;
   if (part.dim() != whole.dim()) return std::nullopt;
@@ -67,7 +67,7 @@ std::optional<int64_t> dim_cut(const at::Tensor& part, const at::Tensor& whole, 
   return cut;
 }
 
-/// Objects beside each other along a dim, of which the class's own aten.cat makes one, or its inner tensors beside each other.
+/// Objects side by side along a dim. They are joined by the class's own aten.cat, or by joining their inner tensors.
 class Row {
  public:
   Row(const char* op, std::vector<at::Tensor> objects, int64_t dim)
@@ -167,7 +167,7 @@ at::Tensor copy_of(const char* op, const at::Tensor& object) {
 
 Cut cut_of(const char* op, const at::Tensor& object, int64_t dim) {
   const int64_t n_whole = object.size(dim);
-  int64_t n = n_whole / 2;  // blocks of a quantisation are seldom cut there
+  int64_t n = n_whole / 2;  // blocks of a quantisation seldom end there
   const std::array<std::function<at::Tensor()>, 2> ways{
       [&] { return part_along(op, object, dim, 0, n_whole / 2); },
       [&] { return part_along(op, object, dim, 0, n = 0); },

@@ -14,7 +14,7 @@ std::shared_ptr<const TensorMemory::Action> TensorMemory::before_writes(Action a
 
 void TensorMemory::act() {
   std::vector<std::shared_ptr<const Action>>
-      living;  // called without the lock, since an action may take locks of its own
+      living;  // called without the lock, because an action may take locks itself
   {
     const std::lock_guard lock(mutex_);
     for (const auto& each : actions_)

@@ -1,4 +1,5 @@
-// runtime/tensor/tensor_memory.h: the memory that views and aliases of one distributed tensor share, also on ranks that have no piece of it.
+// runtime/tensor/tensor_memory.h: the memory that views and aliases of one distributed tensor share, also on ranks that have no piece of
+// it.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -13,15 +14,15 @@
 
 namespace shardwise {
 
-/// Counts the writes of operators. All ranks call the same operators, so they agree on whether a tensor was written to. What a program writes
-/// to the tensor that to_local() gave is not counted: a rank may do that alone.
+/// Counts the operators that write to the memory. All ranks call the same operators, so they agree on whether a tensor was written to.
+/// Writes of a program to the result of to_local() are not counted, because a rank may make them alone.
 class TensorMemory final : public c10::intrusive_ptr_target {
  public:
   using Action = std::function<void()>;
 
   uint64_t n_writes() const { return n_writes_.load(std::memory_order_relaxed); }
 
-  /// Calls `action` before each write while the result lives, on the thread that writes. It may send nothing.
+  /// Calls `action` before each write, on the writing thread, while the result lives. The action must not send.
   std::shared_ptr<const Action> before_writes(Action action);
 
  private:
@@ -35,10 +36,11 @@ class TensorMemory final : public c10::intrusive_ptr_target {
 };
 using TensorMemoryPtr = c10::intrusive_ptr<TensorMemory>;
 
-/// A write of an operator, to be made before it. It counts when it ends, by an error too: what the operator reads until then is not stale.
+/// A write of an operator. Create it before the write; it counts when it ends, even by an error. So data that the operator itself reads is
+/// not stale yet.
 class MemoryWrite {
  public:
-  /// Nothing where `memory` is null. Cost: two reads.
+  /// Does nothing if `memory` is null. Cost: two reads.
   explicit MemoryWrite(TensorMemory* memory) : memory_(memory) {
     if (memory_ == nullptr) return;
     c10::raw::intrusive_ptr::incref(memory_);

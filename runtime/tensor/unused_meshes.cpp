@@ -11,10 +11,10 @@ std::atomic<uint64_t> n_made{0};
 }  // namespace
 
 UnusedMeshes::UnusedMeshes() {
-  const std::vector<SpecPtr> specs = living_specs();  // keeps the meshes alive here, and refers to none itself
+  const std::vector<SpecPtr> specs = living_specs();  // keeps the meshes alive; itself holds no reference to one
   std::unordered_map<const DeviceMesh*, int64_t> n_owners;
   for (const SpecPtr& spec : specs) ++n_owners[spec->mesh().get()];
-  std::unordered_map<const DeviceMesh*, const DeviceMesh*> on_meta;  // each owns the one with memory
+  std::unordered_map<const DeviceMesh*, const DeviceMesh*> on_meta;  // each owns its mesh with memory
   for (const auto& [mesh, n] : n_owners)
     if (mesh->is_meta()) on_meta.emplace(mesh, mesh->with_memory().get());
   for (const auto& [mesh, with_memory] : on_meta) ++n_owners[with_memory];

@@ -1,7 +1,7 @@
-// runtime/tensor/unused_meshes.h: meshes that only caches may still hold, so that caches let go of them, their groups, threads and files.
+// runtime/tensor/unused_meshes.h: finds meshes that only caches hold, so that caches can free them with their groups, threads and files.
 //
-// A cache of answers keeps the specs of its keys, and a spec keeps its mesh. At its first new answer after a mesh was made, a cache drops
-// the answers for unused meshes. A program that makes and drops meshes without end so keeps few of them.
+// A cache keeps the specs of its keys alive, and a spec keeps its mesh alive. When a cache adds an entry for the first time after a mesh
+// was made, it drops its entries for unused meshes. So a program that keeps making and dropping meshes has only a few of them alive.
 #pragma once
 
 #include "runtime/comm/gil_release.h"
@@ -13,8 +13,8 @@
 
 namespace shardwise {
 
-/// The meshes that nothing but specs holds: no object of Python and no variable of C++. Tensors may still be on them; their answers are
-/// then worked out again. Cost: O(living specs).
+/// The meshes that are held by nothing but specs: by no Python object and no C++ variable. Tensors may still be on them; their cache
+/// entries are then computed again. Cost: O(living specs).
 class UnusedMeshes {
  public:
   UnusedMeshes();
@@ -27,7 +27,7 @@ class UnusedMeshes {
 
 /// How many meshes this process has made.
 uint64_t n_meshes_made();
-/// Called where one was made.
+/// Called when a mesh was made.
 void count_mesh();
 
 /// Calls `drop(unused)` if a mesh was made since this thread's last call with a `drop` of this type.

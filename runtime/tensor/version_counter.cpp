@@ -4,8 +4,8 @@
 
 namespace shardwise {
 
-// A VariableVersion is a pointer to the counter, which it does not show. Comparing by a change of the counter would lose a write that
-// another thread counts meanwhile.
+// A VariableVersion is a pointer to the counter, which it does not expose. Bumping one counter and comparing the other would lose a
+// concurrent bump of another thread.
 bool share_version_counter(const c10::TensorImpl& a, const c10::TensorImpl& b) {
   static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
   const auto &of_a = a.version_counter(), &of_b = b.version_counter();

@@ -5,8 +5,8 @@
 
 namespace shardwise {
 
-/// True if a write to one of them is counted as a write to the other: they refer to one counter. It only reads. False for tensors
-/// made in inference mode, which have none.
+/// True if both refer to one counter, so that a write to either one counts for both. Only reads. False for tensors made in inference mode,
+/// which have no counter.
 bool share_version_counter(const c10::TensorImpl& a, const c10::TensorImpl& b);
 
 }  // namespace shardwise

@@ -1,8 +1,8 @@
-// runtime/threads/communicator.h: what the calls on one group wait for over NCCL, for ranks that are threads of one process.
+// runtime/threads/communicator.h: the order in which NCCL runs the calls on one group, for ranks that are threads of one process.
 //
-// The members' first calls make the communicator together. Then each member has a stream of launches: collectives, or sends and
-// receives that go together. Launching waits for nobody. A launch runs when it is the first of its stream and so are those that it
-// belongs to: the same collective of all other members, or each message's other end.
+// The members' first calls create the communicator together. Then each member has a stream of launches. A launch is a collective, or a
+// group of sends and receives. Launching does not wait. A launch runs when it is the first of its stream and its counterparts are the first
+// of theirs: the same collective on all other members, or the other end of each message.
 #pragma once
 
 #include "runtime/threads/rendezvous.h"
@@ -16,18 +16,18 @@ namespace shardwise {
 
 /// One end of a message.
 struct MessageEnd {
-  int64_t peer;  // its place in the communicator
+  int64_t peer;  // the other end's index in the communicator
   bool is_send;
-  at::Tensor tensor;  // what is sent; of a receive what has arrived
+  at::Tensor tensor;  // the value to send, or the received value
   std::string detail;
   bool is_done = false;
 };
 
 struct Launch {
-  Offer offer;                           // of a collective; of messages its op alone
-  std::vector<MessageEnd> ends;          // none of a collective
-  std::shared_ptr<const Offers> offers;  // all members', once a collective has run
-  std::string mismatch;                  // where the members' calls differ: what was launched does not run then
+  Offer offer;                           // of a collective; for messages, only its op is set
+  std::vector<MessageEnd> ends;          // empty for a collective
+  std::shared_ptr<const Offers> offers;  // of all members, after a collective has run
+  std::string mismatch;                  // set if the members' calls differ: the launch does not run then
   bool has_run = false;
 
   bool is_collective() const { return ends.empty(); }
@@ -39,14 +39,14 @@ class Communicator {
  public:
   Communicator(std::shared_ptr<StrictRanks> program, std::vector<int64_t> ranks);
 
-  /// Puts `launch` at the end of the member's stream. The first call of a member returns when all have made theirs.
-  /// Throws: c10::DistBackendError where one never will.
+  /// Appends `launch` to the member's stream. A member's first call returns when all members have made theirs.
+  /// Throws: c10::DistBackendError if one never will.
   void launch(int64_t member, const LaunchPtr& launch);
 
-  /// Returns when `launch` of the member has run. `timeout` of zero is the program's.
+  /// Returns when the member's `launch` has run. A `timeout` of zero stands for the program's.
   ///
-  /// Throws: c10::ValueError, on all members, naming two whose calls differ; c10::DistBackendError where a rank that it needs failed,
-  /// has finished, waits for this one in turn, or does not come within the time-out.
+  /// Throws: c10::ValueError, on all members, naming two whose calls differ; c10::DistBackendError if a rank that it needs has failed or
+  /// finished, waits for this one in turn, or does not arrive within the timeout.
   void wait(int64_t member, const LaunchPtr& launch, std::chrono::milliseconds timeout);
 
   const std::vector<int64_t>& ranks() const { return ranks_; }
@@ -55,15 +55,15 @@ class Communicator {
  private:
   friend class StrictRanks;
 
-  // Pre of all: the program's mutex is held.
+  // Pre for all of these: the program's mutex is held.
   bool is_made() const;
   void run_ready();
-  /// True where the members' first launches were one collective.
+  /// Runs the members' first launches if all are collectives; returns whether it did.
   bool run_collective();
-  /// Sends and receives what the member's first launch can now; true where that ended a launch.
+  /// Runs the sends and receives of the member's first launch that can run now. True if this completed a launch.
   bool run_messages(int64_t member);
   void pop(int64_t member);
-  /// The members whose call or progress the first launch of `member`, or its first call, waits for.
+  /// The members that the first launch of `member` (or its first call) waits for.
   std::vector<int64_t> needed(int64_t member) const;
   std::vector<int64_t> needed_ranks(int64_t member) const;
   bool has_launched(int64_t member) const { return !streams_[member].empty(); }
@@ -79,8 +79,8 @@ class Communicator {
 /// "all_reduce (sum of 6 Float)", "messages (12 Byte to member 1, 8 Byte from member 2)".
 std::string describe(const Launch& launch);
 
-/// The communicators of one strict program, by their ranks: one for each group, one for each pair of a group whose messages are not
-/// grouped. Thread-safe.
+/// The communicators of one strict program: one for each group, and one for each pair of a group whose messages are not grouped.
+/// Thread-safe.
 class Communicators {
  public:
   Communicators(int64_t n_ranks, std::chrono::milliseconds timeout)
@@ -88,11 +88,11 @@ class Communicators {
 
   StrictRanks& program() const { return *program_; }
   std::shared_ptr<Communicator> of(const std::vector<int64_t>& ranks);
-  /// Of the members `low` and `high` alone, low < high.
+  /// The communicator of the members `low` and `high` of a group, low < high.
   std::shared_ptr<Communicator> of_pair(const std::vector<int64_t>& ranks, int64_t low, int64_t high);
 
  private:
-  using Key = std::pair<std::vector<int64_t>, std::vector<int64_t>>;  // the group's ranks, the communicator's
+  using Key = std::pair<std::vector<int64_t>, std::vector<int64_t>>;  // the ranks of the group and of the communicator
   std::shared_ptr<Communicator> find_or_make(const Key& key);
 
   std::shared_ptr<StrictRanks> program_;

@@ -11,7 +11,7 @@
 namespace shardwise {
 namespace {
 
-/// The first of `box`'s letters, taken out, or null.
+/// Removes and returns the first of `box`'s letters; null if there is none.
 Mailbox::LetterPtr take_first(std::map<Mailbox::Box, std::deque<Mailbox::LetterPtr>>& letters,
                               const Mailbox::Box& box) {
   const auto found = letters.find(box);
@@ -22,7 +22,7 @@ Mailbox::LetterPtr take_first(std::map<Mailbox::Box, std::deque<Mailbox::LetterP
   return letter;
 }
 
-/// "4 Byte for aten::embedding": this thread's end of a message.
+/// "4 Byte for aten::embedding": a text for this thread's end of a message.
 std::string end_of(const at::Tensor& tensor) {
   const char* const op = CommScope::current_op();
   return describe(tensor) + (*op == '\0' ? "" : fmt::format(" for {}", op));
@@ -56,8 +56,8 @@ Mailbox::LetterPtr Mailbox::expect(const Box& box) {
   return letter;
 }
 
-/// All ranks start their exchanges in one order, so that a message which lies here while an earlier one is missing is of a call that this
-/// rank never made, or made elsewhere.
+/// All ranks start their exchanges in the same order. So if a message is here while an earlier one is missing, it belongs to a call that
+/// this rank never made, or made at another point.
 const Mailbox::Letter* Mailbox::find_foreign(const Box& box) const {
   if (box.tag < kFirstMessageTag) return nullptr;
   const Letter* first = nullptr;

@@ -1,4 +1,4 @@
-// runtime/threads/mailbox.h: where ranks that are threads of one process leave messages for each other.
+// runtime/threads/mailbox.h: delivers messages between ranks that are threads of one process.
 #pragma once
 
 #include "runtime/threads/rendezvous.h"
@@ -16,13 +16,13 @@
 
 namespace shardwise {
 
-/// One group's mailboxes. The n-th message of a box is for its n-th receive, whichever comes first. Thread-safe.
+/// The mailboxes of one group. The n-th message of a box goes to its n-th receive, whichever comes first. Thread-safe.
 class Mailbox {
  public:
   struct Letter {
-    std::optional<at::Tensor> tensor;  // none until it is sent
-    std::string what;                  // "4 Byte for aten::embedding", as the sender says
-    uint64_t number = 0;               // among the messages that were sent, from 1
+    std::optional<at::Tensor> tensor;  // nothing until it is sent
+    std::string what;                  // the sender's text: "4 Byte for aten::embedding"
+    uint64_t number = 0;               // among the messages sent, from 1
   };
   using LetterPtr = std::shared_ptr<Letter>;
   struct Box {  // indices in the group
@@ -35,31 +35,31 @@ class Mailbox {
   Mailbox(std::shared_ptr<Membership> membership, std::vector<int64_t> ranks)
       : membership_(std::move(membership)), ranks_(std::move(ranks)) {}
 
-  /// Leaves a copy of `tensor`. Never waits.
-  /// Throws: c10::DistBackendError where a rank has failed or the receiver has finished.
+  /// Stores a copy of `tensor`. Never waits.
+  /// Throws: c10::DistBackendError if a rank has failed or the receiver has finished.
   void send(const Box& box, const at::Tensor& tensor);
 
-  /// The next message of `box`, already sent or not. One that is dropped unread counts as received.
+  /// The next message of `box`, already sent or not. A message that is dropped unread counts as received.
   LetterPtr expect(const Box& box);
 
-  /// Waits for `letter` of `box` and copies it into `to`; `timeout` of zero is the membership's.
+  /// Waits for `letter` of `box` and copies it into `to`. A `timeout` of zero stands for the membership's.
   ///
-  /// Throws: c10::ValueError with both ranks where number or dtype of the elements differ; c10::DistBackendError where a
-  /// rank failed, or the sender has finished, does not send within the time-out, or has sent a message of another exchange() (messages.h)
-  /// in its place.
+  /// Throws: c10::ValueError with both ranks if the number or dtype of the elements differs; c10::DistBackendError if a rank has failed, or
+  /// if the sender has finished, does not send within the timeout, or has sent a message of another exchange() (messages.h) instead.
   void receive(const Box& box, const LetterPtr& letter, const at::Tensor& to, std::chrono::milliseconds timeout);
 
  private:
-  /// The first message of another exchange() that lies here from the sender of `box`; null where there is none. Pre: as below.
+  /// The first undelivered message of another exchange() from the sender of `box`; null if there is none. Pre: the membership's mutex is
+  /// held.
   const Letter* find_foreign(const Box& box) const;
-  /// Throws "`waiting`, but why" where `rank`, or the whole program, takes part no more. Pre: the membership's mutex is held.
+  /// Throws "`waiting`, but <reason>" if `rank` or the whole program does not take part any more. Pre: the membership's mutex is held.
   void check_present(const std::string& waiting, int64_t rank) const;
 
   std::shared_ptr<Membership> membership_;
   std::vector<int64_t> ranks_;
   uint64_t n_sent_ = 0;
-  std::map<Box, std::deque<LetterPtr>> sent_;      // nobody expects them yet
-  std::map<Box, std::deque<LetterPtr>> expected_;  // nobody has sent them yet
+  std::map<Box, std::deque<LetterPtr>> sent_;      // sent, but no receive yet
+  std::map<Box, std::deque<LetterPtr>> expected_;  // expected by a receive, but not sent yet
 };
 
 }  // namespace shardwise

@@ -24,7 +24,7 @@ void Membership::finish(int64_t rank) {
 struct Rendezvous::Round {
   explicit Round(size_t n_members) : offers(n_members) {}
 
-  Offers offers;  // an empty op marks those who have not come
+  Offers offers;  // an empty op marks members that have not arrived
   size_t n_arrived = 0;
   size_t n_left = 0;
   std::string failure;

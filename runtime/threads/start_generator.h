@@ -1,12 +1,12 @@
-// runtime/threads/start_generator.h: where the random numbers of a rank begin that is a thread.
+// runtime/threads/start_generator.h: the initial random number generator of a rank that is a thread.
 #pragma once
 
 #include <ATen/core/Generator.h>
 
 namespace shardwise {
 
-/// torch's default generator as it was when the hub was made of which this thread last took a World: the same in all threads of a hub, also
-/// after one of them has drawn plain tensors. Undefined in other threads.
+/// A copy of torch's default generator from the creation of the hub that gave this thread its last World. It is the same in all threads of
+/// a hub, even after one of them has drawn plain tensors. Undefined in other threads.
 inline at::Generator& start_generator() {
   static thread_local at::Generator generator;
   return generator;

@@ -12,7 +12,7 @@
 namespace shardwise {
 namespace {
 
-constexpr uint8_t kGarbage = 0xFB;  // in every byte: a large negative number of any dtype
+constexpr uint8_t kGarbage = 0xFB;  // in every byte: a large negative number in any dtype
 
 void fill_with_garbage(const at::Tensor& tensor) { bytes_of(tensor).fill_(kGarbage); }
 
@@ -20,7 +20,7 @@ bool is_garbage(const at::Tensor& tensor) { return bytes_of(tensor).eq(kGarbage)
 
 bool are_same_bytes(const at::Tensor& a, const at::Tensor& b) { return bytes_of(a).equal(bytes_of(b)); }
 
-/// An input, and what it held when it was launched.
+/// An input, and a copy of its values at the launch.
 struct Input {
   at::Tensor tensor, copy;
 };
@@ -33,7 +33,7 @@ std::vector<Input> inputs_of(const std::vector<at::Tensor>& tensors) {
 
 class StrictWork final : public c10d::Work {
  public:
-  /// `write` gives the outputs, which hold garbage until then, their values.
+  /// `write` fills the outputs, which hold garbage until then.
   StrictWork(std::shared_ptr<Communicator> communicator, int64_t member, LaunchPtr launch, std::vector<Input> inputs,
              std::vector<at::Tensor> outputs, std::function<void(const Launch&)> write)
       : communicator_(std::move(communicator)),

@@ -1,6 +1,6 @@
-// runtime/threads/strict_backend.h: a c10d backend whose ranks are threads of one process and which behaves as NCCL does.
+// runtime/threads/strict_backend.h: a c10d backend that behaves like NCCL, for ranks that are threads of one process.
 //
-// For tests: what is an error or a hang over NCCL is an error here that names ranks and calls.
+// For tests: an error or hang over NCCL becomes an error that names ranks and calls.
 //   SHARDWISE_THREADS=strict build/runtime_test
 #pragma once
 
@@ -11,22 +11,22 @@
 
 namespace shardwise {
 
-/// What holds over NCCL holds here:
-///   - the first call on a group makes its communicator and returns when every member has called;
-///   - all members make the same collectives in the same order: kind, count, dtype, root and reduction;
-///   - the calls of one member run one after another, so that a send or receive outside of startCoalescing() and endCoalescing() may keep
-///     the other end's from running; tags are not looked at;
-///   - a call only starts what it does. Its outputs hold garbage until wait(), and its inputs may not change until then;
-///   - tensors are contiguous and of the one kind of device that the backend serves; dtypes and reductions are those of NCCL.
+/// Follows the rules of NCCL:
+///   - the first call on a group creates its communicator and returns when every member has called;
+///   - all members make the same collectives in the same order, with equal kind, count, dtype, root and reduction;
+///   - the calls of one member run one after another, so a send or receive outside of startCoalescing() and endCoalescing() may keep the
+///     other end's from running; tags are ignored;
+///   - a call only starts the work: until wait(), its outputs hold garbage and its inputs must not change;
+///   - tensors are contiguous and on the kind of device that the backend serves; dtypes and reductions are those of NCCL.
 ///
-/// Throws from wait(): as Communicator::wait; c10::ValueError where an input or output was written to before it.
+/// Throws from wait(): as Communicator::wait; c10::ValueError if an input or output was written to before the wait.
 /// Cost: copies of all inputs.
 class StrictBackend : public c10d::Backend {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
 
-  /// `ranks`: the group's, global; `index`: this rank's place among them.
+  /// `ranks`: the group's global ranks; `index`: this rank's index among them.
   StrictBackend(int64_t index, std::vector<int64_t> ranks, c10::DeviceType device,
                 std::shared_ptr<Communicators> communicators);
 
@@ -40,11 +40,11 @@ class StrictBackend : public c10d::Backend {
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& receive_splits,
                         std::vector<int64_t>& send_splits, const c10d::AllToAllOptions& options) override;
-  /// Between startCoalescing() and endCoalescing() both return null.
+  /// Both return null between startCoalescing() and endCoalescing().
   WorkPtr send(Tensors& tensors, int to, int tag) override;
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
   void startCoalescing() override;
-  /// Null where nothing was sent or received since startCoalescing().
+  /// Null if nothing was sent or received since startCoalescing().
   WorkPtr endCoalescing() override;
 
  private:

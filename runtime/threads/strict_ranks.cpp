@@ -70,13 +70,13 @@ void StrictRanks::block(std::unique_lock<std::mutex>& lock, const Wait& wait, st
   }
 }
 
-/// A launch needs others at the head of their streams: it is stuck where one of them is.
+/// A launch needs other members at the head of their streams, so it is stuck if one of them is stuck.
 std::string StrictRanks::obstacle(std::vector<Place>& path) const {
   const auto [communicator, own] = path.back();
   for (const int64_t member : communicator->needed(own)) {
     const int64_t rank = communicator->ranks_[member];
     Place next{communicator, member};
-    if (!communicator->has_launched(member)) {  // it is up to the rank's thread
+    if (!communicator->has_launched(member)) {  // the rank's thread has to call
       if (is_finished_[rank])
         return fmt::format("rank {} has finished and cannot take part. All ranks of the group {} must call it.", rank,
                            communicator->ranks_);

@@ -29,7 +29,7 @@ class ReceiveWork : public c10d::Work {
   std::shared_ptr<Mailbox> mailbox_;
   Mailbox::Box box_;
   at::Tensor to_;
-  Mailbox::LetterPtr letter_;  // null once waited for
+  Mailbox::LetterPtr letter_;  // null after the wait
 };
 
 }  // namespace

@@ -9,11 +9,11 @@
 
 namespace shardwise {
 
-/// The collectives that Shardwise calls, over shared memory and synchronous: each call but recv returns a finished Work. Sums run in
-/// rank order, so all ranks get the same bits. Cost: every rank reads every other rank's tensor; send copies its own.
+/// The collectives that Shardwise needs, synchronous and over shared memory: each call except recv returns a finished Work. Sums are
+/// computed in rank order, so all ranks get the same bits. Cost: every rank reads every other rank's tensor; send copies its own.
 ///
-/// Throws: c10::ValueError on all ranks where their calls or sizes differ (of send and recv: on the receiver);
-/// c10::DistBackendError where a rank is gone.
+/// Throws: c10::ValueError on all ranks if their calls or sizes differ (for send and recv: on the receiver); c10::DistBackendError if a
+/// rank is gone.
 class ThreadBackend : public c10d::Backend {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -30,7 +30,7 @@ class ThreadBackend : public c10d::Backend {
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& receive_splits,
                         std::vector<int64_t>& send_splits, const c10d::AllToAllOptions& options) override;
   WorkPtr send(Tensors& tensors, int to, int tag) override;
-  /// The Work's wait() waits for the message; without it nothing is written.
+  /// The Work's wait() waits for the message and writes it; without wait() nothing is written.
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
 
  private:

@@ -60,14 +60,14 @@ void accumulate(at::Tensor& total, const at::Tensor& next, RedOp op) {
   }
 }
 
-/// In group order, so that all members get the same bits.
+/// Reduces in group order, so that all members get the same bits.
 at::Tensor reduced(const Offers& offers, RedOp op) {
   at::Tensor total = offers[0].tensors[0].clone();
   for (size_t i = 1; i < offers.size(); ++i) accumulate(total, offers[i].tensors[0], op);
   return op == RedOp::AVG ? total.div_(static_cast<int64_t>(offers.size())) : total;
 }
 
-/// The elements per member that `splits` of dim 0 stand for.
+/// The number of elements per member for these `splits` of dim 0.
 std::vector<int64_t> element_counts(const at::Tensor& tensor, const std::vector<int64_t>& splits, int64_t n_members) {
   if (splits.empty()) {
     TORCH_CHECK_VALUE(tensor.size(0) % n_members == 0,

@@ -1,4 +1,4 @@
-// runtime/threads/thread_calls.h: what each collective does among ranks that are threads of one process, however they are brought together.
+// runtime/threads/thread_calls.h: the computation of each collective among ranks that are threads of one process, for both backends.
 #pragma once
 
 #include "runtime/threads/rendezvous.h"
@@ -11,36 +11,37 @@
 
 namespace shardwise {
 
-/// One rank's part in a collective.
+/// One rank's part of a collective.
 struct ThreadCall {
   Offer offer;                      // its tensors are the inputs
-  std::vector<at::Tensor> outputs;  // what `read` and `write` change
-  /// Reads all offers. Writes to outputs that are not inputs too.
+  std::vector<at::Tensor> outputs;  // the tensors that `read` and `write` change
+  /// Reads all offers. May only write to outputs that are not also inputs.
   std::function<void(const Offers&)> read;
-  /// Runs when nobody reads the inputs any more.
+  /// Runs after all ranks have read the inputs.
   std::function<void()> write = [] {};
 };
 
-/// Throws: c10::NotImplementedError for a pre-multiplied sum, c10::ValueError for another number of tensors than one.
+/// Throws: c10::NotImplementedError for a pre-multiplied sum, c10::ValueError unless there is exactly one tensor.
 ThreadCall all_reduce_call(const std::vector<at::Tensor>& tensors, c10d::ReduceOp::RedOpType op);
 ThreadCall broadcast_call(const std::vector<at::Tensor>& tensors, int64_t root, int64_t index);
-/// Throws: c10::ValueError where `output` is not `n_members` times `input`.
+/// Throws: c10::ValueError if `output` is not `n_members` times `input`.
 ThreadCall all_gather_call(const at::Tensor& output, const at::Tensor& input, int64_t n_members);
-/// No splits mean even ones. Throws: c10::ValueError for splits that do not add up; from `read` where two members' differ.
+/// Empty splits mean an even split. Throws: c10::ValueError for splits that do not add up, and from `read` if the splits of two members do
+/// not match.
 ThreadCall all_to_all_call(const at::Tensor& output, const at::Tensor& input,
                            const std::vector<int64_t>& receive_splits, const std::vector<int64_t>& send_splits,
                            int64_t index, int64_t n_members);
 
-/// The only tensor. Throws: c10::ValueError where there is another number of them.
+/// The only tensor of a list. Throws: c10::ValueError if there is not exactly one.
 const at::Tensor& only(const char* op, const std::vector<at::Tensor>& tensors);
 
-/// Throws: c10::ValueError where `other` is no other member.
+/// Throws: c10::ValueError if `other` is not the index of another member.
 void check_other_member(const char* op, int64_t other, int64_t index, int64_t n_members);
 
 /// "6 Float".
 std::string describe(const at::Tensor& tensor);
 
-/// Copies what was `sent` into `to`. Throws: c10::ValueError with both ranks where number or dtype of the elements differ.
+/// Copies `sent` into `to`. Throws: c10::ValueError with both ranks if the number or dtype of the elements differs.
 void receive_into(const at::Tensor& to, const at::Tensor& sent, int64_t from_rank, int64_t own_rank);
 
 }  // namespace shardwise

@@ -19,7 +19,7 @@
 namespace shardwise {
 
 struct ThreadHub::RendezvousTable {
-  /// Where the members of one group find each other.
+  /// The objects through which the members of one group communicate.
   struct Places {
     std::shared_ptr<Rendezvous> rendezvous;
     std::shared_ptr<Mailbox> mailbox;
@@ -35,9 +35,9 @@ struct ThreadHub::RendezvousTable {
 
   std::mutex mutex;
   std::map<std::vector<int64_t>, Places> by_ranks;
-  std::shared_ptr<Communicators> communicators;  // of strict ranks, in place of by_ranks
+  std::shared_ptr<Communicators> communicators;  // for strict ranks, in place of by_ranks
   c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
-  at::Generator generator;  // that no rank draws from
+  at::Generator generator;  // the initial state; no rank draws from it
 
   Places of(const std::shared_ptr<Membership>& membership, const std::vector<int64_t>& ranks) {
     const std::lock_guard lock(mutex);
@@ -84,7 +84,7 @@ void rethrow_if(const std::exception_ptr& error, const std::string& text) {
     std::rethrow_exception(error);
   } catch (const E&) {
     throw E({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text);
-  } catch (...) {  // another type's turn
+  } catch (...) {  // another type matches
   }
 }
 
@@ -117,7 +117,8 @@ std::shared_ptr<World> ThreadHub::world(int64_t rank) {
   std::iota(everyone.begin(), everyone.end(), 0);
   const std::lock_guard lock(mutex_);
   start_generator() = rendezvous_table_->generator;
-  // A backward runs in the rank's own thread. Autograd has one thread per GPU, in which a rank would wait for another rank's nodes behind its own.
+  // A rank's backward runs in the rank's own thread. Autograd has one thread per GPU, in which one rank's nodes would queue behind nodes
+  // that wait for it.
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   auto& world = worlds_[rank];
   if (!world) world = std::make_shared<World>(rank, size(), make_group(everyone), make_group);
@@ -125,7 +126,7 @@ std::shared_ptr<World> ThreadHub::world(int64_t rank) {
 }
 
 bool ThreadHub::abort(int64_t rank, const std::string& reason) {
-  const bool is_first = membership_->abort(rank, reason);  // before it releases others, which then fail too
+  const bool is_first = membership_->abort(rank, reason);  // before other ranks are released, which then fail too
   if (rendezvous_table_->communicators) rendezvous_table_->communicators->program().abort(rank, reason);
   return is_first;
 }
@@ -148,7 +149,7 @@ void run_ranks(int64_t n_ranks, const std::function<void(World&)>& body, std::ch
     } catch (...) {
       const auto error = std::current_exception();
       if (!hub.abort(rank, text_of(error))) return;
-      failed_rank = rank;  // the first to abort only, and read after the join
+      failed_rank = rank;  // set by the first to abort only, and read after the join
       failure = error;
     }
   };

@@ -18,24 +18,25 @@ namespace shardwise {
 
 constexpr std::chrono::milliseconds kThreadTimeout = std::chrono::minutes(5);
 
-/// The ranks of one such program, for a caller that makes the threads itself. Thread-safe.
+/// The ranks of one program with threads as ranks, for a caller that creates the threads itself. Thread-safe.
 ///
-/// Each thread: World::set_thread(hub.world(rank)), which also has the thread compute its backwards itself, the work, then hub.finish(rank) or, where it threw, hub.abort(rank, why).
+/// Each thread calls World::set_thread(hub.world(rank)); world() also makes the thread run its backwards itself. After its work it calls
+/// hub.finish(rank) or, if it threw, hub.abort(rank, why).
 class ThreadHub {
  public:
   /// `timeout`: how long a rank waits for the others in one collective. Throws: c10::ValueError for less than one rank.
   explicit ThreadHub(int64_t n_ranks, std::chrono::milliseconds timeout = kThreadTimeout);
 
   int64_t size() const { return membership_->size(); }
-  /// The World of `rank`, made at the first call. Throws: c10::ValueError for an unknown rank.
+  /// The World of `rank`, created at the first call. Throws: c10::ValueError for an unknown rank.
   std::shared_ptr<World> world(int64_t rank);
-  /// `rank` has failed; those who wait for it, now or later, throw and name it. True for the first to fail.
+  /// Marks `rank` as failed: ranks that wait for it, now or later, throw and name it. Returns true for the first failure.
   bool abort(int64_t rank, const std::string& reason);
-  /// `rank` no longer takes part; those that wait for it throw and name it.
+  /// Marks `rank` as finished: ranks that wait for it throw and name it.
   void finish(int64_t rank);
 
  private:
-  struct RendezvousTable;  // by ranks; outlives the hub where a World does
+  struct RendezvousTable;  // by ranks; outlives the hub if a World does
 
   std::shared_ptr<Membership> membership_;
   std::shared_ptr<RendezvousTable> rendezvous_table_;
@@ -43,11 +44,11 @@ class ThreadHub {
   std::vector<std::shared_ptr<World>> worlds_;
 };
 
-/// Runs `body` in `n_ranks` threads, each with its own World, and joins them. Meshes and modules that are sharded are made inside of `body`: each
-/// thread needs its own.
+/// Runs `body` in `n_ranks` threads, each with its own World, and joins them. Meshes and sharded modules must be created inside `body`,
+/// because each thread needs its own.
 ///
-/// Throws: what the first rank to fail threw, as "rank 2: <text>", in its own type where that is one of c10's errors and
-/// as c10::Error otherwise. The other ranks are released from the collectives they wait in.
+/// Throws: the error of the first rank that failed, as "rank 2: <text>", in its own type if it is one of c10's errors, otherwise as
+/// c10::Error. The other ranks are released from collectives in which they wait.
 void run_ranks(int64_t n_ranks, const std::function<void(World&)>& body,
                std::chrono::milliseconds timeout = kThreadTimeout);
 
