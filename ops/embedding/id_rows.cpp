@@ -80,7 +80,7 @@ IdAssignment IdRows::assign(const IdRowState& state, const at::Tensor& ids) cons
   assignment.rows.resize(n);
   const kernels::IdMap map = this->map(state);
   std::vector<std::tuple<int64_t, int64_t, int64_t>>
-      newcomers;  // bucket, id, place: in this order whatever that of the ids
+      newcomers;  // bucket, id, place: sorted, so that the order of ids does not matter
   for (int64_t i = 0; i < n; ++i) {
     assignment.rows[i] = kernels::find(map, id[i]);
     if (assignment.rows[i] < 0) newcomers.emplace_back(buckets_.bucket_of(id[i]), id[i], i);
