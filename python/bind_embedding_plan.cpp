@@ -14,7 +14,7 @@ using Pair = std::pair<int64_t, int64_t>;
 
 Pair pair_of(Interval interval) { return {interval.begin, interval.end}; }
 
-/// "float32" of a torch.dtype or of its name.
+/// "float32" for a torch.dtype or its name.
 std::string dtype_name(const std::variant<std::string, at::ScalarType>& dtype) {
   std::string name;
   if (const auto* text = std::get_if<std::string>(&dtype)) {

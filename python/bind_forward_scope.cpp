@@ -12,17 +12,17 @@
 namespace shardwise {
 namespace {
 
-/// A Python frame, held.
+/// A reference to a Python frame.
 class Frame {
  public:
   explicit Frame(py::object frame)
       : frame_(frame.release().ptr(), [](PyObject* held) {
-          if (!Py_IsInitialized()) return;  // a thread that ends after Python
+          if (!Py_IsInitialized()) return;  // on a thread that ends after the interpreter
           const py::gil_scoped_acquire gil;
           Py_DECREF(held);
         }) {}
 
-  /// True where it is among this thread's calls.
+  /// True if the frame is in this thread's call stack.
   bool is_running() const {
     const py::gil_scoped_acquire gil;
     auto frame = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(PyEval_GetFrame()));

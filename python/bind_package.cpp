@@ -30,7 +30,7 @@ constexpr std::pair<const char*, py::handle Package::*> kFunctions[] = {
     {"holds_traced", &Package::holds_traced},
 };
 
-/// Throws: KeyError for a function that is not given.
+/// Throws: KeyError for a missing function.
 void set_package(const std::string& folder, const py::kwargs& functions) {
   handed_over().folder = folder + '/';
   for (const auto& [name, member] : kFunctions) handed_over().*member = py::object(functions[name]).release();

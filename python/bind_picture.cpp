@@ -14,7 +14,7 @@ using Names = std::vector<std::string>;
 using Place = std::variant<at::Tensor, Layout>;
 /// Offsets and sizes of the pieces of a LocalShardsWrapper.
 using Pieces = std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>>;
-/// Name, shape, name of the dtype, bytes of an element, and where it lives.
+/// Name, shape, name of the dtype, bytes of an element, and its layout or pieces.
 using ListedTensor = std::tuple<std::string, std::vector<int64_t>, std::string, int64_t,
                                 std::variant<std::monostate, at::Tensor, Layout, Pieces>>;
 
@@ -24,7 +24,7 @@ LocalShards shards_of(int64_t rank, const Pieces& pieces) {
   return shards;
 }
 
-/// `element_bytes`: those of the tensor where it is one.
+/// `element_bytes`: ignored for a tensor, which knows its own.
 Picture picture_of_tensor(const Place& place, int64_t element_bytes, const Names& dim_names) {
   if (const auto* tensor = std::get_if<at::Tensor>(&place)) {
     const SpecPtr& spec = spec_of(*tensor);
@@ -57,7 +57,7 @@ Picture picture_of_shards(int64_t rank, const Pieces& pieces, int64_t element_by
   return picture_of(shards_of(rank, pieces), element_bytes);
 }
 
-/// Names that are given go before those that the plan knows.
+/// Names passed by the caller override those of the plan.
 MeshNames names_for(py::handle plan, Names source, Names destination) {
   MeshNames names = mesh_names_of(plan);
   if (!source.empty()) names.source = std::move(source);

@@ -21,12 +21,12 @@ struct ProfileRecording {
     comm.stop();
     sent.reset();
   }
-  std::optional<CommTrace> sent = std::make_optional<CommTrace>();  // names what exchanges amount to
+  std::optional<CommTrace> sent = std::make_optional<CommTrace>();  // names the collectives that exchanges amount to
   CommProfile comm;
   OpProfile ops;
 };
 
-/// A getter of a Profile of Python: it calls `look` with the recording.
+/// A getter of Python's Profile that calls `look` with the recording.
 template <class Look>
 auto seen_by(const Look& look) {
   return [look](const ThreadRecording<ProfileRecording>& self) { return self.see(look); };

@@ -18,7 +18,7 @@ RowOptimizer::Kind kind_named(const std::string& name) {
   TORCH_INTERNAL_ASSERT(false, "there is no kind ", name);
 }
 
-/// Calls a Python function from whatever thread a backward runs on.
+/// Calls a Python function before each step, from any thread that runs a backward.
 void set_before_step(RowOptimizer& optimizer, py::function function) {
   const std::shared_ptr<py::function> shared(new py::function(std::move(function)), [](py::function* held) {
     const py::gil_scoped_acquire gil;
