@@ -276,10 +276,10 @@ std::optional<Placements> placements_on(const MeshPtr& mesh, const std::optional
 }
 
 void bind_device_mesh(py::module_& module) {
-  py::class_<MeshHandle>(module, "MeshHandle", "A mesh on its way to a new shardwise.DeviceMesh.");
+  py::class_<MeshHandle>(module, "MeshHandle", "A mesh from which a new shardwise.DeviceMesh is made.");
   py::class_<DeviceMesh, std::shared_ptr<DeviceMesh>> type(
       module, "DeviceMesh",
-      "What shardwise.DeviceMesh has of C++: the grid of ranks and the groups over which they communicate.");
+      "The C++ base of shardwise.DeviceMesh: the grid of ranks and the groups over which they communicate.");
   type.def(py::init([](const std::string& device_type, const py::object& mesh, std::optional<Names> mesh_dim_names) {
              const auto ranks =
                  py::module_::import("torch").attr("as_tensor")(mesh, py::arg("device") = "cpu").cast<at::Tensor>();
@@ -289,7 +289,8 @@ void bind_device_mesh(py::module_& module) {
            py::arg("device_type"), py::arg("mesh"), py::kw_only(), py::arg("mesh_dim_names") = py::none())
       .def(py::init([](const MeshHandle& handle) { return handle.mesh; }), py::arg("handle"),
            "An object for this mesh.")
-      .def("_register", &register_object, "This object is whole: it may be given out for its mesh while it lives.")
+      .def("_register", &register_object,
+           "Registers this complete object as the Python object of its mesh, while it lives.")
       .def_property_readonly("device_type",
                              [](const DeviceMesh& self) { return c10::DeviceTypeName(self.device_type(), true); })
       .def_property_readonly("mesh", &rank_tensor, "The ranks as an int32 tensor of the mesh's shape.")
@@ -309,24 +310,25 @@ void bind_device_mesh(py::module_& module) {
           [](const DeviceMesh& self, const std::optional<DimOrName>& mesh_dim) {
             return mesh_dim ? self.size(dim_of(self, mesh_dim)) : self.size();
           },
-          py::arg("mesh_dim") = py::none(), "Ranks along `mesh_dim`, or in all.")
+          py::arg("mesh_dim") = py::none(), "The number of ranks along `mesh_dim`, or in total.")
       .def("get_rank", &DeviceMesh::rank, "This rank, global.")
       .def(
           "_world_size", [](const DeviceMesh& self) { return self.world()->size(); }, "The number of ranks in all.")
-      .def("get_local_rank", &local_rank, py::arg("mesh_dim") = py::none(), "This rank's place along `mesh_dim`.")
+      .def("get_local_rank", &local_rank, py::arg("mesh_dim") = py::none(), "This rank's coordinate along `mesh_dim`.")
       .def(
           "get_coordinate",
           [](const DeviceMesh& self) -> std::optional<py::tuple> {
             if (!self.is_member()) return std::nullopt;
             return py::tuple(py::cast(std::vector<int64_t>(self.coord()->begin(), self.coord()->end())));
           },
-          "This rank's place in the mesh, None outside it.")
+          "This rank's coordinates in the mesh; None outside it.")
       .def("get_group", &torchs_group, py::arg("mesh_dim") = py::none(),
            "torch.distributed's process group along `mesh_dim`, None outside the mesh.")
       .def("_set_origin", &set_origin, py::arg("root"), py::arg("dims"), py::arg("given"), py::arg("has_groups"),
-           "What _origin() gives while the mesh lives.")
+           "Sets the result of _origin() for the life of the mesh.")
       .def("_origin", &origin)
-      .def("_world_notes", &world_notes, "What is noted of all ranks' meshes, as long as their world lives.")
+      .def("_world_notes", &world_notes,
+           "A dict of notes on the meshes of this world, which lives as long as the world.")
       .def("__getitem__", torch::wrap_pybind_function_no_gil(&submesh), py::arg("mesh_dim_names"),
            "The mesh of the named dims through this rank. Collective, as making a mesh is.")
       .def("__enter__",
@@ -357,8 +359,8 @@ void bind_device_mesh(py::module_& module) {
              "True");
   module.def("mesh_or_world", torch::wrap_pybind_function_no_gil(&mesh_or_world), py::arg("device_mesh") = py::none(),
              py::arg("device_type") = "cpu",
-             "The same, or all ranks of the world in a row where there is none."
-             "\n\n"
+             "The same, or a 1-D mesh of all ranks of the world if there is none.\n"
+             "\n"
              ">>> from shardwise.device_mesh import mesh_or_world\n"
              ">>> mesh_or_world().mesh.tolist()\n"
              "[0, 1, 2, 3]");

@@ -467,7 +467,7 @@ void bind_dtensor(py::module_& module) {
       py::arg("dtype"), py::arg("local_form"), py::arg("sparse_dim") = 0, py::arg("is_meta") = false,
       py::arg("saved_by") = none);
   module.def("local_form_of", wrap_pybind_function(&local_form_of),
-             "The name of what to_local() gives; \"\" for a plain tensor.", py::arg("tensor"));
+             "The name of the form of to_local()'s result; \"\" for a plain tensor.", py::arg("tensor"));
   module.def("detached_pieces", wrap_pybind_function(&py_detached_pieces),
              "This rank's pieces, aliased, without history. `reader` stands in the error for stale ones.",
              py::arg("tensor"), py::arg("reader"));
@@ -481,7 +481,7 @@ void bind_dtensor(py::module_& module) {
              "True for a view whose values came from other ranks, and whose source was written to since.",
              py::arg("tensor"));
   module.def("note_write", wrap_pybind_function_no_gil(&py_note_write),
-             "To be called where a program writes to the pieces of a tensor, on all ranks alike, before it does.",
+             "Announces a write to the pieces of a tensor. Call it before the write, on all ranks alike.",
              py::arg("tensor"));
   module.def("boxes_of", wrap_pybind_function(&boxes_of), "(offsets, sizes) of this rank's pieces.", py::arg("tensor"));
   module.def("boxes_of_all", wrap_pybind_function(&boxes_of_all), "(rank, offsets, sizes) of every rank's pieces.",
@@ -492,7 +492,7 @@ void bind_dtensor(py::module_& module) {
   module.def("placements_of",
              wrap_pybind_function([](const at::Tensor& tensor) { return user_layout_of(*spec_of(tensor)).placements; }),
              py::arg("tensor"));
-  module.def("set_tensor_class", &set_tensor_class, "The class that every distributed tensor is of.", py::arg("type"));
+  module.def("set_tensor_class", &set_tensor_class, "The class of every distributed tensor.", py::arg("type"));
 }
 
 }  // namespace shardwise

@@ -42,7 +42,7 @@ const Package& package() { return handed_over(); }
 
 void bind_package(py::module_& module) {
   module.def("set_package", &set_package, py::arg("folder"),
-             "Hands over the folder of the package's modules and the functions that C++ calls, by name.");
+             "Passes the folder of the package's modules and the functions that C++ calls, by name.");
 }
 
 }  // namespace shardwise

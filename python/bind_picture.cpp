@@ -84,7 +84,7 @@ Picture difference_of_plan(py::handle plan, Names source_names, Names destinatio
 void bind_picture(py::module_& module) {
   using torch::wrap_pybind_function;
   using torch::wrap_pybind_function_no_gil;
-  py::class_<Picture>(module, "Figures", "What a picture shows, before it is drawn.")
+  py::class_<Picture>(module, "Figures", "The content of a picture, before it is drawn.")
       .def("draw",
            wrap_pybind_function_no_gil(
                [](const Picture& self, const std::string& format, bool color, int64_t max_width) {
@@ -92,7 +92,7 @@ void bind_picture(py::module_& module) {
                }),
            py::arg("format") = PictureOptions().format, py::arg("color") = false,
            py::arg("max_width") = PictureOptions().max_width);
-  module.def("page_style", &detail::page_style, "The rules of the drawings on a page.");
+  module.def("page_style", &detail::page_style, "The CSS rules of the drawings on a page.");
   module.def("picture_of_tensor", wrap_pybind_function_no_gil(&picture_of_tensor), py::arg("tensor"),
              py::arg("element_bytes") = PictureOptions().element_bytes, py::arg("dim_names") = Names());
   module.def("picture_of_mesh", wrap_pybind_function_no_gil(&picture_of_mesh), py::arg("shape"), py::arg("ranks"),

@@ -213,7 +213,7 @@ void bind_layout(py::module_& module) {
       .def_property_readonly("shape", [](const Layout& self) { return tuple_of(self.sizes()); })
       .def_property_readonly("mesh_shape", [](const Layout& self) { return tuple_of(self.grid().shape); })
       .def_property_readonly(
-          "ranks", [](const Layout& self) { return self.grid().ranks; }, "Of the mesh, in row-major order.")
+          "ranks", [](const Layout& self) { return self.grid().ranks; }, "The ranks of the mesh, in row-major order.")
       .def_property_readonly("placements", [](const Layout& self) { return self.placements().vec(); })
       .def("boxes", torch::wrap_pybind_function(&boxes_of_rank), py::arg("rank"),
            "(offsets, sizes) of the pieces of global `rank`; none outside the mesh.")
@@ -233,7 +233,7 @@ void bind_traffic(py::module_& module) {
       .def_readonly("bound", &RankTraffic::bound,
                     "The fewest bytes that the rank must receive: those that it needs and does not hold, or the bounds "
                     "of reductions.")
-      .def_readonly("buffer_bytes", &RankTraffic::buffer_bytes, "Most held in message buffers at once.")
+      .def_readonly("buffer_bytes", &RankTraffic::buffer_bytes, "The most bytes in message buffers at once.")
       .def_readonly("n_messages", &RankTraffic::n_messages, "Received.")
       .def_readonly("seconds", &RankTraffic::seconds, "By the links of the plan.")
       .def("__repr__", py::overload_cast<const RankTraffic&>(&text_of));
@@ -287,7 +287,7 @@ void bind_plan_class(py::module_& module) {
       .def_property_readonly(
           "buffer_bytes", of_summary(&Summary::buffer_bytes),
           "The most bytes of message buffers that any rank holds at once, in addition to source and destination.")
-      .def_property_readonly("seconds", of_summary(&Summary::seconds), "The slowest rank's, by the links.")
+      .def_property_readonly("seconds", of_summary(&Summary::seconds), "Seconds of the slowest rank, by the links.")
       .def_property_readonly("planning_us", &PyPlan::planning_us, "Microseconds that planning took.")
       .def("traffic",
            wrap_pybind_function_no_gil([](const PyPlan& self, int64_t rank) { return traffic(self.plan(), rank); }),

@@ -119,29 +119,30 @@ std::vector<PieceMeta> pieces_of_move(const std::string& what) {
 
 void bind_traced(py::module_& module) {
   using torch::wrap_pybind_function;
-  py::class_<TensorLayout>(module, "TensorLayout",
-                           "The layout, mesh, strides and dtype of a distributed tensor: what a compiled graph is for.")
+  py::class_<TensorLayout>(
+      module, "TensorLayout",
+      "The layout, mesh, strides and dtype of a distributed tensor, for which a graph is compiled.")
       .def_property_readonly("n_pieces", &TensorLayout::n_pieces, "How many this rank has.")
       .def_property_readonly(
           "dtype", [](const TensorLayout& self) { return self.spec->dtype(); }, "Of the elements.")
       .def_property_readonly(
           "device", [](const TensorLayout& self) { return self.spec->mesh()->device(); }, "Where pieces are.")
       .def("wrap", wrap_pybind_function(&TensorLayout::wrap),
-           "The DTensor of these pieces, aliased, without history. `is_traced`: where there are no pieces to tell.",
+           "The DTensor of these pieces, aliased, without history. `is_traced`: used if there are no pieces.",
            py::arg("pieces"), py::arg("is_traced") = false)
       .def("take", wrap_pybind_function(&TensorLayout::take),
-           "The values of a DTensor laid out so. Collective where they are not.", py::arg("tensor"))
+           "The values of a DTensor in this layout. Collective if the layout differs.", py::arg("tensor"))
       .def("__eq__", [](const TensorLayout& self, const TensorLayout& other) { return self == other; })
       .def("__deepcopy__", [](const TensorLayout& self, const py::object&) { return self; })  // it is immutable
       .def("__hash__", [](const TensorLayout& self) { return std::hash<void*>()(self.spec.get()); })
       .def("__repr__", [](const TensorLayout& self) { return to_string(*self.spec); });
-  module.def("as_gradient", wrap_pybind_function(&as_gradient), "A DTensor laid out as its gradient is.",
+  module.def("as_gradient", wrap_pybind_function(&as_gradient), "A DTensor in the layout of its gradient.",
              py::arg("tensor"));
   module.def("layout_of", wrap_pybind_function(&tensor_layout_of), "Everything of a DTensor but its values.",
              py::arg("tensor"));
   module.def("piece_at", wrap_pybind_function(&piece_at), "This rank's i-th piece itself.", py::arg("tensor"),
              py::arg("i"));
-  module.def("wrapped_number", wrap_pybind_function(&wrapped_number), "A number as an operand beside tensors.",
+  module.def("wrapped_number", wrap_pybind_function(&wrapped_number), "A number as an operand next to tensors.",
              py::arg("number"));
   module.def("pieces_of_move", wrap_pybind_function(&pieces_of_move),
              "(sizes, strides, dtype, device) of the pieces that shardwise::move gives for this text.",

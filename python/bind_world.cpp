@@ -98,7 +98,7 @@ void bind_world(py::module_& module) {
       "Whether this process is a rank that torch.distributed did not make.");
   module.def(
       "forget_world", torch::wrap_pybind_function_no_gil(&forget_python_world),
-      "Lets go of the process groups of torch.distributed, so that their threads end before the interpreter does.");
+      "Releases the process groups of torch.distributed, so that their threads end before the interpreter does.");
 }
 
 }  // namespace shardwise
