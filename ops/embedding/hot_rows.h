@@ -35,7 +35,7 @@ class HotRows : public std::enable_shared_from_this<HotRows> {
     int64_t bytes_read = 0;  // from the slow tensors
     int64_t bytes_written = 0;
     int64_t value_bytes = 0;  // current size of the slots' values
-    int64_t state_bytes = 0;  // and the optimizer's state
+    int64_t state_bytes = 0;  // and of their optimizer state
   };
   Counts counts() const;
   int64_t n_slots() const { return slots_.n_slots(); }

@@ -181,7 +181,7 @@ at::Tensor hashed_rows(const at::Tensor& ids, int64_t n_rows, int64_t seed) {
 
 namespace {
 
-/// In [0, 1), of 53 bits.
+/// A number in [0, 1) with 53 random bits.
 double fraction_of(uint64_t word) { return static_cast<double>(word >> 11) * 0x1p-53; }
 
 double number_of(int64_t id, int64_t column, const RowFill& fill) {

@@ -149,7 +149,7 @@ IdBounds RowExchange::bounds_of(const at::Tensor& ids) const {
   return bounds;
 }
 
-/// Without this check, ranks whose ids differ would wait for rows that nobody sends. Compares each rank's ids with the ids of the first rank that
+/// Without this check, ranks whose ids differ would wait for rows that no rank sends. Compares each rank's ids with the ids of the first rank that
 /// must have the same.
 void RowExchange::check_equal(const char* op, const Spec& table, const at::Tensor& ids,
                               const std::vector<bool>& id_shards) {

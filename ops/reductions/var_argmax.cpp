@@ -218,8 +218,8 @@ std::pair<at::Tensor, at::Tensor> gathered(const at::Tensor& means, const at::Te
   return {whole.select(-1, 0), last.is_complex() ? at::real(last) : last};
 }
 
-/// By Updating formulae and a pairwise algorithm for computing sample variances, 1979: deviations are taken from the
-/// shard's own mean, which keeps their digits.
+/// As in "Updating formulae and a pairwise algorithm for computing sample variances", 1979: deviations are taken from the shard's own mean, which
+/// keeps their digits.
 Spread spread_of(const at::Tensor& self, const std::vector<int64_t>& dims, const std::optional<at::Scalar>& correction,
                  bool keepdim) {
   static const auto op = operator_of<decltype(moments)>("shardwise::piece_moments");

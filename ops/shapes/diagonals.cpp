@@ -42,7 +42,7 @@ struct Plane {
   int64_t shift = 0;  // an element's column minus its row
 };
 
-/// Both matrix dims are whole; input and output share the others.
+/// Both matrix dims are whole; input and output share all other dims.
 void describe_planes(const OpCall& call, c10::IntArrayRef sizes, Signature& signature, Axes& planes, Axes& diagonals) {
   const Plane plane(call, sizes);
   for (size_t dim = 0; dim < sizes.size(); ++dim) {

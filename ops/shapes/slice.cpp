@@ -30,7 +30,7 @@ at::Tensor slice(const at::Tensor& self, const Range& range) {
   return self.slice(range.dim, range.start, range.end, range.step);
 }
 
-/// Which elements of a dim a slice keeps. Pre: the dense operator accepts these arguments.
+/// The elements of a dim that a slice keeps. Pre: the dense operator accepts these arguments.
 class Chosen {
  public:
   explicit Chosen(const OpCall& call) {
@@ -46,7 +46,7 @@ class Chosen {
 
   int64_t dim() const { return dim_; }
   int64_t step() const { return step_; }
-  /// How many kept elements are before `index`.
+  /// The number of kept elements before `index`.
   int64_t before(int64_t index) const {
     return index <= start_ ? 0 : std::min(length_, (index - start_ + step_ - 1) / step_);
   }

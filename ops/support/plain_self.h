@@ -1,5 +1,5 @@
 // ops/support/plain_self.h: kernels whose first operand may be plain: torch's derivative formulas and compositions call such kernels on plain zeros
-// that they made, and models on plain tensors of theirs.
+// that they made, and models call them on their own plain tensors.
 #pragma once
 
 #include "ops/support/kernels.h"

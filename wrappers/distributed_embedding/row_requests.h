@@ -27,7 +27,7 @@ struct RowRequest {
 struct TableRequests {
   size_t table = 0;
   std::vector<size_t> features;
-  std::vector<int64_t> first_ids;  // where each feature's ids begin among the table's; the last entry is their number
+  std::vector<int64_t> first_ids;  // where each feature's ids begin among the table's ids; last entry: number of ids
   IdGroups groups;                 // of the table's ids by row, with group_of; on the CPU
   std::vector<RowRequest> requests;
 

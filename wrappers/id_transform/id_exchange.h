@@ -14,7 +14,7 @@
 
 namespace shardwise {
 
-/// Which member of a group knows an id.
+/// The member of a group that knows each id.
 struct IdOwners {
   kernels::IdBuckets buckets;
   std::vector<int64_t> first_bucket;  // by place, ascending; one more entry than places
