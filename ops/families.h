@@ -1,4 +1,4 @@
-// ops/families.h: the operator families: a function and a file each, by folder; README.md says how to answer an operator.
+// ops/families.h: the operator families: a function and a file each, by folder; README.md says how to add an operator.
 #pragma once
 
 #include "runtime/rules/rule.h"
@@ -76,7 +76,7 @@ void register_dropout(RuleTable& table);
 void register_random();
 void register_random_values(RuleTable& table);
 
-// across them
+// across the folders
 void register_operand_roles();
 void register_hot();
 void register_plain_gradients();

@@ -1,4 +1,4 @@
-// ops/operand_roles.cpp: which arguments of torch's operators may be plain tensors next to distributed ones, by their names.
+// ops/operand_roles.cpp: the arguments of torch's operators, by name, that may be plain tensors next to distributed ones.
 #include "runtime/rules/operand_role.h"
 
 #include "ops/families.h"

@@ -11,7 +11,7 @@
 namespace shardwise {
 namespace {
 
-/// They read an argument's type or shape alone, or only the tensor that they are given.
+/// Compositions that make no plain tensor between their parts. They read only the type or shape of an argument, or take one tensor only.
 constexpr std::string_view kCompositesWithoutPlain[] = {
     "aten::type_as", "aten::expand_as",  "aten::view_as", "aten::reshape_as", "aten::to",
     "aten::reshape", "aten::flatten",    "aten::chunk",   "aten::contiguous", "aten::softmax",
@@ -78,7 +78,7 @@ void register_operators() {
   register_sparse_construction();
   register_sparse_entries();
   register_sparse_reductions();
-  register_hot();  // these have their rules by now
+  register_hot();  // after the rules of these operators
   register_dispatch();
   register_composites(kCompositesWithoutPlain);
   at_first_sparse(&register_sparse);

@@ -3,7 +3,7 @@
 
 namespace shardwise {
 
-/// Fills the rule table, registers the kernels of our own and then dispatch itself. Done when the library loads.
+/// Fills the rule table, registers our own kernels and then dispatch itself. Done when the library loads.
 void register_operators();
 
 }  // namespace shardwise

@@ -12,9 +12,9 @@ namespace shardwise::detail {
 
 namespace {
 
-constexpr int64_t kMaxRowSegments = 16;  // more rows of cells than that would fill screens
+constexpr int64_t kMaxRowSegments = 16;  // more rows of cells would fill screens
 constexpr int64_t kUsualColumns = 48;    // inner columns of a grid of few cells
-constexpr int64_t kMaxSheetsBehind = 2;  // of a stack of terms
+constexpr int64_t kMaxSheetsBehind = 2;  // of a stack of sheets
 constexpr int64_t kHidden = -1;          // the owner of a place in a left-out segment
 constexpr int64_t kOutside = -2;         // the owner of a place that no cell has
 
@@ -106,7 +106,7 @@ int64_t GridDrawing::least_width() const {
     const int64_t n = segments_within(columns_, slice_.cells[i].columns).length();
     if (n == 0) continue;
     const int64_t room =
-        static_cast<int64_t>(names_[i].size()) + 2 - (n - 1);  // the lines between its segments are its own
+        static_cast<int64_t>(names_[i].size()) + 2 - (n - 1);  // its name may cover the lines between its segments
     least = std::max(least, (room + n - 1) / n);
   }
   return least;
@@ -132,7 +132,7 @@ int64_t GridDrawing::owner(int64_t row, int64_t column) const {
   return inside ? owners_[row][column] : kOutside;
 }
 
-/// The background in as many stripes as the cell has ranks, and the name in the middle.
+/// Draws the background in one stripe per rank of the cell, and the name in the middle.
 void GridDrawing::draw_cell(TextCanvas& canvas, size_t index) const {
   const auto& ranks = slice_.cells[index].ranks;
   const Interval rows = segments_within(rows_, slice_.cells[index].rows),
@@ -158,7 +158,7 @@ void GridDrawing::draw_left_out(TextCanvas& canvas) const {
   }
 }
 
-/// A line between places of different owners; at each crossing the character that joins what meets there.
+/// Draws a line between places of different owners, and at each crossing the character that joins the lines there.
 void GridDrawing::draw_lines(TextCanvas& canvas) const {
   const auto vertical = [&](int64_t r, int64_t c) { return owner(r, c - 1) != owner(r, c); };
   const auto horizontal = [&](int64_t r, int64_t c) { return owner(r - 1, c) != owner(r, c); };
@@ -176,7 +176,7 @@ void GridDrawing::draw_lines(TextCanvas& canvas) const {
   }
 }
 
-/// The coordinate of each grid line beside it: rows at the left, columns at the top.
+/// Draws the coordinate of each grid line: rows at the left, columns at the top.
 void GridDrawing::draw_coordinates(TextCanvas& canvas) const {
   for (size_t r = 0; figure_.sizes.size() >= 2 && r < line_rows_.size(); ++r) {
     canvas.text(line_rows_[r], 0, fmt::format("{:>{}}", coordinate(rows_, r), margin_ - 1));
@@ -188,7 +188,7 @@ void GridDrawing::draw_coordinates(TextCanvas& canvas) const {
 
 int64_t GridDrawing::n_sheets_behind() const { return std::min(figure_.n_terms - 1, kMaxSheetsBehind); }
 
-/// Each sheet lies one line lower and one column further right: only its lower right edges are seen.
+/// Each sheet is one line lower and one column further right, so only its lower and right edges are visible.
 void GridDrawing::draw_sheets_behind(TextCanvas& canvas) const {
   for (int64_t sheet = 1; sheet <= n_sheets_behind(); ++sheet) {
     const int64_t top = line_rows_.front() + sheet, bottom = line_rows_.back() + sheet;

@@ -1,4 +1,4 @@
-// pictures/grid_drawing.h: the cells of a slice drawn in characters: true relative places, a coordinate at every grid line.
+// pictures/grid_drawing.h: draws the cells of a slice in characters: true relative places, a coordinate at every grid line.
 //
 //     0      3       8
 //   0 ┌──────┬───────┐
@@ -18,16 +18,15 @@ namespace shardwise::detail {
 
 class TextCanvas;
 
-/// Lengths of rows and columns are about proportional. Where the width or kMaxRowSegments does not suffice names become brief
-/// ("0-3" for "ranks 0-3"), then the segments in the middle are left out. Behind the grid of a Partial tensor lie those of the other
-/// terms, as in a stack of sheets.
+/// Lengths of rows and columns are about proportional. If the width or kMaxRowSegments does not suffice, names become brief ("0-3" for "ranks 0-3"),
+/// and then segments in the middle are left out. The terms of a Partial tensor are drawn as a stack of sheets.
 class GridDrawing {
  public:
-  /// Pre: `slice` is one of `figure` that has cells, and both outlive this.
+  /// Pre: `slice` is a slice of `figure` with cells, and both outlive this object.
   GridDrawing(const TensorFigure& figure, const Slice& slice, int64_t max_width);
 
   std::string draw(bool color) const;
-  /// Lines on what was left out or shortened; empty where nothing was.
+  /// Notes on parts that were left out or shortened; empty if there are none.
   std::string notes() const;
 
  private:
@@ -45,12 +44,12 @@ class GridDrawing {
 
   const TensorFigure& figure_;
   const Slice& slice_;
-  std::vector<std::string> names_;  // of the cells
+  std::vector<std::string> names_;  // by cell
   int64_t margin_ = 0;              // columns left of the grid
   bool brief_ = false;
   std::vector<GridSegment> rows_, columns_;
-  std::vector<int64_t> line_rows_, line_columns_;  // on the canvas: the line before each segment, and the last
-  std::vector<std::vector<int64_t>> owners_;       // per segment of rows and of columns: a cell, or that there is none
+  std::vector<int64_t> line_rows_, line_columns_;  // on the canvas: the line before each segment, and the last line
+  std::vector<std::vector<int64_t>> owners_;       // per segment of rows and columns: a cell, kHidden or kOutside
 };
 
 }  // namespace shardwise::detail

@@ -18,7 +18,7 @@ std::string dim_word(const MeshFigure& mesh, size_t mesh_dim) {
   return mesh.dim_names.empty() ? fmt::format("dim {}", mesh_dim) : mesh.dim_names[mesh_dim];
 }
 
-/// The indices below `extent` that are shown; kLeftOut stands for the middle.
+/// The indices below `extent` that are shown; kLeftOut replaces those in the middle.
 std::vector<int64_t> shown_indices(int64_t extent, int64_t limit) {
   const int64_t n_last = (limit - 1) / 2, n_first = limit - 1 - n_last;
   std::vector<int64_t> shown;

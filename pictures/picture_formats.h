@@ -1,4 +1,4 @@
-// pictures/picture_formats.h: the formats in which pictures are drawn. A new one is a file with its function, and a line here.
+// pictures/picture_formats.h: the formats in which pictures are drawn. A new format is a file with its function, and a line here.
 #pragma once
 
 #include "pictures/picture.h"
@@ -9,17 +9,16 @@
 
 namespace shardwise::detail {
 
-/// Characters: the layout in a line, the grid, a line per rank, and how evenly the bytes lie.
+/// Text: the layout in a line, the grid, a line per rank, and the imbalance of bytes.
 std::string draw_text(const Picture& picture, const PictureOptions& options);
 
-/// One drawing for light and dark pages: the figures from top to bottom, the mesh beside the tensor. The first slices of a tensor.
+/// One drawing for light and dark pages: the figures from top to bottom, the mesh beside the tensor. Only the first slices of a tensor are drawn.
 std::string draw_svg(const Picture& picture, const PictureOptions& options);
 
-/// The values, in JSON, for other programs. docs/pictures.md describes them.
+/// The values in JSON, for other programs. docs/pictures.md describes them.
 std::string draw_json(const Picture& picture, const PictureOptions& options);
 
-/// What an HTML page needs to show the picture and to answer to the mouse, in JSON: figures with all their slices, each drawn in SVG for
-/// a page of page_style(), and tables.
+/// The data of an interactive HTML page, in JSON: figures with all their slices, each drawn in SVG for a page with page_style(), and tables.
 ///
 /// {"title", "figures": [{"kind": "tensor" | "mesh" | "table" | "traffic", "heading", "beside", ...}],
 ///  "details": [tensor figures]}; tensor: "caption", "note", "slices": [{"heading", "svg"}]; mesh and traffic: "svg"; table: "heads":

@@ -19,7 +19,7 @@ using detail::with_commas;
 constexpr int64_t kMaxBlocks = 64;  // of ranks in a heat map
 constexpr int64_t kMovesListed = 24;
 
-/// " along dp, tp": the mesh dims in which sender and receiver of the step's messages differ; nothing where a message leaves the mesh.
+/// " along dp, tp": the mesh dims in which sender and receiver of the step's messages differ; "" if a message leaves the mesh.
 std::string dims_crossed(const Plan& plan, const MeshNames& names, const Step& step, const TrafficMatrix& matrix) {
   const bool is_at_source = step.from.grid() == plan.source.grid();
   std::vector<std::string> dims;
@@ -41,7 +41,7 @@ std::string heading_of(const Plan& plan, const MeshNames& names, size_t number, 
   return text + fmt::format(", {} bytes", with_commas(matrix.total()));
 }
 
-/// That figures stand for more ranks than were asked; "" where all were.
+/// A note that numbers are scaled up from a sample of ranks; "" if all ranks were counted.
 std::string sampling_of(const TrafficMatrix& matrix) {
   if (matrix.total() == 0 || matrix.n_senders_asked >= matrix.n_ranks) return "";
   return fmt::format("counted on {} ranks, evenly spaced, and scaled up to {}", with_commas(matrix.n_senders_asked),
@@ -53,7 +53,7 @@ std::string with_sampling(std::string heading, const TrafficMatrix& matrix) {
   return sampling.empty() ? heading : heading + ", " + sampling;
 }
 
-/// Bytes by the first mesh dim in which sender and receiver differ, as links are given.
+/// Bytes per link: by the first mesh dim in which sender and receiver differ.
 TableFigure links_table(const TrafficMatrix& matrix, const Plan& plan, const MeshNames& names) {
   TableFigure table{{{"link"}, {"bytes", true}, {"share", true}}, {}, {}};
   const int64_t total = matrix.total();
@@ -94,7 +94,7 @@ TableFigure moves_table(const Plan& plan) {
 
 Picture picture_of(const Plan& plan, const MeshNames& names) {
   MeshFigure mesh = detail::mesh_figure(plan.source.grid(), names.source);
-  detail::mesh_figure(plan.destination.grid(), names.destination);  // refuses names that do not fit
+  detail::mesh_figure(plan.destination.grid(), names.destination);  // throws for names that do not fit
   Picture picture{to_string(plan), {}, {}};
   picture.figures.push_back({"before", false, tensor_figure(plan.source, plan.element_bytes, names.source)});
   picture.figures.push_back({"", true, std::move(mesh)});

@@ -17,7 +17,7 @@ constexpr size_t kMaxPieces = 8, kFirstPieces = 6;
 
 std::string list(const Dims& numbers) { return fmt::format("[{}]", fmt::join(numbers, ", ")); }
 
-/// A mean of few bytes is no whole number.
+/// A mean of few bytes is shown with a fraction.
 std::string mean_in_words(double mean) {
   if (mean >= 10 || mean == std::floor(mean)) return with_commas(std::llround(mean));
   return fmt::format("{:.2g}", mean);
@@ -41,7 +41,7 @@ std::string left_out(c10::ArrayRef<RankBytes> held) {
   return fmt::format("... {} more ranks of {} bytes each", held.size(), range);
 }
 
-/// Calls `add(i)` for the ranks that are shown, and adds a note for the others.
+/// Calls `add(i)` for the ranks that are shown, and adds a note for those left out.
 template <class Add>
 void add_ranks(TableFigure& table, const std::vector<RankBytes>& held, const Add& add) {
   const size_t n = held.size();
@@ -82,7 +82,7 @@ class RankLines {
   }
 
  private:
-  /// `is_first`: of the rank's lines, which bears its number.
+  /// `is_first`: the first line of a rank has its number.
   void add_line(int64_t rank, bool is_first, std::string shape, std::string offsets, int64_t n_bytes) {
     TableFigure::Line& line = table_.lines.emplace_back();
     line.words = {is_first ? fmt::format("{}", rank) : "", std::move(shape), std::move(offsets), with_commas(n_bytes),

@@ -11,7 +11,7 @@ namespace shardwise::detail {
 
 namespace {
 
-constexpr int64_t kFewestRanges = 4;  // of a dim that are looked at
+constexpr int64_t kFewestRanges = 4;  // of a dim that are always used
 
 using CellNumbers = std::vector<size_t>;
 
@@ -25,7 +25,7 @@ std::vector<Interval> intervals_between(const std::vector<Interval>& ranges) {
   return segments;
 }
 
-/// `a` and `b` as one box, where they differ in one dim and touch there.
+/// Extends `a` by `b` if they differ in one dim only and are adjacent there; returns false otherwise.
 bool unite(Box& a, const Box& b) {
   int64_t differing = -1;
   for (size_t dim = 0; dim < a.sizes.size(); ++dim) {
@@ -55,7 +55,7 @@ class Slicing {
   }
 
  private:
-  /// `where`: the ranges of the dims before `dim`, and all of the later ones. `inside`: the cells that meet it.
+  /// `where`: ranges of the dims before `dim`, and the whole of later dims. `inside`: the cells that intersect `where`.
   void descend(const CellNumbers& inside, const Box& where, int64_t dim) {
     if (dim == n_leading_) {
       add(inside, where);
@@ -73,7 +73,7 @@ class Slicing {
       CellNumbers meeting;
       for (size_t i = 0; i < inside.size(); ++i)
         if (ranges[i].begin < segment.range.end && segment.range.begin < ranges[i].end) meeting.push_back(inside[i]);
-      if (!meeting.empty()) descend(meeting, narrower, dim + 1);  // shards of one rank leave holes
+      if (!meeting.empty()) descend(meeting, narrower, dim + 1);  // the shards of one rank leave holes
     }
   }
 

@@ -7,11 +7,11 @@
 
 namespace shardwise::detail {
 
-/// The slices of a tensor of these `sizes`, whose boxes are those of `cells` (disjoint, not empty): a new slice wherever the set of
-/// boxes changes. Ranges that are not neighbours and show the same boxes share one slice.
+/// The slices of a tensor of these `sizes`, whose boxes are those of `cells` (disjoint, not empty): a new slice wherever the set of boxes changes.
+/// Ranges that are not adjacent but have the same boxes share one slice.
 ///
-/// Of each leading dim at most the `max_slices`-th root, of as many dims as lead, but at least 4 ranges are looked at: the others, in
-/// its middle, become one slice without cells. Cost: O(cells * slices).
+/// At most max_slices^(1 / number of leading dims) ranges of each leading dim are used, but at least 4. The ranges in the middle of the dim that are
+/// left out become one slice without cells. Cost: O(cells * slices).
 std::vector<Slice> slices_of(const std::vector<FigureCell>& cells, c10::IntArrayRef sizes, int64_t max_slices);
 
 }  // namespace shardwise::detail

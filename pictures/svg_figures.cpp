@@ -22,7 +22,7 @@ constexpr int64_t kMaxMeshExtent = 10, kMaxPlanes = 4, kMeshCell = 30;
 constexpr size_t kMaxTableLines = 48;
 constexpr int64_t kBarWidth = 120, kSwatch = 10, kColumnGap = 16;
 constexpr int64_t kHeatSide = 400, kLeastHeatCell = 6, kMostHeatCell = 56;
-constexpr int64_t kFewBlocks = 10;  // whose numbers have room in their cells
+constexpr int64_t kFewBlocks = 10;  // up to so many blocks, cells have room for numbers
 
 std::string ranks_attribute(c10::IntArrayRef ranks) {
   return fmt::format(" class=\"sw-cell\" data-ranks=\"{}\"", rank_runs(ranks));

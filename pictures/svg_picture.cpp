@@ -35,7 +35,7 @@ class SvgColumn {
     beside(block);
   }
 
-  /// To the right of the last block, where that leaves room.
+  /// Places `block` to the right of the last block, if there is room.
   void beside(const SvgBlock& block) {
     if (right_ > 0 && right_ + block.width > kRowWidth) {
       begin_ = y_;

@@ -12,18 +12,18 @@ namespace shardwise::detail {
 
 namespace {
 
-constexpr int64_t kMaxSegments = 24;                  // of rows or columns; more would not be told apart
-constexpr int64_t kLeastRow = 18, kLeastColumn = 26;  // pixels, in which a short name has room
+constexpr int64_t kMaxSegments = 24;                  // of rows or columns; more are indistinguishable
+constexpr int64_t kLeastRow = 18, kLeastColumn = 26;  // pixels, enough for a short name
 constexpr int64_t kUsualWidth = 440;
 constexpr int64_t kLeastHeight = 120, kMostHeight = 340;
 constexpr size_t kMaxStripes = 12;
-constexpr int64_t kMaxSheets = 4;  // of a stack that are drawn
+constexpr int64_t kMaxSheets = 4;  // sheets drawn of a stack
 constexpr size_t kMaxTermsNamed = 8;
 constexpr int64_t kCoordinateHeight = 18;
 
 std::string numbers(const Dims& values) { return fmt::format("[{}]", fmt::join(values, ", ")); }
 
-/// What is to be known of a cell, a line each.
+/// The facts about a cell, a line each.
 std::string title_of(const TensorFigure& figure, const FigureCell& cell) {
   const int64_t n_bytes = cell.box.numel() * figure.element_bytes, whole = bytes_of_tensor(figure);
   std::string text =
@@ -79,7 +79,7 @@ class SliceDrawing {
   }
 
  private:
-  /// In which the number of a rank has room.
+  /// The least width of a column in which the number of a rank has room.
   int64_t least_column() const {
     int64_t least = kLeastColumn;
     for (const FigureCell& cell : slice_.cells)
@@ -87,7 +87,7 @@ class SliceDrawing {
     return least;
   }
 
-  /// In the proportions of the slice, within bounds.
+  /// The height in the proportions of the slice, within bounds.
   int64_t usual_height() const {
     const double height = static_cast<double>(slice_.rows.back().end - slice_.rows.front().begin);
     const double width = static_cast<double>(slice_.columns.back().end - slice_.columns.front().begin);
@@ -103,7 +103,7 @@ class SliceDrawing {
     const int64_t height = row_lines_[rows.end] - row_lines_[rows.begin];
     out_.open_group(fmt::format(" class=\"sw-cell\" data-ranks=\"{}\"", rank_runs(cell.ranks)),
                     title_of(figure_, cell));
-    // Sheets lie one behind the other, each a little higher and further right; the first term is in front.
+    // Each sheet is a little higher and further right than the one in front of it; the first term is in front.
     const auto n_sheets =
         cell.terms.empty() ? 1 : std::min<int64_t>(kMaxSheets, static_cast<int64_t>(cell.terms.size()));
     const int64_t step = n_sheets == 1 ? 0 : std::max<int64_t>(2, std::min<int64_t>(6, std::min(width, height) / 10));
@@ -126,7 +126,7 @@ class SliceDrawing {
     out_.rect(x, y, width, height, fmt::format(" fill=\"{}\"", n > 1 ? "none" : color_of(ranks.front())));
   }
 
-  /// In full where that fits, else the numbers of the ranks, else nothing: then the title tells.
+  /// Draws the full name if it fits, else the numbers of the ranks, else nothing, because the title has the name.
   void draw_name(const FigureCell& cell, int64_t x, int64_t y, int64_t width, int64_t height) {
     std::string name = rank_words(cell.ranks);
     if (text_width(name) + 4 > width) name = rank_list(cell.ranks);
@@ -155,7 +155,7 @@ class SliceDrawing {
     out_.text(x + width / 2, y + height / 2 + 4, dots, R"( class="sw-faint")", SvgWriter::Anchor::kMiddle);
   }
 
-  /// Where they do not run into each other; the first and the last always.
+  /// Draws coordinates that do not overlap; always the first and the last.
   void draw_column_coordinates() {
     const size_t n = columns_.size();
     int64_t free_from = 0;

@@ -21,7 +21,7 @@ constexpr std::array kTonesOfClasses = {
     Tone{".sw-ink", "fill", "#1f2328", "#e6edf3"},    // text
     Tone{".sw-faint", "fill", "#59636e", "#9198a1"},  // coordinates and notes
     Tone{".sw-cell rect", "stroke", "#1f2328", "#0d1117"},
-    Tone{".sw-gap", "fill", "#eff2f5", "#212830"},  // what is left out
+    Tone{".sw-gap", "fill", "#eff2f5", "#212830"},  // parts left out
     Tone{".sw-gap", "stroke", "#d1d9e0", "#3d444d"},
     Tone{".sw-heat", "fill", "#0969da", "#58a6ff"},
     Tone{".sw-on-heat", "fill", "#ffffff", "#0d1117"},

@@ -7,21 +7,21 @@
 
 namespace shardwise::detail {
 
-/// `text` where markup is read: & < > " as entities.
+/// `text` with & < > " as entities.
 std::string escaped(std::string_view text);
 
-/// Pixels that `text` takes in the monospaced font of pictures.
+/// The width of `text` in pixels, in the monospaced font of pictures.
 int64_t text_width(std::string_view text);
 
 inline constexpr int64_t kLineHeight = 18;  // of text, in pixels
 
-/// A piece of a drawing, whose upper left corner is at (0, 0).
+/// A part of a drawing, with its upper left corner at (0, 0).
 struct SvgBlock {
   int64_t width = 0, height = 0;
   std::string body;
 };
 
-/// Writes elements one after the other. Attributes are written as given: ` class="sw-ink"`, with the blank before them.
+/// Writes elements one after the other. Attributes are written unchanged, with the leading blank: ` class="sw-ink"`.
 class SvgWriter {
  public:
   enum class Anchor : uint8_t { kStart, kMiddle, kEnd };
@@ -30,10 +30,10 @@ class SvgWriter {
   /// `y`: of the baseline.
   void text(int64_t x, int64_t y, std::string_view words, std::string_view attributes = R"( class="sw-ink")",
             Anchor anchor = Anchor::kStart);
-  /// Begins a group with what is shown while the mouse is over it.
+  /// Begins a group; `title` is shown while the mouse is over it.
   void open_group(std::string_view attributes, std::string_view title = {});
   void close_group();
-  /// `block` with its corner at (x, y).
+  /// Places `block` with its corner at (x, y).
   void place(const SvgBlock& block, int64_t x, int64_t y);
 
   SvgBlock take(int64_t width, int64_t height);
@@ -42,12 +42,12 @@ class SvgWriter {
   std::string out_;
 };
 
-/// An <svg> element of the block, with a margin. `style`: its rules, or none where the page has them.
+/// An <svg> element of the block, with a margin. `style`: its CSS rules, or "" if the page has them.
 std::string svg_document(const SvgBlock& block, std::string_view style);
 
-/// The rules of the classes that drawings use, light and dark by what the viewer prefers.
+/// The CSS rules of the classes in drawings, light or dark by the viewer's preference.
 std::string svg_style();
-/// The same for a page, whose root may have data-theme="light" or "dark".
+/// The same for a page; its root may have data-theme="light" or "dark".
 std::string page_style();
 
 }  // namespace shardwise::detail

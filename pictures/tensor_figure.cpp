@@ -35,7 +35,7 @@ std::vector<RankShare> shares_of(const Layout& layout, int64_t element_bytes) {
   return shares;
 }
 
-/// Which term of the reduction the rank at `index` of the grid holds.
+/// The number of the term of the reduction that the rank at `index` of the grid holds.
 int64_t term_at(const Layout& layout, int64_t index) {
   const Dims coord = coord_at(layout.grid(), index);
   int64_t term = 0;
@@ -44,7 +44,7 @@ int64_t term_at(const Layout& layout, int64_t index) {
   return term;
 }
 
-/// The distinct boxes that have elements: they are disjoint.
+/// The distinct boxes with elements, which are disjoint.
 std::vector<FigureCell> cells_of(const TensorFigure& figure) {
   const auto n_dims = static_cast<int64_t>(figure.sizes.size());
   std::map<std::vector<int64_t>, size_t> at_offsets;
@@ -74,7 +74,7 @@ std::string reductions_of(const Layout& layout) {
   return fmt::format("{}", fmt::join(words, " of "));
 }
 
-/// "4 ranks (0-3)"; with names "(dp=2, tp=2)", and its ranks where they are not 0, 1, 2, ...
+/// "4 ranks (0-3)"; with names "(dp=2, tp=2)", and the ranks unless they are 0, 1, 2, ...
 std::string mesh_words(const RankGrid& grid, const std::vector<std::string>& dim_names) {
   if (dim_names.empty()) return fmt::format("{} ({})", to_string(grid), detail::rank_list(grid.ranks));
   const std::string named = detail::named_shape(grid, dim_names);

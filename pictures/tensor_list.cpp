@@ -16,7 +16,7 @@ namespace {
 using detail::with_commas;
 
 constexpr size_t kLongestPlacements = 48;
-constexpr int64_t kDetailSlices = 16;  // of a tensor that a line leads to
+constexpr int64_t kDetailSlices = 16;  // of the figure that a line opens
 
 const Layout* layout_of(const NamedTensor& tensor) { return std::get_if<Layout>(&tensor.place); }
 const LocalShards* shards_of(const NamedTensor& tensor) { return std::get_if<LocalShards>(&tensor.place); }
@@ -32,7 +32,7 @@ std::string placements_in_brief(const NamedTensor& tensor) {
   return text;
 }
 
-/// Of the whole tensor; of local shards what this rank has.
+/// Elements of the whole tensor or, for local shards, of this rank's shards.
 int64_t n_elements(const NamedTensor& tensor) {
   const LocalShards* shards = shards_of(tensor);
   if (!shards) return Box::whole(tensor.sizes).numel();
@@ -41,7 +41,7 @@ int64_t n_elements(const NamedTensor& tensor) {
   return n;
 }
 
-/// Adds up what ranks hold, and makes the lines.
+/// Adds up the bytes of ranks, and makes the lines.
 class TensorList {
  public:
   TensorList(const std::vector<NamedTensor>& tensors, int64_t rank) : tensors_(tensors), rank_(rank) {
@@ -100,7 +100,7 @@ class TensorList {
         {with_commas(most), has_imbalance ? fmt::format("{:.2f}", static_cast<double>(most) / mean) : "-"});
   }
 
-  /// Tensors of equal layout and element size share one.
+  /// The index of the tensor's detail. Tensors of equal layout and element size share one.
   int64_t detail_of(const NamedTensor& tensor) {
     if (const LocalShards* shards = shards_of(tensor)) {
       details_.push_back(tensor_figure(LocalShards{rank_, shards->boxes}, tensor.element_bytes, kDetailSlices));
@@ -117,8 +117,8 @@ class TensorList {
 
   const std::vector<NamedTensor>& tensors_;
   int64_t rank_;
-  std::vector<detail::RankBytes> held_;  // of every rank that a layout names
-  std::map<int64_t, size_t> places_;     // of ranks in it
+  std::vector<detail::RankBytes> held_;  // of every rank in a layout
+  std::map<int64_t, size_t> places_;     // position in held_, by rank
   int64_t total_ = 0;
   TableFigure table_{{{"tensor"},
                       {"shape"},

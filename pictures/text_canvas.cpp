@@ -9,7 +9,7 @@ namespace {
 void append_utf8(std::string& out, char32_t glyph) {
   if (glyph < 0x80) {
     out += static_cast<char>(glyph);
-  } else {  // what we draw with lies between U+0800 and U+FFFF: three bytes
+  } else {  // our drawing characters are in [U+0800, U+FFFF]: three bytes
     out += static_cast<char>(0xE0 | (glyph >> 12));
     out += static_cast<char>(0x80 | ((glyph >> 6) & 0x3F));
     out += static_cast<char>(0x80 | (glyph & 0x3F));

@@ -8,23 +8,23 @@
 
 namespace shardwise::detail {
 
-/// Rows count from the top, columns from the left. What falls outside is left out.
+/// Rows count from the top, columns from the left. Drawing outside of the rectangle has no effect.
 class TextCanvas {
  public:
   TextCanvas(int64_t n_rows, int64_t n_columns);
 
   void put(int64_t row, int64_t column, char32_t glyph);
   void text(int64_t row, int64_t column, std::string_view ascii);
-  /// Gives the place the background of `rank`.
+  /// Gives a place the background colour of `rank`.
   void paint(int64_t row, int64_t column, int64_t rank);
 
-  /// The lines in UTF-8, each ended by a newline and without blanks at its end; colours only if asked for.
+  /// The lines in UTF-8, each with a newline and without trailing blanks; with colours if `color`.
   std::string to_string(bool color) const;
 
  private:
   struct Place {
     char32_t glyph = U' ';
-    int64_t rank = -1;  // of the background; -1: none
+    int64_t rank = -1;  // of the background colour; -1: none
   };
   std::vector<std::vector<Place>> rows_;
 };

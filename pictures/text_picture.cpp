@@ -73,7 +73,7 @@ class TextDrawing {
     return text;
   }
 
-  /// A line per sending block, a column per receiving one: as many blocks as the width has room for.
+  /// A line per sending block, a column per receiving block, with as many blocks as fit the width.
   std::string draw(const TrafficFigure& traffic) const {
     if (traffic.matrix.total() == 0) return "  nothing is sent\n";
     for (int64_t n_blocks = kMaxTrafficBlocks;; --n_blocks) {

@@ -25,7 +25,7 @@ py::object described_operand(const Operand& operand) {
                         tuple_of(spec.strides()), py::cast(spec.dtype()));
 }
 
-/// Argument `i` of the call, with descriptions in the place of tensors.
+/// Argument `i` of the call, with descriptions in place of tensors.
 py::object told_argument(const OpCall& call, size_t i) {
   const c10::IValue& value = call.args[i];
   if (value.isTensor()) {
@@ -80,7 +80,7 @@ std::vector<AcceptableSharding> shardings_of(PyObject* function, const OpCall& c
 }
 
 void py_register_sharding(const std::string& op, const py::function& function) {
-  // As long as the process: kernels are never taken back.
+  // Lives as long as the process, because kernels are never unregistered.
   PyObject* kept = py::object(function).release().ptr();
   const Rule rule = Rule::placed("registered shardings", [kept](const OpCall& call) -> std::optional<Propagation> {
     return propagate_acceptable(call, shardings_of(kept, call));

@@ -8,12 +8,12 @@
 namespace shardwise {
 namespace {
 
-/// A key that no tensor has and no library uses: a thread includes it while its attention is answered by a function. Autograd's
-/// threads take it, and the function, over from the thread that recorded the graph.
+/// A dispatch key that no tensor has and no library uses. A thread includes it while a function replaces its attention. Autograd's threads inherit
+/// the key and the function from the thread that recorded the graph.
 constexpr auto kAttentionKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 constexpr const char* kFunction = "attention of shardwise";
 
-/// Calls the function of this thread, for which attention is torch's again.
+/// Calls the function of this thread. Within it, attention is torch's own.
 void attend(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard torchs(kAttentionKey);
   const py::gil_scoped_acquire gil;
@@ -35,7 +35,7 @@ void register_attention_key() {
       .impl("scaled_dot_product_attention", torch::CppFunction::makeFromBoxedFunction<&attend>());
 }
 
-/// Has `function` answer attention on this thread; None: torch. Returns what answered it before.
+/// Replaces attention on this thread by `function`; None: by torch's own. Returns the previous function.
 py::object exchange_attention(const py::object& function) {
   static const bool once = (register_attention_key(), true);
   static_cast<void>(once);
@@ -44,7 +44,7 @@ py::object exchange_attention(const py::object& function) {
   if (Objects::contains(kFunction))
     if (const auto& kept = Objects::get(kFunction))
       before = py::reinterpret_borrow<py::object>(kept->ptr(getPyInterpreter()));
-  // Nothing, where there is none: torch 2.11 takes no name off its list.
+  // Null for None: torch 2.11 cannot remove a name from its list.
   std::shared_ptr<c10::SafePyObject> next;
   if (!function.is_none())
     next = std::make_shared<c10::SafePyObject>(py::object(function).release().ptr(), getPyInterpreter());

@@ -30,7 +30,7 @@ std::string folder_of_torch() {
   return path.substr(0, path.rfind('/') + 1);
 }
 
-/// A Python function that runs.
+/// A running Python function.
 class Frame {
  public:
   explicit Frame(PyFrameObject* frame) : frame_(frame), code_(own(PyFrame_GetCode(frame))) {}
@@ -53,7 +53,7 @@ class Frame {
   py::object code_;
 };
 
-/// Calls `visit(frame)` from `innermost` outwards until it says that it has seen enough.
+/// Calls `visit(frame)` from `innermost` outwards until it returns true.
 template <class Visit>
 void visit_frames(py::object innermost, const Visit& visit) {
   while (innermost && !innermost.is_none()) {
@@ -89,7 +89,7 @@ CallerStack stack_of_thread(uint64_t thread) {
   try {
     const py::dict frames = py::module_::import("sys").attr("_current_frames")();
     py::object key = py::int_(thread);
-    if (!frames.contains(key))  // one of autograd's, of which the main thread waits for the end
+    if (!frames.contains(key))  // an autograd thread, for which the main thread waits
       key = py::module_::import("threading").attr("main_thread")().attr("ident");
     if (!frames.contains(key)) return {{}, "", "no thread with Python"};
     visit_frames(frames[key], [&](const Frame& frame) {

@@ -19,7 +19,7 @@ CommPolicy policy_named(const std::string& name) {
                     fmt::format("[communication_policy] \"{}\" is none of \"allow\", \"warn\", \"error\".", name));
 }
 
-/// The name lives in the scope of Python.
+/// The string is owned by PyScope's options, which outlive the Reading.
 struct NamedReading : Reading {
   explicit NamedReading(const std::string& name) : Reading(name.c_str()) {}
 };

@@ -13,8 +13,8 @@
 namespace shardwise {
 namespace {
 
-/// The collectives that a program calls itself, functional ones and those of torch.distributed: a callback on this thread's
-/// operators tells them to its traces while it lives.
+/// Records the collectives that a program calls itself, functional ones and those of torch.distributed. While this object lives, a callback on this
+/// thread's operators reports them to the thread's traces.
 class PlainCollectives {
  public:
   PlainCollectives()
@@ -28,14 +28,14 @@ class PlainCollectives {
   struct Inside : at::ObserverContext {
     Inside() { ++depth(); }
     ~Inside() override { --depth(); }
-    /// A functional collective calls torch.distributed's: only the outer one counts.
+    /// A functional collective calls one of torch.distributed: only the outer one counts.
     static int& depth() {
       static thread_local int n = 0;
       return n;
     }
   };
 
-  /// "all_gather" of "_c10d_functional::all_gather_into_tensor", "allreduce" of "c10d::allreduce_"; "" of what is no collective.
+  /// "all_gather" for "_c10d_functional::all_gather_into_tensor", "allreduce" for "c10d::allreduce_"; "" for an operator that is no collective.
   static std::string_view kind_of(std::string_view op) {
     const bool is_functional = op.starts_with("_c10d_functional::") || op.starts_with("_c10d_functional_autograd::");
     if (!is_functional && !op.starts_with("c10d::")) return "";
@@ -71,7 +71,7 @@ class PlainCollectives {
 
 struct CommRecording : TraceRecording<CommTrace, CommEvent, &CommTrace::events> {
   CommRecording() {
-    // One callback for all open traces of the thread: each call of it reaches all.
+    // All open traces of the thread share one callback, because each callback reports to all of them.
     static thread_local std::weak_ptr<PlainCollectives> shared;
     plain = shared.lock();
     if (!plain) shared = plain = std::make_shared<PlainCollectives>();

@@ -28,7 +28,7 @@ using GroupNames = std::map<std::vector<int64_t>, std::string>;  // by ranks
 /// The meshes of the `with mesh:` blocks that this thread is in.
 thread_local std::vector<MeshPtr> active_meshes;
 
-/// A tensor of ours has a mesh: before the first mesh torch is as it was.
+/// Called for the first mesh. Before it no tensor of ours exists, and torch is unchanged.
 void install_replacements() {
   const py::gil_scoped_acquire gil;
   package().install();
@@ -49,7 +49,8 @@ MeshPtr make_mesh(const std::string& device_type, const at::Tensor& ranks, std::
   const at::Tensor flat = ranks.to(at::kCPU, at::kLong).contiguous();
   grid.ranks.assign(flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel());
   auto mesh = DeviceMesh::create(python_world(), device_type_of(device_type), std::move(grid), names.value_or(Names()));
-  // All ranks are here. Made by one alone, when it first asks, it would shift the names that torch.distributed gives to later groups.
+  // Makes the group of one rank here, where all ranks take part. If one rank made it later by itself, the names of its later groups would differ from
+  // other ranks'.
   if (std::ranges::count(mesh->grid().shape, 1) > 0 && !World::is_thread() && !GivenGroups::current()) {
     const py::gil_scoped_acquire gil;
     package().lone_group(py::arg("is_collective") = true);
@@ -70,7 +71,7 @@ int64_t local_rank(const DeviceMesh& mesh, const std::optional<DimOrName>& mesh_
   return (*mesh.coord())[dim];
 }
 
-/// True where torch.distributed knows `group` by `name`. After destroy_process_group() it may know another one by it.
+/// True if torch.distributed knows `group` by `name`. After destroy_process_group() another group may have the name.
 bool is_registered(const c10d::ProcessGroup& group, const std::string& name) {
   try {
     return c10d::resolve_process_group(name).get() == &group;
@@ -79,8 +80,8 @@ bool is_registered(const c10d::ProcessGroup& group, const std::string& name) {
   }
 }
 
-/// The name by which torch.distributed knows `group`; "" where it does not, as of threads.
-/// Throws: c10::ValueError where it was destroyed.
+/// The name by which torch.distributed knows `group`; "" if it does not, as for threads.
+/// Throws: c10::ValueError if the group was destroyed.
 std::string open_name(Group group) {
   const std::string name = open_group(group, "device_mesh").getGroupName();
   if (!name.empty() && !is_registered(*group.process_group, name)) {
@@ -96,7 +97,7 @@ GroupPtr group_of_world(World& world) {
   return world.group(ranks);
 }
 
-/// torch.distributed's, None on a non-member.
+/// The group of torch.distributed; None on a non-member.
 py::object torchs_group(const DeviceMesh& mesh, const std::optional<DimOrName>& mesh_dim) {
   const GroupPtr& group = mesh.group(dim_of(mesh, mesh_dim));
   if (!group) return py::none();
@@ -105,20 +106,20 @@ py::object torchs_group(const DeviceMesh& mesh, const std::optional<DimOrName>& 
   return is_alone && !name.empty() ? package().lone_group() : package().group_of(name);
 }
 
-/// What a DeviceMesh of Python knows besides its grid and groups. Its objects come and go while tensors live on the mesh.
+/// The state of a Python DeviceMesh besides its grid and groups. It is kept here because Python objects may be freed while tensors on the mesh live.
 struct Origin final : MeshAttachment {
-  MeshPtr root;             // that it was sliced or flattened from; null where it was not
-  std::vector<Names> dims;  // of the root, that each dim is made of
+  MeshPtr root;             // that it was sliced or flattened from, or null
+  std::vector<Names> dims;  // per dim: names of the root's dims that it consists of
   std::optional<GroupNames> given;
   bool has_groups = true;
 };
 
-/// Null where nobody set it.
+/// Null if it was not set.
 std::shared_ptr<Origin> origin_of(const DeviceMesh& mesh) {
   return std::static_pointer_cast<Origin>(attachment_of(mesh));
 }
 
-/// True where `mesh` is `root` or one that it was sliced or flattened from: the two would keep each other alive.
+/// True if `mesh` is `root` or an ancestor of it, so that `mesh` and `root` would keep each other alive.
 bool comes_from(MeshPtr root, const DeviceMesh& mesh) {
   while (root && root.get() != &mesh) {
     const auto known = origin_of(*root);
@@ -127,7 +128,7 @@ bool comes_from(MeshPtr root, const DeviceMesh& mesh) {
   return root != nullptr;
 }
 
-/// Leaves the root that is known where none is given.
+/// Keeps the known root if none is passed.
 void set_origin(const DeviceMesh& mesh, const std::optional<MeshPtr>& root, std::vector<Names> dims,
                 std::optional<GroupNames> given, bool has_groups) {
   const auto before = origin_of(mesh);
@@ -141,7 +142,7 @@ void set_origin(const DeviceMesh& mesh, const std::optional<MeshPtr>& root, std:
   attach_to(mesh, std::move(known));
 }
 
-/// (root, dims, given, has_groups), None where nobody set it.
+/// (root, dims, given, has_groups), or None if it was not set.
 py::object origin(const DeviceMesh& mesh) {
   const auto found = origin_of(mesh);
   if (!found) return py::none();
@@ -159,11 +160,11 @@ py::object origin(const DeviceMesh& mesh) {
 
 /// A mesh on its way to a new object of Python.
 struct MeshHandle {
-  std::shared_ptr<DeviceMesh> mesh;  // a holder's type has no const; nothing bound changes a mesh
+  std::shared_ptr<DeviceMesh> mesh;  // not const, because a pybind11 holder cannot be; no binding changes a mesh
 };
 
-/// The objects of each mesh, known weakly; read and written under the GIL. pybind11's table gives out those, too, that are half made,
-/// or end: dropping what they own may run anything, here and in other threads.
+/// The Python objects of each mesh, as weak references; read and written under the GIL. pybind11's own table also returns objects that are under
+/// construction or destruction, and releasing their members may run any code, here and in other threads.
 std::unordered_map<const DeviceMesh*, std::vector<py::weakref>>& objects() {
   static auto* objects =
       new std::unordered_map<const DeviceMesh*, std::vector<py::weakref>>;  // outlives the interpreter
@@ -178,7 +179,7 @@ void register_object(const py::object& object) {
   objects()[py::cast<const DeviceMesh*>(object)].emplace_back(object);
 }
 
-/// Null where there is none.
+/// The living Python object of `mesh`, or null.
 py::object registered_object(const DeviceMesh& mesh) {
   const auto found = objects().find(&mesh);
   if (found == objects().end()) return {};
@@ -186,7 +187,7 @@ py::object registered_object(const DeviceMesh& mesh) {
   return living == found->second.end() ? py::object() : (*living)();
 }
 
-/// What Python notes of the world of `mesh`, as long as it lives. Under the GIL.
+/// A dict for Python's notes on the world of `mesh`, which lives as long as the world. Under the GIL.
 py::dict world_notes(const DeviceMesh& mesh) {
   static auto* notes = new std::map<std::weak_ptr<World>, py::dict, std::owner_less<>>;  // outlives the interpreter
   std::erase_if(*notes, [](const auto& entry) { return entry.first.expired(); });
@@ -231,11 +232,11 @@ int64_t dim_of(const DeviceMesh& mesh, const std::optional<DimOrName>& dim) {
   return number < 0 ? number + mesh.ndim() : number;
 }
 
-/// That of the innermost `with` block, of our meshes or torch's own; null outside of such blocks.
+/// The mesh of the innermost `with` block, ours or torch's own; null outside of such blocks.
 static MeshPtr current_mesh() {
   {
     const py::gil_scoped_acquire gil;
-    const py::object innermost = package().current_torch_mesh();  // ours are there, too
+    const py::object innermost = package().current_torch_mesh();  // torch's stack has our meshes, too
     if (!innermost.is_none() && !py::isinstance<DeviceMesh>(innermost)) return to_mesh(innermost);
   }
   return active_meshes.empty() ? nullptr : active_meshes.back();
@@ -245,7 +246,7 @@ MeshPtr mesh_or_world(const std::optional<MeshPtr>& mesh, const std::string& dev
   if (mesh) return *mesh;
   if (MeshPtr current = current_mesh()) return current;
   install_replacements();
-  python_world();  // initialises torch.distributed where nobody did
+  python_world();  // initialises torch.distributed if needed
   return world_mesh(device_type_of(device_type));
 }
 
@@ -275,10 +276,10 @@ std::optional<Placements> placements_on(const MeshPtr& mesh, const std::optional
 }
 
 void bind_device_mesh(py::module_& module) {
-  py::class_<MeshHandle>(module, "MeshHandle", "A mesh on its way to a new shardwise.DeviceMesh.");
+  py::class_<MeshHandle>(module, "MeshHandle", "A mesh from which a new shardwise.DeviceMesh is made.");
   py::class_<DeviceMesh, std::shared_ptr<DeviceMesh>> type(
       module, "DeviceMesh",
-      "What shardwise.DeviceMesh has of C++: the grid of ranks and the groups over which they communicate.");
+      "The C++ base of shardwise.DeviceMesh: the grid of ranks and the groups over which they communicate.");
   type.def(py::init([](const std::string& device_type, const py::object& mesh, std::optional<Names> mesh_dim_names) {
              const auto ranks =
                  py::module_::import("torch").attr("as_tensor")(mesh, py::arg("device") = "cpu").cast<at::Tensor>();
@@ -288,7 +289,8 @@ void bind_device_mesh(py::module_& module) {
            py::arg("device_type"), py::arg("mesh"), py::kw_only(), py::arg("mesh_dim_names") = py::none())
       .def(py::init([](const MeshHandle& handle) { return handle.mesh; }), py::arg("handle"),
            "An object for this mesh.")
-      .def("_register", &register_object, "This object is whole: it may be given out for its mesh while it lives.")
+      .def("_register", &register_object,
+           "Registers this complete object as the Python object of its mesh, while it lives.")
       .def_property_readonly("device_type",
                              [](const DeviceMesh& self) { return c10::DeviceTypeName(self.device_type(), true); })
       .def_property_readonly("mesh", &rank_tensor, "The ranks as an int32 tensor of the mesh's shape.")
@@ -308,24 +310,25 @@ void bind_device_mesh(py::module_& module) {
           [](const DeviceMesh& self, const std::optional<DimOrName>& mesh_dim) {
             return mesh_dim ? self.size(dim_of(self, mesh_dim)) : self.size();
           },
-          py::arg("mesh_dim") = py::none(), "Ranks along `mesh_dim`, or in all.")
+          py::arg("mesh_dim") = py::none(), "The number of ranks along `mesh_dim`, or in total.")
       .def("get_rank", &DeviceMesh::rank, "This rank, global.")
       .def(
           "_world_size", [](const DeviceMesh& self) { return self.world()->size(); }, "The number of ranks in all.")
-      .def("get_local_rank", &local_rank, py::arg("mesh_dim") = py::none(), "This rank's place along `mesh_dim`.")
+      .def("get_local_rank", &local_rank, py::arg("mesh_dim") = py::none(), "This rank's coordinate along `mesh_dim`.")
       .def(
           "get_coordinate",
           [](const DeviceMesh& self) -> std::optional<py::tuple> {
             if (!self.is_member()) return std::nullopt;
             return py::tuple(py::cast(std::vector<int64_t>(self.coord()->begin(), self.coord()->end())));
           },
-          "This rank's place in the mesh, None outside it.")
+          "This rank's coordinates in the mesh; None outside it.")
       .def("get_group", &torchs_group, py::arg("mesh_dim") = py::none(),
            "torch.distributed's process group along `mesh_dim`, None outside the mesh.")
       .def("_set_origin", &set_origin, py::arg("root"), py::arg("dims"), py::arg("given"), py::arg("has_groups"),
-           "What _origin() gives while the mesh lives.")
+           "Sets the result of _origin() for the life of the mesh.")
       .def("_origin", &origin)
-      .def("_world_notes", &world_notes, "What is noted of all ranks' meshes, as long as their world lives.")
+      .def("_world_notes", &world_notes,
+           "A dict of notes on the meshes of this world, which lives as long as the world.")
       .def("__getitem__", torch::wrap_pybind_function_no_gil(&submesh), py::arg("mesh_dim_names"),
            "The mesh of the named dims through this rank. Collective, as making a mesh is.")
       .def("__enter__",
@@ -356,8 +359,8 @@ void bind_device_mesh(py::module_& module) {
              "True");
   module.def("mesh_or_world", torch::wrap_pybind_function_no_gil(&mesh_or_world), py::arg("device_mesh") = py::none(),
              py::arg("device_type") = "cpu",
-             "The same, or all ranks of the world in a row where there is none."
-             "\n\n"
+             "The same, or a 1-D mesh of all ranks of the world if there is none.\n"
+             "\n"
              ">>> from shardwise.device_mesh import mesh_or_world\n"
              ">>> mesh_or_world().mesh.tolist()\n"
              "[0, 1, 2, 3]");

@@ -98,11 +98,11 @@ void bind_distributed_embedding(py::module_& module) {
       .def(py::init(&make), py::arg("tables"), py::arg("plans"), py::arg("mesh"), py::arg("features"),
            py::arg("mean_gradients") = true, py::arg("sparse") = false, py::arg("dp_input") = true,
            py::arg("concatenate") = false, py::arg("storage") = PyStorages{})
-      .def("tables", &Layer::tables, no_gil, "The tables as DTensors of the layer's memory, uninitialised at first.")
+      .def("tables", &Layer::tables, no_gil, "The tables as DTensors over the layer's memory, uninitialised at first.")
       .def("pieces", &pieces, py::arg("table"),
            "This rank's parts of a table: (values, rows, columns), the latter as slices of the table.")
       .def("bytes_here", &Layer::bytes_here, py::arg("table"),
-           "Of this rank's parts of a table, in memory or in files.")
+           "Bytes of this rank's parts of a table, in memory or in files.")
       .def("flush", &Layer::flush, no_gil, "Brings DTensors of tables in files up to date.")
       .def("cache_counts", &cache_counts, py::arg("table"), "See shardwise.CacheCounts; None for a table in memory.")
       .def(
@@ -115,7 +115,7 @@ void bind_distributed_embedding(py::module_& module) {
           py::arg("table"), py::arg("begin"), py::arg("end"), py::arg("root"),
           "Rows of a whole table on the rank `root` of the mesh, or on all. Collective: one exchange.")
       .def("traffic", &traffic, "Per table (ids, rows, bytes) of the last lookup: see shardwise.TableTraffic.")
-      .def("buffer_bytes", &Layer::buffer_bytes, "Memory of rows under way, kept for the next step.")
+      .def("buffer_bytes", &Layer::buffer_bytes, "Memory of buffers for rows in messages, kept for the next step.")
       .def(
           "raise_together",
           [](const Layer& self, const std::optional<PyError>& error) {
@@ -126,8 +126,8 @@ void bind_distributed_embedding(py::module_& module) {
       .def("start", &start, py::arg("inputs"), py::arg("tables"), py::arg("error") = py::none(),
            "Sends ids to their rows' owners: (ids, offsets, lengths, weights) per feature. Collective.");
   py::class_<Layer::Lookup, std::shared_ptr<Layer::Lookup>>(layer, "Lookup",
-                                                            "A lookup of which the ids are on their way.")
-      .def("fetch", &Layer::Lookup::fetch, no_gil, "Sends for the rows. Collective.")
+                                                            "A started lookup, whose ids are being sent.")
+      .def("fetch", &Layer::Lookup::fetch, no_gil, "Requests the rows. Collective.")
       .def("wait", &Layer::Lookup::wait, no_gil, "The vectors by feature. Collective without fetch().");
 }
 

@@ -65,15 +65,15 @@ using MaybeMesh = std::optional<MeshPtr>;
 using MaybePlacements = std::optional<UserPlacements>;
 
 PyTypeObject* tensor_class = nullptr;
-py::handle general_to_local, general_from_local;  // as pybind11 binds them
+py::handle general_to_local, general_from_local;  // pybind11's bindings
 
-/// Gives a new distributed tensor its Python object, of our class. Taken by hand the lock costs half of what pybind11's guard does.
+/// Gives a new distributed tensor its Python object, of our class. Taking the GIL by PyGILState_Ensure() costs half as much as pybind11's guard.
 void attach(const at::Tensor& tensor) {
   const PyGILState_STATE state = PyGILState_Ensure();
   auto* const impl = tensor.unsafeGetTensorImpl();
   const bool is_traced = impl->key_set().has(c10::DispatchKey::Python);
   PyObject* object = THPVariable_Wrap(tensor, tensor_class);
-  impl->set_python_dispatch(is_traced);  // the class has a __torch_dispatch__, which is the traced ones' alone
+  impl->set_python_dispatch(is_traced);  // the class has a __torch_dispatch__, for traced tensors only
   Py_XDECREF(object);
   if (object) return PyGILState_Release(state);
   python_error error;
@@ -84,8 +84,8 @@ void attach(const at::Tensor& tensor) {
 
 PyObject* no_torch_function = nullptr;
 
-/// Attributes by C name: torch asks every operand for "__torch_function__" so, before each call, and ours has none. By way of
-/// the ordinary lookup that is a thousand instructions.
+/// Looks up an attribute by C name. Before each call torch looks up "__torch_function__" of every operand this way, and our class has none. The
+/// ordinary lookup takes a thousand instructions.
 PyObject* attribute_by_c_name(PyObject* self, char* name) {
   if (Py_TYPE(self) == tensor_class && std::strcmp(name, "__torch_function__") == 0)
     return Py_NewRef(no_torch_function);
@@ -144,12 +144,12 @@ at::Tensor py_full_tensor(const at::Tensor& tensor, const MaybePlacements& grad_
 }
 
 void py_note_write(const at::Tensor& tensor) {
-  spec_of(tensor);  // the error for other tensors
+  spec_of(tensor);  // throws for other tensors
   const MemoryWrite write = maybe_dtensor(tensor)->begin_write();
 }
 
-/// DTensor.to_local where nothing is asked of it: a slot of the class that spares pybind11's argument parsing, four fifths of the
-/// call. Everything else goes to `py_to_local` as bound below.
+/// DTensor.to_local without arguments: a method slot that avoids pybind11's argument parsing, which is four fifths of the call. All other calls go to
+/// `py_to_local`, bound below.
 PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_args, PyObject* names) {
   if (n_args == 0 && !names && (Py_TYPE(self) == tensor_class || THPVariable_Check(self))) {
     const at::Tensor& tensor = THPVariable_Unpack(self);
@@ -167,7 +167,7 @@ PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_ar
                              names);
 }
 
-/// The mesh and the placements of a from_local() call that asks for no more; else nulls.
+/// The mesh and the placements of a from_local() call without further arguments; else nulls.
 std::pair<PyObject*, PyObject*> mesh_and_placements(PyObject* const* args, Py_ssize_t n_args, PyObject* names) {
   constexpr std::pair<PyObject*, PyObject*> kMore{nullptr, nullptr};
   if (n_args < 1 || n_args > 3 || !THPVariable_Check(args[0])) return kMore;
@@ -189,7 +189,7 @@ std::pair<PyObject*, PyObject*> mesh_and_placements(PyObject* const* args, Py_ss
   return mesh == Py_None || placements == Py_None ? kMore : std::pair(mesh, placements);
 }
 
-/// Nothing where they are no mesh of ours or no placements: the general way then converts them, or says so in Python's words.
+/// nullopt if they are no mesh of ours or no placements: the general binding then converts them or raises.
 std::optional<std::pair<MeshPtr, Placements>> converted(PyObject* mesh, PyObject* placements) {
   if (!py::isinstance<DeviceMesh>(mesh)) return std::nullopt;
   try {
@@ -200,7 +200,7 @@ std::optional<std::pair<MeshPtr, Placements>> converted(PyObject* mesh, PyObject
   }
 }
 
-/// DTensor.from_local where no more is asked for, without pybind11's argument parsing, as to_local above.
+/// DTensor.from_local without further arguments, and without pybind11's argument parsing, as to_local above.
 PyObject* from_local_method(PyObject*, PyObject* const* args, Py_ssize_t n_args, PyObject* names) {
   const auto [given_mesh, given_placements] = mesh_and_placements(args, n_args, names);
   if (given_mesh)
@@ -249,7 +249,7 @@ at::Tensor py_from_local(const at::Tensor& local, const MaybeMesh& mesh, MaybePl
   at::Tensor result = from_local(known, placed.mesh, std::move(placed.placements),
                                  {run_check, dims_of(shape), dims_of(stride), std::move(of_grad)});
   auto* const impl = maybe_dtensor(result);
-  if (impl->given().defined()) impl->set_given(local);  // another library's, which `known` was made of
+  if (impl->given().defined()) impl->set_given(local);  // the tensor of another library that `known` was made from
   return result;
 }
 
@@ -289,7 +289,7 @@ std::vector<at::Tensor> py_redistribute_many(const std::vector<at::Tensor>& tens
     if (i < tensors.size())
       to.push_back(*placements_on(spec_of(tensors[i])->mesh(), list, tensors[i].dim()));
     else
-      to.push_back(list.placements);  // redistribute_many says that there are too many
+      to.push_back(list.placements);  // redistribute_many reports that there are too many
   }
   return redistribute_many(tensors, to, options, bucket_bytes);
 }
@@ -324,12 +324,12 @@ at::Tensor py_whole_piece(const at::Tensor& tensor, const std::string& reader) {
 }
 
 bool py_is_stale(const at::Tensor& tensor) {
-  spec_of(tensor);  // the error for other tensors
+  spec_of(tensor);  // throws for other tensors
   return maybe_dtensor(tensor)->is_stale();
 }
 
 std::string local_form_of(const at::Tensor& tensor) {
-  spec_of(tensor);  // the error for other tensors
+  spec_of(tensor);  // throws for other tensors
   const LocalForm* form = maybe_dtensor(tensor)->local_form();
   return form ? form->name() : "";
 }
@@ -467,7 +467,7 @@ void bind_dtensor(py::module_& module) {
       py::arg("dtype"), py::arg("local_form"), py::arg("sparse_dim") = 0, py::arg("is_meta") = false,
       py::arg("saved_by") = none);
   module.def("local_form_of", wrap_pybind_function(&local_form_of),
-             "The name of what to_local() gives; \"\" for a plain tensor.", py::arg("tensor"));
+             "The name of the form of to_local()'s result; \"\" for a plain tensor.", py::arg("tensor"));
   module.def("detached_pieces", wrap_pybind_function(&py_detached_pieces),
              "This rank's pieces, aliased, without history. `reader` stands in the error for stale ones.",
              py::arg("tensor"), py::arg("reader"));
@@ -481,7 +481,7 @@ void bind_dtensor(py::module_& module) {
              "True for a view whose values came from other ranks, and whose source was written to since.",
              py::arg("tensor"));
   module.def("note_write", wrap_pybind_function_no_gil(&py_note_write),
-             "To be called where a program writes to the pieces of a tensor, on all ranks alike, before it does.",
+             "Announces a write to the pieces of a tensor. Call it before the write, on all ranks alike.",
              py::arg("tensor"));
   module.def("boxes_of", wrap_pybind_function(&boxes_of), "(offsets, sizes) of this rank's pieces.", py::arg("tensor"));
   module.def("boxes_of_all", wrap_pybind_function(&boxes_of_all), "(rank, offsets, sizes) of every rank's pieces.",
@@ -492,7 +492,7 @@ void bind_dtensor(py::module_& module) {
   module.def("placements_of",
              wrap_pybind_function([](const at::Tensor& tensor) { return user_layout_of(*spec_of(tensor)).placements; }),
              py::arg("tensor"));
-  module.def("set_tensor_class", &set_tensor_class, "The class that every distributed tensor is of.", py::arg("type"));
+  module.def("set_tensor_class", &set_tensor_class, "The class of every distributed tensor.", py::arg("type"));
 }
 
 }  // namespace shardwise

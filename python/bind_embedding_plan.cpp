@@ -14,7 +14,7 @@ using Pair = std::pair<int64_t, int64_t>;
 
 Pair pair_of(Interval interval) { return {interval.begin, interval.end}; }
 
-/// "float32" of a torch.dtype or of its name.
+/// "float32" for a torch.dtype or its name.
 std::string dtype_name(const std::variant<std::string, at::ScalarType>& dtype) {
   std::string name;
   if (const auto* text = std::get_if<std::string>(&dtype)) {
@@ -113,7 +113,7 @@ void bind_table_config(py::module_& module) {
       .def_readonly("name", &TableConfig::name)
       .def_readonly("n_rows", &TableConfig::n_rows)
       .def_readonly("n_columns", &TableConfig::n_columns)
-      .def_readonly("dtype", &TableConfig::dtype, "As torch names it, without \"torch.\".")
+      .def_readonly("dtype", &TableConfig::dtype, "torch's name of the dtype, without \"torch.\".")
       .def_property_readonly("combiner", [](const TableConfig& self) { return std::string(to_string(self.combiner)); })
       .def_readonly("ids_per_sample", &TableConfig::ids_per_sample)
       .def_readonly("skew", &TableConfig::skew)
@@ -135,7 +135,8 @@ void bind_slices(py::module_& module) {
           "rows", [](const TableSlice& self) { return pair_of(self.rows); }, "(begin, end) of the table's rows.")
       .def_property_readonly("columns", [](const TableSlice& self) { return pair_of(self.columns); })
       .def_readonly("group", &TableSlice::group, "Index into the groups of `rank`.")
-      .def_readonly("first_row", &TableSlice::first_row, "Among the group's rows: the offset that its ids get.")
+      .def_readonly("first_row", &TableSlice::first_row,
+                    "The slice's offset in the group's rows, which is added to its ids.")
       .def("__repr__", [](const TableSlice& self) {
         return fmt::format("TableSlice(table={}, rank={}, rows=({}, {}), columns=({}, {}), group={}, first_row={})",
                            self.table, self.rank, self.rows.begin, self.rows.end, self.columns.begin, self.columns.end,
@@ -148,7 +149,7 @@ void bind_slices(py::module_& module) {
       .def_property_readonly(
           "slices",
           [](const TablePlan& self) { return std::vector<TableSlice>(self.slices.begin(), self.slices.end()); },
-          "By first row, then first column; of a replicated table one per rank.")
+          "By first row, then first column; one per rank for a replicated table.")
       .def_readonly("reason", &TablePlan::reason, "Why it is where it is.");
   py::class_<EmbeddingGroup>(module, "EmbeddingGroup", "Slices of one rank that are looked up together.")
       .def_readonly("is_replicated", &EmbeddingGroup::is_replicated)
@@ -157,12 +158,12 @@ void bind_slices(py::module_& module) {
       .def_property_readonly("combiner",
                              [](const EmbeddingGroup& self) { return std::string(to_string(self.combiner)); })
       .def_readonly("n_rows", &EmbeddingGroup::n_rows, "Of all its slices.");
-  py::class_<RankLoad>(module, "RankLoad", "What a plan asks of one rank in a step.")
+  py::class_<RankLoad>(module, "RankLoad", "The load of one rank in a step.")
       .def_readonly("weight_bytes", &RankLoad::weight_bytes)
       .def_readonly("state_bytes", &RankLoad::state_bytes, "Of the optimizer.")
       .def_property_readonly("n_bytes", &RankLoad::n_bytes, "Both.")
       .def_readonly("lookups", &RankLoad::lookups, "Rows read, expected.")
-      .def_readonly("exchange_bytes", &RankLoad::exchange_bytes, "To and from this rank, expected.")
+      .def_readonly("exchange_bytes", &RankLoad::exchange_bytes, "Expected bytes to and from this rank.")
       .def_readonly("seconds", &RankLoad::seconds)
       .def("__repr__", [](const RankLoad& self) {
         return fmt::format(
@@ -183,31 +184,32 @@ void bind_plan_value(py::module_& module) {
              self.check_rank(rank);
              return self.ranks[rank].groups;
            }),
-           py::arg("rank"), "Of this rank; replicated ones first, the same on every rank.")
+           py::arg("rank"),
+           "The groups of this rank. Groups of replicated tables come first and are equal on every rank.")
       .def("slices", wrap_pybind_function_no_gil(&EmbeddingPlan::slices_on), py::arg("rank"),
-           "Of this rank, by group, then by first row.")
+           "The slices of this rank, by group, then by first row.")
       .def("rank_load", wrap_pybind_function_no_gil([](const EmbeddingPlan& self, int64_t rank) {
              self.check_rank(rank);
              return self.ranks[rank].load;
            }),
-           py::arg("rank"), "What a step asks of this rank.")
+           py::arg("rank"), "The load of this rank in a step.")
       .def_property_readonly("most_loaded_rank", &EmbeddingPlan::most_loaded_rank, "Of the longest step.")
       .def_property_readonly("heaviest_rank", &EmbeddingPlan::heaviest_rank, "Of the most bytes.")
-      .def_property_readonly("seconds", &EmbeddingPlan::seconds, "Of a step on the most loaded rank.")
+      .def_property_readonly("seconds", &EmbeddingPlan::seconds, "Seconds of a step on the most loaded rank.")
       .def_readonly("bound_seconds", &EmbeddingPlan::bound_seconds,
-                    "The most loaded rank of no plan within the options has less.")
+                    "A lower bound of the most loaded rank's seconds, over all plans within the options.")
       .def(
           "__eq__", [](const EmbeddingPlan& self, const EmbeddingPlan& other) { return self == other; },
           py::is_operator())
       .def("picture", wrap_pybind_function_no_gil(&picture),
-           "Tables downwards, ranks to the right: who has what, in characters.")
+           "A picture in characters: tables as rows, ranks as columns.")
       .def("to_json", wrap_pybind_function_no_gil(py::overload_cast<const EmbeddingPlan&>(&to_json)),
            "A text from which from_json makes an equal plan.")
       .def_static("from_json",
                   wrap_pybind_function_no_gil([](const std::string& text) { return embedding_plan_from_json(text); }),
-                  py::arg("text"), "The reverse. Raises ValueError naming the place that is not of a plan.")
+                  py::arg("text"), "The reverse. Raises ValueError naming the place in the text that is wrong.")
       .def("save", wrap_pybind_function_no_gil(&save_embedding_plan), py::arg("path"),
-           "Writes to_json() to a file, which is replaced as a whole.")
+           "Writes to_json() to a file, which is replaced atomically.")
       .def_static("load", wrap_pybind_function_no_gil(&load_embedding_plan), py::arg("path"), "The plan of a file.")
       .def(py::pickle([](const EmbeddingPlan& self) { return to_json(self); },
                       [](const std::string& text) { return embedding_plan_from_json(text); }))

@@ -8,7 +8,7 @@ namespace shardwise {
 
 void bind_flight_dump(py::module_& module) {
   start_flight_watch_if_asked();
-  module.def("dump_folder", [] { return dump_folder().string(); }, "The folder of files that nobody named one for.");
+  module.def("dump_folder", [] { return dump_folder().string(); }, "The default folder of files.");
   module.def("dump_flights", torch::wrap_pybind_function_no_gil([](const std::optional<std::string>& folder) {
                return dump_flights(folder ? std::filesystem::path(*folder) : dump_folder(), "asked for");
              }),

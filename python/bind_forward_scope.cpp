@@ -12,17 +12,17 @@
 namespace shardwise {
 namespace {
 
-/// A Python frame, held.
+/// A reference to a Python frame.
 class Frame {
  public:
   explicit Frame(py::object frame)
       : frame_(frame.release().ptr(), [](PyObject* held) {
-          if (!Py_IsInitialized()) return;  // a thread that ends after Python
+          if (!Py_IsInitialized()) return;  // on a thread that ends after the interpreter
           const py::gil_scoped_acquire gil;
           Py_DECREF(held);
         }) {}
 
-  /// True where it is among this thread's calls.
+  /// True if the frame is in this thread's call stack.
   bool is_running() const {
     const py::gil_scoped_acquire gil;
     auto frame = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
@@ -54,14 +54,14 @@ void open_forward(int64_t module, const std::string& name, std::shared_ptr<Compa
 
 void bind_forward_scope(py::module_& module) {
   py::class_<ComparedCalls, std::shared_ptr<ComparedCalls>>(
-      module, "ComparedCalls", "Which calls of a module with these tensors the ranks have compared.")
+      module, "ComparedCalls", "The calls of a module with these tensors that the ranks have compared.")
       .def(py::init([](const std::vector<at::Tensor>& tensors) {
              return std::make_shared<ComparedCalls>(meshes_of(tensors));
            }),
            py::arg("tensors"));
   module.attr("MOST_ARGUMENTS") = kMostArguments;
   module.def("join_forward", &ForwardScope::join, py::arg("module"),
-             "False where this thread is in no forward. Calls of the module that opened it are counted.");
+             "False if this thread is in no forward. Counts calls of the module that opened the forward.");
   module.def(
       "open_forward", torch::wrap_pybind_function(open_forward), py::arg("module"), py::arg("name"), py::arg("calls"),
       py::arg("arguments"), py::arg("frame") = py::none(),

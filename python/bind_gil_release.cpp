@@ -4,7 +4,7 @@
 namespace shardwise {
 namespace {
 
-/// Meshes may end after the interpreter.
+/// Releases the GIL if the interpreter still exists: meshes may be freed after it.
 void* release_gil() { return Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr; }
 
 void take_gil(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }

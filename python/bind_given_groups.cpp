@@ -26,12 +26,12 @@ GivenGroups::ByRanks groups_called(const GroupNames& names) {
   return result;
 }
 
-/// A `with` block.
+/// GivenGroups as a `with` block.
 class PyGivenGroups {
  public:
   explicit PyGivenGroups(GroupNames names) : names_(std::move(names)) {}
   void enter() {
-    python_world();  // a world that is gone closes the groups that it knows
+    python_world();  // closes the groups of a world that has ended
     groups_ = std::make_unique<GivenGroups>(groups_called(names_));
   }
   void exit() { groups_.reset(); }

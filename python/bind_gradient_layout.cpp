@@ -9,7 +9,7 @@
 namespace shardwise {
 namespace {
 
-/// AccumulatedGradients as a context manager of one thread; within itself too.
+/// AccumulatedGradients as a context manager of one thread, which may be nested.
 class PyAccumulatedGradients {
  public:
   void enter() { open_.push_back(std::make_unique<AccumulatedGradients>()); }

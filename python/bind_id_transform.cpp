@@ -40,7 +40,7 @@ std::vector<std::pair<int64_t, int64_t>> reassigned(const ExactMapping& mapping)
 void bind_id_transform(py::module_& module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   py::class_<ExactMapping>(module, "ExactMapping",
-                           "Raw ids to rows over the ranks of a mesh. See shardwise.id_transform.")
+                           "Maps raw ids to rows over the ranks of a mesh. See shardwise.id_transform.")
       .def(py::init([](int64_t n_rows, const MeshPtr& mesh, int64_t n_buckets, int64_t default_row) {
              return std::make_unique<ExactMapping>(ExactMappingOptions{n_rows, n_buckets, default_row}, mesh);
            }),
@@ -55,7 +55,7 @@ void bind_id_transform(py::module_& module) {
           },
           NoGil(), py::arg("state"), py::arg("ids"), py::arg("assigns"), "The row of each id.")
       .def_property_readonly("reassigned", &reassigned,
-                             "(row, new id) of this rank's rows that the last step gave away.")
+                             "(row, new id) of this rank's rows that the last step gave to another id.")
       .def_property_readonly("n_reassigned", &ExactMapping::n_reassigned)
       .def(
           "reset_rows",

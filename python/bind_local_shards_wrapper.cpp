@@ -63,7 +63,7 @@ at::Tensor py_from_known_shards(const at::Tensor& wrapper, const MeshPtr& mesh, 
 void bind_local_shards_wrapper(py::module_& module) {
   using torch::wrap_pybind_function;
   using torch::wrap_pybind_function_no_gil;
-  module.def("set_local_shards_class", &set_local_shards_class, py::arg("type"), "The class that every wrapper is of.");
+  module.def("set_local_shards_class", &set_local_shards_class, py::arg("type"), "The class of every wrapper.");
   module.def("make_local_shards", wrap_pybind_function(&py_make_wrapper), py::arg("local_shards"), py::arg("offsets"),
              py::arg("dtype") = at::kFloat, py::arg("device") = py::none(), py::arg("n_dims") = 2);
   module.def("from_known_shards", wrap_pybind_function_no_gil(&py_from_known_shards),

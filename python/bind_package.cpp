@@ -30,7 +30,7 @@ constexpr std::pair<const char*, py::handle Package::*> kFunctions[] = {
     {"holds_traced", &Package::holds_traced},
 };
 
-/// Throws: KeyError for a function that is not given.
+/// Throws: KeyError for a missing function.
 void set_package(const std::string& folder, const py::kwargs& functions) {
   handed_over().folder = folder + '/';
   for (const auto& [name, member] : kFunctions) handed_over().*member = py::object(functions[name]).release();
@@ -42,7 +42,7 @@ const Package& package() { return handed_over(); }
 
 void bind_package(py::module_& module) {
   module.def("set_package", &set_package, py::arg("folder"),
-             "Hands over the folder of the package's modules and the functions that C++ calls, by name.");
+             "Passes the folder of the package's modules and the functions that C++ calls, by name.");
 }
 
 }  // namespace shardwise

@@ -38,7 +38,7 @@ void set_class_calls(ParameterGroup& group, std::function<SentPieces(size_t, std
 
 void bind_groups(py::module_& module) {
   py::class_<ParameterGroup, ParameterGroupPtr>(
-      module, "ParameterGroup", "Parameters that are gathered in one exchange, and whose gradients are reduced in one.")
+      module, "ParameterGroup", "Parameters that are gathered in one exchange, with gradients that are reduced in one.")
       .def(py::init(&create), py::arg("names"), py::arg("parameters"), py::arg("mesh"), py::arg("root"),
            py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("along"))
       .def("with_sharded", torch::wrap_pybind_function(&ParameterGroup::with), py::arg("sharded"))
@@ -57,7 +57,7 @@ void bind_groups(py::module_& module) {
 
 void bind_schedules(py::module_& module) {
   using Settings = GroupSchedule;
-  py::class_<Settings, std::shared_ptr<Settings>>(module, "GroupSchedule", "What a program sets of one group.")
+  py::class_<Settings, std::shared_ptr<Settings>>(module, "GroupSchedule", "The settings of one group.")
       .def(py::init())
       .def_readwrite("reshards_after_forward", &Settings::reshards_after_forward)
       .def_readwrite("n_keeping", &Settings::n_keeping)

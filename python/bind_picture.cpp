@@ -14,7 +14,7 @@ using Names = std::vector<std::string>;
 using Place = std::variant<at::Tensor, Layout>;
 /// Offsets and sizes of the pieces of a LocalShardsWrapper.
 using Pieces = std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>>;
-/// Name, shape, name of the dtype, bytes of an element, and where it lives.
+/// Name, shape, name of the dtype, bytes of an element, and its layout or pieces.
 using ListedTensor = std::tuple<std::string, std::vector<int64_t>, std::string, int64_t,
                                 std::variant<std::monostate, at::Tensor, Layout, Pieces>>;
 
@@ -24,7 +24,7 @@ LocalShards shards_of(int64_t rank, const Pieces& pieces) {
   return shards;
 }
 
-/// `element_bytes`: those of the tensor where it is one.
+/// `element_bytes`: ignored for a tensor, which knows its own.
 Picture picture_of_tensor(const Place& place, int64_t element_bytes, const Names& dim_names) {
   if (const auto* tensor = std::get_if<at::Tensor>(&place)) {
     const SpecPtr& spec = spec_of(*tensor);
@@ -57,7 +57,7 @@ Picture picture_of_shards(int64_t rank, const Pieces& pieces, int64_t element_by
   return picture_of(shards_of(rank, pieces), element_bytes);
 }
 
-/// Names that are given go before those that the plan knows.
+/// Names passed by the caller override those of the plan.
 MeshNames names_for(py::handle plan, Names source, Names destination) {
   MeshNames names = mesh_names_of(plan);
   if (!source.empty()) names.source = std::move(source);
@@ -84,7 +84,7 @@ Picture difference_of_plan(py::handle plan, Names source_names, Names destinatio
 void bind_picture(py::module_& module) {
   using torch::wrap_pybind_function;
   using torch::wrap_pybind_function_no_gil;
-  py::class_<Picture>(module, "Figures", "What a picture shows, before it is drawn.")
+  py::class_<Picture>(module, "Figures", "The content of a picture, before it is drawn.")
       .def("draw",
            wrap_pybind_function_no_gil(
                [](const Picture& self, const std::string& format, bool color, int64_t max_width) {
@@ -92,7 +92,7 @@ void bind_picture(py::module_& module) {
                }),
            py::arg("format") = PictureOptions().format, py::arg("color") = false,
            py::arg("max_width") = PictureOptions().max_width);
-  module.def("page_style", &detail::page_style, "The rules of the drawings on a page.");
+  module.def("page_style", &detail::page_style, "The CSS rules of the drawings on a page.");
   module.def("picture_of_tensor", wrap_pybind_function_no_gil(&picture_of_tensor), py::arg("tensor"),
              py::arg("element_bytes") = PictureOptions().element_bytes, py::arg("dim_names") = Names());
   module.def("picture_of_mesh", wrap_pybind_function_no_gil(&picture_of_mesh), py::arg("shape"), py::arg("ranks"),

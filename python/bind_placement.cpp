@@ -31,7 +31,7 @@ py::tuple flattened_dims(const Placement& placement) {
   return tuple_of(dims);
 }
 
-/// The constructor's arguments: how a placement is pickled.
+/// The constructor's arguments, with which a placement is pickled.
 py::tuple arguments(const Placement& placement) {
   switch (placement.kind()) {
     case Placement::Kind::kShard:
@@ -56,7 +56,7 @@ std::string metadata_text(const ShardMetadata& piece) {
 
 using WithFactor = std::pair<Placement, int64_t>;
 
-/// What one of torch's own placements means, told by what it answers: no type is shared with torch. Nothing where it is none.
+/// Converts one of torch's own placements by its class name and attributes, because no C++ type is shared with torch. nullopt if `object` is none.
 std::optional<WithFactor> maybe_from_torch(py::handle object) {
   const py::handle type = py::type::handle_of(object);
   const auto name = py::str(type.attr("__name__")).cast<std::string>();
@@ -69,7 +69,7 @@ std::optional<WithFactor> maybe_from_torch(py::handle object) {
   return WithFactor{Placement::shard(object.attr("dim").cast<int64_t>()), split_factor};
 }
 
-/// torch's own where it has the placement: equal ones are found in each other's sets.
+/// torch's own hash if torch has the placement, so that equal placements of both libraries are found in each other's sets.
 Py_hash_t hash_of(const Placement& placement) {
   if (placement.is_replicate()) return py::hash(py::int_(-1));
   if (placement.is_shard() && placement.sizes().empty()) return py::hash(py::int_(placement.dim()));

@@ -19,11 +19,11 @@ namespace {
 
 using Numbers = std::vector<int64_t>;
 
-/// A tensor of plain values comes as at::Tensor, and is refused by spec_of.
+/// A plain tensor arrives as at::Tensor too, and spec_of() refuses it.
 using Place = std::variant<at::Tensor, Layout>;
 using Destination = std::variant<at::Tensor, Layout, UserPlacements>;
 
-/// A plan, and what was found out about it so far. Shared by Python threads.
+/// A plan and its cached summary. Shared by Python threads.
 class PyPlan {
  public:
   PyPlan(Plan plan, MeshNames names, double planning_us)
@@ -32,7 +32,7 @@ class PyPlan {
   const Plan& plan() const { return plan_; }
   const MeshNames& names() const { return names_; }
   double planning_us() const { return planning_us_; }
-  /// Over all ranks; worked out at first use.
+  /// Over all ranks; computed at first use.
   const Summary& summary() const {
     const std::scoped_lock lock(mutex_);
     if (!summary_) summary_ = summarize(plan_);
@@ -54,7 +54,7 @@ bool is_extents(const py::object& mesh) {
   return true;
 }
 
-/// A mesh's own grid; else a new one, of extents or of nested ranks.
+/// The grid of a mesh, or a new one from extents or nested ranks.
 constexpr int64_t kMaxRanks = int64_t{1} << 24;
 
 std::shared_ptr<const RankGrid> grid_of(const py::object& mesh) {
@@ -96,7 +96,7 @@ std::vector<std::pair<Numbers, Numbers>> boxes_of_rank(const Layout& layout, int
   return result;
 }
 
-/// On the grid with its dims in the order of the splits.
+/// The layout on the grid, with mesh dims in the order of the splits.
 Layout layout_of(c10::IntArrayRef sizes, const std::shared_ptr<const RankGrid>& grid, const UserPlacements& written) {
   const UserPlacements from_zero = with_dims_from_zero(written, static_cast<int64_t>(sizes.size()));
   const std::vector<int64_t> order = order_of_splits(from_zero, grid->shape);
@@ -110,7 +110,7 @@ const Layout& layout_of(const Place& place) {
   return spec_of(std::get<at::Tensor>(place))->layout();
 }
 
-/// On the source's own grid where the ranks are the same: equal grids are then known by their address.
+/// The layout of the destination, on the source's own grid if the ranks are the same, so that equal grids have equal addresses.
 Layout layout_of(const Destination& place, const Place& src, const Layout& source) {
   if (const auto* written = std::get_if<UserPlacements>(&place)) {
     const auto* tensor = std::get_if<at::Tensor>(&src);
@@ -129,7 +129,7 @@ std::vector<std::string> names_of(const Place& place) {
   return tensor ? spec_of(*tensor)->mesh()->names() : std::vector<std::string>{};
 }
 
-/// As layout_of() takes the destination's mesh.
+/// The names of the mesh dims of the layout_of() the destination.
 std::vector<std::string> names_of(const Destination& place, const Place& src, const Layout& source) {
   if (const auto* tensor = std::get_if<at::Tensor>(&place)) return names_of(Place(*tensor));
   const auto* written = std::get_if<UserPlacements>(&place);
@@ -213,7 +213,7 @@ void bind_layout(py::module_& module) {
       .def_property_readonly("shape", [](const Layout& self) { return tuple_of(self.sizes()); })
       .def_property_readonly("mesh_shape", [](const Layout& self) { return tuple_of(self.grid().shape); })
       .def_property_readonly(
-          "ranks", [](const Layout& self) { return self.grid().ranks; }, "Of the mesh, in row-major order.")
+          "ranks", [](const Layout& self) { return self.grid().ranks; }, "The ranks of the mesh, in row-major order.")
       .def_property_readonly("placements", [](const Layout& self) { return self.placements().vec(); })
       .def("boxes", torch::wrap_pybind_function(&boxes_of_rank), py::arg("rank"),
            "(offsets, sizes) of the pieces of global `rank`; none outside the mesh.")
@@ -233,7 +233,7 @@ void bind_traffic(py::module_& module) {
       .def_readonly("bound", &RankTraffic::bound,
                     "The fewest bytes that the rank must receive: those that it needs and does not hold, or the bounds "
                     "of reductions.")
-      .def_readonly("buffer_bytes", &RankTraffic::buffer_bytes, "Most held in message buffers at once.")
+      .def_readonly("buffer_bytes", &RankTraffic::buffer_bytes, "The most bytes in message buffers at once.")
       .def_readonly("n_messages", &RankTraffic::n_messages, "Received.")
       .def_readonly("seconds", &RankTraffic::seconds, "By the links of the plan.")
       .def("__repr__", py::overload_cast<const RankTraffic&>(&text_of));
@@ -250,7 +250,7 @@ void bind_traffic(py::module_& module) {
       .def("__repr__", [](const Summary& self) { return to_string(self); });
 }
 
-/// A property that needs the summary, worked out without the GIL.
+/// A property that needs the summary, which is computed without the GIL.
 template <class Member>
 auto of_summary(Member member) {
   return py::cpp_function([member](const PyPlan& self) {
@@ -287,7 +287,7 @@ void bind_plan_class(py::module_& module) {
       .def_property_readonly(
           "buffer_bytes", of_summary(&Summary::buffer_bytes),
           "The most bytes of message buffers that any rank holds at once, in addition to source and destination.")
-      .def_property_readonly("seconds", of_summary(&Summary::seconds), "The slowest rank's, by the links.")
+      .def_property_readonly("seconds", of_summary(&Summary::seconds), "Seconds of the slowest rank, by the links.")
       .def_property_readonly("planning_us", &PyPlan::planning_us, "Microseconds that planning took.")
       .def("traffic",
            wrap_pybind_function_no_gil([](const PyPlan& self, int64_t rank) { return traffic(self.plan(), rank); }),

@@ -21,12 +21,12 @@ struct ProfileRecording {
     comm.stop();
     sent.reset();
   }
-  std::optional<CommTrace> sent = std::make_optional<CommTrace>();  // names what exchanges amount to
+  std::optional<CommTrace> sent = std::make_optional<CommTrace>();  // names the collectives that exchanges amount to
   CommProfile comm;
   OpProfile ops;
 };
 
-/// A getter of a Profile of Python: it calls `look` with the recording.
+/// A getter of Python's Profile that calls `look` with the recording.
 template <class Look>
 auto seen_by(const Look& look) {
   return [look](const ThreadRecording<ProfileRecording>& self) { return self.see(look); };
@@ -62,14 +62,14 @@ void bind_profile(py::module_& module) {
       .def_readonly("source", &TimedCommunication::source, "The program's line.")
       .def_readonly("dtype", &TimedCommunication::dtype)
       .def_readonly("is_asked_for", &TimedCommunication::is_asked_for,
-                    "False where an operator moved its operands on its own.")
+                    "False if an operator moved its operands on its own.")
       .def_readonly("ranks", &TimedCommunication::ranks, "The group's.")
       .def_readonly("call", &TimedCommunication::call, "Its number among the group's; 0 where members may stay away.")
       .def_readonly("bytes_sent", &TimedCommunication::bytes_sent)
       .def_readonly("bytes_received", &TimedCommunication::bytes_received)
       .def_readonly("begin_ns", &TimedCommunication::begin_ns)
       .def_readonly("end_ns", &TimedCommunication::end_ns)
-      .def_readonly("waited_ns", &TimedCommunication::waited_ns, "For so long this rank's thread waited.")
+      .def_readonly("waited_ns", &TimedCommunication::waited_ns, "How long this rank's thread waited.")
       .def_readonly("has_failed", &TimedCommunication::has_failed);
   bind_recording<ProfileRecording>(module, "Profile", "profile",
                                    "Times the operators and communications of this thread between open() and close().")
@@ -95,7 +95,7 @@ void bind_profile(py::module_& module) {
         std::vector<py::bytes> result(texts.begin(), texts.end());
         return result;
       },
-      py::arg("text"), "The texts of all ranks, on rank 0; nothing on the others. Collective.");
+      py::arg("text"), "The texts of all ranks, on rank 0; empty on all other ranks. Collective.");
   module.def("told_by_rank_0", wrap_pybind_function_no_gil([](int64_t number) {
                return all_gather_numbers(*everyone(), {number})[0][0];
              }),

@@ -60,19 +60,19 @@ void bind_quantized_table(py::module_& module) {
                   "lookups give; mesh and placements as of sw.zeros. Nothing is sent.\n\n"
                   "Raises TypeError for a dtype that is not floating, ValueError for other than two sizes and for "
                   "Partial placements.")
-      .def(
-          "state_dict", wrap_pybind_function_no_gil(&QuantizedTable::state),
-          "What a checkpoint keeps, copied into DTensors: \"codes\", uint8 [rows, columns], laid out as the table, "
-          "and \"scales\" and \"offsets\", float32 [rows]: an element is scale * code + offset. They are saved and "
-          "resharded as any DTensors, and a table is an object that torch.distributed.checkpoint saves and loads: "
-          "dcp.save({\"table\": table}), then dcp.load({\"table\": other}) with a QuantizedTable.zeros() of that shape "
-          "on any ranks.")
+      .def("state_dict", wrap_pybind_function_no_gil(&QuantizedTable::state),
+           "The values that a checkpoint keeps, copied into DTensors: \"codes\", uint8 [rows, columns], laid out as "
+           "the table, and \"scales\" and \"offsets\", float32 [rows]: an element is scale * code + offset. They are "
+           "saved and resharded as any DTensors, and a table is an object that torch.distributed.checkpoint saves and "
+           "loads: dcp.save({\"table\": table}), then dcp.load({\"table\": other}) with a QuantizedTable.zeros() of "
+           "that shape on any ranks.")
       .def("load_state_dict", wrap_pybind_function_no_gil(&QuantizedTable::load_state), py::arg("state_dict"),
-           "Takes over the numbers of a state_dict(), laid out in any way; nothing is rounded again.\n\n"
+           "Loads the numbers of a state_dict() from any layout; nothing is rounded again.\n"
+           "\n"
            "Raises ValueError or TypeError, on all ranks alike and with the table as before, for other names, shapes "
            "or dtypes, and where a row's scale or offset is not finite.")
       .def_property_readonly("shape", &shape_of, "Rows and columns.")
-      .def_property_readonly("placements", &placements_of, "The layout, that of the table that was quantised.")
+      .def_property_readonly("placements", &placements_of, "The layout of the quantised table.")
       .def_property_readonly(
           "device_mesh", [](const QuantizedTable& self) { return self.spec()->mesh(); }, "The mesh that it lies on.")
       .def_property_readonly("nbytes", &QuantizedTable::n_bytes, "Bytes on this rank.")

@@ -18,7 +18,7 @@ RowOptimizer::Kind kind_named(const std::string& name) {
   TORCH_INTERNAL_ASSERT(false, "there is no kind ", name);
 }
 
-/// Calls a Python function from whatever thread a backward runs on.
+/// Calls a Python function before each step, from any thread that runs a backward.
 void set_before_step(RowOptimizer& optimizer, py::function function) {
   const std::shared_ptr<py::function> shared(new py::function(std::move(function)), [](py::function* held) {
     const py::gil_scoped_acquire gil;
@@ -34,7 +34,8 @@ void set_before_step(RowOptimizer& optimizer, py::function function) {
 
 void bind_row_optimizer(py::module_& module) {
   py::class_<RowOptimizer, std::shared_ptr<RowOptimizer>>(
-      module, "RowOptimizer", "What the backward of lookups in one table applies to its rows. See shardwise.optim.")
+      module, "RowOptimizer",
+      "The optimizer that the backward of lookups in one table applies to its rows. See shardwise.optim.")
       .def(py::init([](const at::Tensor& table, const std::string& kind, double lr, double eps, double beta1,
                        double beta2, double initial_accumulator_value, double weight_decay, bool decoupled_weight_decay,
                        bool stochastic_rounding, uint64_t seed) {
@@ -55,7 +56,7 @@ void bind_row_optimizer(py::module_& module) {
           },
           py::arg("lr"), py::arg("eps"), py::arg("beta1"), py::arg("beta2"), py::arg("weight_decay") = 0.0,
           py::arg("decoupled_weight_decay") = false, py::arg("stochastic_rounding") = false, py::arg("seed") = 0,
-          "The numbers of the steps from now on.")
+          "Sets the options of the following steps.")
       .def("write_back", &RowOptimizer::write_back, py::call_guard<py::gil_scoped_release>(),
            "Brings the state tensors of a table in files up to date.")
       .def("set_before_step", &set_before_step, py::arg("function"), "Called before each step.")

@@ -52,7 +52,7 @@ Linearity linearity_named(const std::string& name) {
   TORCH_CHECK_VALUE(false, fmt::format("[register_rule] linear=\"{}\" is none of \"all\", \"each\", \"first\".", name));
 }
 
-/// The notation that a Python function returns for a call's shapes; nothing: gather.
+/// The notation that a Python function returns for a call's shapes; nullopt: gather.
 std::optional<std::string> ask(PyObject* function, const OpCall& call) {
   py::gil_scoped_acquire gil;
   py::list shapes;
@@ -64,7 +64,7 @@ std::optional<std::string> ask(PyObject* function, const OpCall& call) {
   return answer.cast<std::optional<std::string>>();
 }
 
-/// The factors of `letters`, which are numbered as they first stand in the notation, are never sharded.
+/// Marks the factors of `letters` as never sharded. Factors are numbered by first occurrence in the notation.
 void keep_whole(Signature& signature, const std::string& notation, const std::string& letters) {
   std::string seen;
   for (char letter : notation)
@@ -78,7 +78,7 @@ void keep_whole(Signature& signature, const std::string& notation, const std::st
   }
 }
 
-/// An operator that we do not know may give results whose shape depends on a number.
+/// An unknown operator may return results whose shape depends on a number.
 Rule rule_of_notation(const std::string& notation, Linearity linearity, const std::string& whole) {
   const Rule plain(notation.c_str());
   const auto describe = [=](const OpCall& call, Signature& signature) {
@@ -89,11 +89,11 @@ Rule rule_of_notation(const std::string& notation, Linearity linearity, const st
   return Rule(text, describe).linear(linearity).sampled().by_numbers();
 }
 
-/// As many outputs as the schema has, where it has no list.
+/// Checks that the notation has as many outputs as the schema, unless the schema returns a list.
 void check_outputs(const std::string& op, const std::string& notation) {
   const auto handle = find_operator(op);
   const size_t arrow = notation.find("->");
-  if (!handle || arrow == std::string::npos) return;  // said later, with better words
+  if (!handle || arrow == std::string::npos) return;  // reported later, with a better text
   const auto& returns = handle->schema().returns();
   const auto n_outputs =
       1 + std::ranges::count(notation.begin() + static_cast<std::ptrdiff_t>(arrow), notation.end(), ',');
@@ -110,7 +110,7 @@ void py_register_rule(const std::string& op, const std::variant<std::string, py:
   if (const auto* notation = std::get_if<std::string>(&rule)) check_outputs(op, *notation);
   if (const auto* notation = std::get_if<std::string>(&rule))
     return add_user_rule(op, rule_of_notation(*notation, linearity, whole));
-  // As long as the process: rules are never taken back.
+  // Lives as long as the process, because rules are never unregistered.
   PyObject* function = py::object(std::get<py::function>(rule)).release().ptr();
   const Rule asking = Rule::placed("given by a function", [=](const OpCall& call) -> std::optional<Propagation> {
     const auto notation = ask(function, call);

@@ -23,7 +23,7 @@ at::Tensor padded_at_end(const at::Tensor& tensor, int64_t dim, int64_t length) 
   return length == 0 ? tensor : at::constant_pad_nd(tensor, padding);
 }
 
-/// The part of `tensor` for each of `n_parts` ranks, an empty one where there is none. With padding all are as long as the longest.
+/// The part of `tensor` for each of `n_parts` ranks, empty if there is none. With padding all parts are as long as the longest.
 TensorParts split_in_parts(const Placement& shard, const at::Tensor& tensor, int64_t n_parts, bool with_padding,
                            bool contiguous) {
   const int64_t n_dims = tensor.dim(), dim = shard.dim() < 0 ? shard.dim() + n_dims : shard.dim();
@@ -67,7 +67,7 @@ at::Tensor select_part(const Placement& shard, const at::Tensor& tensor, int64_t
 
 }  // namespace
 
-/// What programs that send parts themselves call of a Shard.
+/// Binds methods of Shard for programs that send parts themselves.
 void bind_split_tensor(py::module_& module) {
   const py::object shard = module.attr("Shard");
   shard.attr("_split_tensor") =

@@ -1,4 +1,4 @@
-// The answers of Python to C++ about tensors of a class of their own (runtime/tensor/subclass.h).
+// Python functions that C++ calls for tensor subclasses (runtime/tensor/subclass.h).
 #include "runtime/tensor/subclass.h"
 
 #include "python/package.h"
@@ -47,7 +47,7 @@ void put_before(const py::object& error, const std::string& words) {
   error.attr("args") = py::tuple(changed);
 }
 
-/// The error of a python_error or an error_already_set; null for others.
+/// The Python error in a python_error or an error_already_set; null for other exceptions.
 py::object python_error_in(const std::exception& error) {
   if (const auto* const theirs = dynamic_cast<const py::error_already_set*>(&error)) return theirs->value();
   const auto* const ours = dynamic_cast<const python_error*>(&error);
@@ -62,7 +62,7 @@ py::object python_error_in(const std::exception& error) {
   return py::reinterpret_steal<py::object>(value);
 }
 
-/// Where Python keeps the error that is raised, it is raised again.
+/// Puts `words` before the text of a Python error. If Python has the error set, sets it again.
 void name_python_error(const std::exception& error, const std::string& words) {
   const py::gil_scoped_acquire gil;
   const bool is_raised = PyErr_Occurred() != nullptr;
@@ -78,7 +78,7 @@ std::string taken_python_error(const std::exception& error) {
   return taken ? py::cast<std::string>(py::str(taken)) : error_text(error);
 }
 
-/// The object of a class of its own that `tensor` is, or holds as its only piece.
+/// `tensor` if it is a tensor subclass, or its only piece if that is one.
 std::optional<at::Tensor> subclass_in(const at::Tensor& tensor) {
   const auto* const impl = maybe_dtensor(tensor);
   if (!impl) return is_subclass(tensor) ? std::optional(tensor) : std::nullopt;

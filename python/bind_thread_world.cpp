@@ -36,17 +36,16 @@ void bind_thread_world(py::module_& module) {
       .def("leave", wrap_pybind_function_no_gil([](ThreadHub&) { World::set_thread(nullptr); }),
            "This thread is no rank any more.")
       .def("finish", wrap_pybind_function_no_gil(&ThreadHub::finish), py::arg("rank"),
-           "`rank` takes part no more; those who wait for it raise.")
+           "`rank` takes part no more; ranks that wait for it raise.")
       .def("abort", wrap_pybind_function_no_gil(&ThreadHub::abort), py::arg("rank"), py::arg("reason"),
-           "`rank` has failed; those who wait for it raise. True for the first to fail.");
+           "`rank` has failed; ranks that wait for it raise. True for the first rank to fail.");
   module.def("is_thread_rank", wrap_pybind_function_no_gil(&World::is_thread),
              "Whether this thread is a rank of its own.");
   module.def("rank_state", wrap_pybind_function_no_gil(&rank_state),
              "The state of the generator that this thread's DTensors draw from.");
   module.def("set_rank_state", wrap_pybind_function_no_gil(&set_rank_state), py::arg("state"),
-             "That generator goes on from a state.");
-  module.def("seed_rank", wrap_pybind_function_no_gil(&seed_rank), py::arg("seed"),
-             "That generator begins anew from a seed.");
+             "Sets the state of this thread's generator.");
+  module.def("seed_rank", wrap_pybind_function_no_gil(&seed_rank), py::arg("seed"), "Seeds this thread's generator.");
 }
 
 }  // namespace shardwise

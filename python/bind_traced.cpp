@@ -1,4 +1,4 @@
-// What python/shardwise/_tracing.py takes a distributed tensor apart with, and puts it together: for torch's tracers.
+// Functions by which python/shardwise/_tracing.py takes distributed tensors apart and puts them together, for torch's tracers.
 #include "python/bindings.h"
 #include "runtime/api/gradients.h"
 #include "runtime/api/local_form.h"
@@ -20,7 +20,7 @@
 namespace shardwise {
 namespace {
 
-/// Everything of a distributed tensor but its pieces' values: what graphs are guarded by.
+/// Everything about a distributed tensor except its values. Guards of graphs compare it.
 struct TensorLayout {
   SpecPtr spec;
   const LocalForm* form;  // of to_local()
@@ -28,8 +28,7 @@ struct TensorLayout {
   bool operator==(const TensorLayout&) const = default;  // specs are interned
   size_t n_pieces() const { return spec->boxes().size(); }
 
-  /// The tensor of which these are this rank's pieces, aliased, without history.
-  /// `is_traced`: where there are no pieces to tell.
+  /// The tensor with these pieces on this rank, aliased, without history. `is_traced`: used if there are no pieces, which would tell otherwise.
   at::Tensor wrap(const std::vector<at::Tensor>& pieces, bool is_traced = false) const {
     TORCH_CHECK_VALUE(pieces.size() == n_pieces(), "[unflatten] ", pieces.size(), " pieces came for ", to_string(*spec),
                       ", of which this rank has ", n_pieces(), ". Give those that __tensor_flatten__() names.");
@@ -39,7 +38,7 @@ struct TensorLayout {
                         " is due. Give those that __tensor_flatten__() names.");
     at::Tensor tensor = shardwise::wrap(spec, Shards(pieces.begin(), pieces.end()));
     if (form) keep_local_form(tensor, form);
-    if (pieces.empty() && is_traced) {  // tracers tell tensors by their storages, and resize those
+    if (pieces.empty() && is_traced) {  // tracers identify tensors by storage, and resize it
       auto* const impl = tensor.unsafeGetTensorImpl();
       impl->set_python_dispatch(true);
       impl->set_storage_keep_dtype(c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU),
@@ -48,7 +47,7 @@ struct TensorLayout {
     return tensor;
   }
 
-  /// The values of `tensor` laid out so, strides included. Collective where they are not.
+  /// The values of `tensor` in this layout, strides included. Collective if the layout differs.
   at::Tensor take(const at::Tensor& tensor) const {
     const at::Tensor moved = laid_out_as(tensor, *spec);
     const auto* const impl = maybe_dtensor(moved);
@@ -66,13 +65,14 @@ struct TensorLayout {
   }
 };
 
-/// `tensor` laid out as its gradient is. Of a Partial tensor, replicated; most often itself.
+/// `tensor` in the layout of its gradient. For a Partial tensor that is replicated; most often it is `tensor` itself.
 at::Tensor as_gradient(const at::Tensor& tensor) {
   const SpecPtr spec = spec_of_grad(spec_of(tensor));
   return spec == spec_of(tensor) ? tensor : laid_out_as(tensor.detach(), *spec);
 }
 
-/// Graphs take parameters apart where operators meet them: what these do for a leaf's gradient is done here.
+/// The layout of `tensor`. In graphs parameters are taken apart before operators see them, so the gradient layout of a leaf, which operators
+/// otherwise set, is set here.
 TensorLayout tensor_layout_of(const at::Tensor& tensor) {
   const SpecPtr& spec = spec_of(tensor);
   DTensorImpl& impl = *maybe_dtensor(tensor);
@@ -80,13 +80,13 @@ TensorLayout tensor_layout_of(const at::Tensor& tensor) {
   return {spec, impl.local_form()};
 }
 
-/// Itself, not an alias: tracers know tensors by their identity.
+/// The piece itself, not an alias, because tracers identify tensors by object.
 at::Tensor piece_at(const at::Tensor& tensor, size_t i) {
-  spec_of(tensor);  // the error for other tensors
+  spec_of(tensor);  // throws for other tensors
   return maybe_dtensor(tensor)->local_tensors().at(i);
 }
 
-/// `number` as operators take it where they take a tensor: it does not decide the dtype of the result.
+/// `number` as a tensor that does not determine the dtype of an operator's result.
 at::Tensor wrapped_number(const std::variant<bool, int64_t, double, std::complex<double>>& number) {
   const OutsideTracers outside;
   at::Tensor tensor = std::visit(
@@ -103,7 +103,7 @@ at::Tensor wrapped_number(const std::variant<bool, int64_t, double, std::complex
 
 using PieceMeta = std::tuple<std::vector<int64_t>, std::vector<int64_t>, at::ScalarType, c10::Device>;
 
-/// (sizes, strides, dtype, device) of what a move of this text gives.
+/// (sizes, strides, dtype, device) of the result of the move with this text.
 std::vector<PieceMeta> pieces_of_move(const std::string& what) {
   const Spec& spec = *traced_move_of(what).destination;
   std::vector<PieceMeta> result;
@@ -119,29 +119,30 @@ std::vector<PieceMeta> pieces_of_move(const std::string& what) {
 
 void bind_traced(py::module_& module) {
   using torch::wrap_pybind_function;
-  py::class_<TensorLayout>(module, "TensorLayout",
-                           "The layout, mesh, strides and dtype of a distributed tensor: what a compiled graph is for.")
+  py::class_<TensorLayout>(
+      module, "TensorLayout",
+      "The layout, mesh, strides and dtype of a distributed tensor, for which a graph is compiled.")
       .def_property_readonly("n_pieces", &TensorLayout::n_pieces, "How many this rank has.")
       .def_property_readonly(
           "dtype", [](const TensorLayout& self) { return self.spec->dtype(); }, "Of the elements.")
       .def_property_readonly(
           "device", [](const TensorLayout& self) { return self.spec->mesh()->device(); }, "Where pieces are.")
       .def("wrap", wrap_pybind_function(&TensorLayout::wrap),
-           "The DTensor of these pieces, aliased, without history. `is_traced`: where there are no pieces to tell.",
+           "The DTensor of these pieces, aliased, without history. `is_traced`: used if there are no pieces.",
            py::arg("pieces"), py::arg("is_traced") = false)
       .def("take", wrap_pybind_function(&TensorLayout::take),
-           "The values of a DTensor laid out so. Collective where they are not.", py::arg("tensor"))
+           "The values of a DTensor in this layout. Collective if the layout differs.", py::arg("tensor"))
       .def("__eq__", [](const TensorLayout& self, const TensorLayout& other) { return self == other; })
-      .def("__deepcopy__", [](const TensorLayout& self, const py::object&) { return self; })  // nothing in it changes
+      .def("__deepcopy__", [](const TensorLayout& self, const py::object&) { return self; })  // it is immutable
       .def("__hash__", [](const TensorLayout& self) { return std::hash<void*>()(self.spec.get()); })
       .def("__repr__", [](const TensorLayout& self) { return to_string(*self.spec); });
-  module.def("as_gradient", wrap_pybind_function(&as_gradient), "A DTensor laid out as its gradient is.",
+  module.def("as_gradient", wrap_pybind_function(&as_gradient), "A DTensor in the layout of its gradient.",
              py::arg("tensor"));
   module.def("layout_of", wrap_pybind_function(&tensor_layout_of), "Everything of a DTensor but its values.",
              py::arg("tensor"));
   module.def("piece_at", wrap_pybind_function(&piece_at), "This rank's i-th piece itself.", py::arg("tensor"),
              py::arg("i"));
-  module.def("wrapped_number", wrap_pybind_function(&wrapped_number), "A number as an operand beside tensors.",
+  module.def("wrapped_number", wrap_pybind_function(&wrapped_number), "A number as an operand next to tensors.",
              py::arg("number"));
   module.def("pieces_of_move", wrap_pybind_function(&pieces_of_move),
              "(sizes, strides, dtype, device) of the pieces that shardwise::move gives for this text.",

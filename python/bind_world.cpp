@@ -10,7 +10,7 @@
 namespace shardwise {
 namespace {
 
-/// The group called `name` in torch.distributed. Names cross between the modules, no pybind11 type does.
+/// The group called `name` in torch.distributed. The extension modules share no pybind11 types, so groups are passed by name.
 c10::intrusive_ptr<c10d::ProcessGroup> group_by_name(const std::string& name) {
   return c10d::resolve_process_group(name);
 }
@@ -22,12 +22,12 @@ c10::intrusive_ptr<c10d::ProcessGroup> new_group(const std::vector<int64_t>& ran
   return name ? group_by_name(*name) : nullptr;
 }
 
-/// The World that torch.distributed stood for when it was last asked.
+/// The World of torch.distributed's default group, as of the last call.
 struct Known {
   std::mutex mutex;
   std::shared_ptr<World> world;
   c10::intrusive_ptr<c10d::ProcessGroup> everyone;
-  pid_t process = 0;  // that made it
+  pid_t process = 0;  // the process that made the World
 };
 
 Known& known() {
@@ -35,7 +35,7 @@ Known& known() {
   return *slot;
 }
 
-/// Without the GIL: it waits for the backend's threads, and those need it to drop tensors that Python knows.
+/// Releases the GIL, because closing waits for the backend's threads, which need the GIL to free tensors that Python knows.
 void close(const std::shared_ptr<World>& world) {
   if (!world) return;
   std::optional<py::gil_scoped_release> no_gil;
@@ -78,7 +78,7 @@ void forget_python_world() {
   std::shared_ptr<World> world;
   {
     std::lock_guard lock(known().mutex);
-    // The ends of groups wait for their threads, which a forked child does not have.
+    // Destroying a group waits for its threads, which a forked child does not have.
     if (known().process != getpid()) return;
     world.swap(known().world);
     known().everyone.reset();
@@ -98,7 +98,7 @@ void bind_world(py::module_& module) {
       "Whether this process is a rank that torch.distributed did not make.");
   module.def(
       "forget_world", torch::wrap_pybind_function_no_gil(&forget_python_world),
-      "Lets go of the process groups of torch.distributed, so that their threads end before the interpreter does.");
+      "Releases the process groups of torch.distributed, so that their threads end before the interpreter does.");
 }
 
 }  // namespace shardwise

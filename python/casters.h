@@ -1,7 +1,7 @@
-// python/casters.h: how placements and meshes cross between Python and C++. Every file that takes or returns one includes this.
+// python/casters.h: converts placements and meshes between Python and C++. Every file with bindings that take or return them includes this header.
 //
-//   placements   any sequence of ours or of torch.distributed.tensor's; a tuple on the way back. UserPlacements take
-//                _StridedShard too, which says how the dims of the mesh beside them split
+//   placements   any sequence of ours or of torch.distributed.tensor's; returned as a tuple. UserPlacements accept
+//                _StridedShard too, whose split factor depends on the mesh dims of the placements next to it
 //   meshes       ours, or a torch.distributed.device_mesh.DeviceMesh
 #pragma once
 
@@ -12,28 +12,28 @@
 
 namespace shardwise {
 
-/// Throws: TypeError for anything that is no placement, ValueError for a _StridedShard, which means something on a mesh only.
+/// Throws: TypeError for anything that is no placement, ValueError for a _StridedShard, which has a meaning only together with a mesh.
 Placement to_placement(py::handle object);
 py::object from_placement(const Placement& placement);
 
 /// A placement and its split factor: 1 for all but torch's _StridedShard. Throws: TypeError for anything that is no placement.
 std::pair<Placement, int64_t> to_written(py::handle object);
-/// Of a split factor other than 1 one of torch's _StridedShard.
+/// The placement as a Python object: torch's _StridedShard if the split factor is not 1.
 py::object from_written(const Placement& placement, int64_t split_factor);
 
-/// For a placement that stands where a sequence of them is wanted. Throws: TypeError; for anything else nothing.
+/// Throws: TypeError if `object` is a placement, where a sequence of placements is expected. Does nothing for other objects.
 void refuse_bare_placement(py::handle object);
 
 /// Throws: TypeError for anything that is no mesh.
 MeshPtr to_mesh(py::handle object);
-/// The mesh as a shardwise.DeviceMesh: the object that there is for it, else a new one.
+/// The mesh as a shardwise.DeviceMesh: its existing Python object, else a new one.
 py::object from_mesh(const MeshPtr& mesh);
 
-/// The result of `converter`, a function of the Package, for a tensor whose operators are written in Python, such as torch's own
-/// DTensors; any other tensor as it is. Throws: what that raises.
+/// The result of `converter`, a function of the Package, for a tensor whose operators are implemented in Python, such as torch's own DTensors; any
+/// other tensor unchanged. Throws: the exceptions of `converter`.
 at::Tensor converted_by(const at::Tensor& tensor, py::handle converter);
 
-/// `mesh`, or the mesh of the innermost `with mesh:` of this thread. Throws: c10::ValueError where there is neither.
+/// `mesh`, or the mesh of the innermost `with mesh:` of this thread. Throws: c10::ValueError if there is neither.
 MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh);
 /// (latency in us, GB/s) per mesh dim.
 using MaybeLinks = std::optional<std::vector<std::pair<double, double>>>;
@@ -43,8 +43,8 @@ PlanOptions plan_options(const char* op, const std::string& objective, const May
 
 /// `placements`, or Replicate() on each dim of `mesh`.
 UserPlacements placements_or_replicate(std::optional<UserPlacements> placements, const DeviceMesh& mesh);
-/// The placements of a tensor of `n_dims` dims on `mesh`, where it lives. Throws: c10::ValueError for a _StridedShard that splits in
-/// another order than that of `mesh`.
+/// The placements of a tensor of `n_dims` dims on its `mesh`. Throws: c10::ValueError for a _StridedShard whose splits are in another order than the
+/// dims of `mesh`.
 std::optional<Placements> placements_on(const MeshPtr& mesh, const std::optional<UserPlacements>& written,
                                         int64_t n_dims);
 
@@ -58,7 +58,7 @@ inline py::tuple tuple_of(c10::IntArrayRef numbers) {
 
 namespace pybind11::detail {
 
-/// Items of any sequence, by `add(item)`; false for what is none.
+/// Calls `add(item)` for each item of a sequence. Returns false if `source` is no sequence.
 template <class Add>
 bool load_placements(handle source, const Add& add) {
   if (!PySequence_Check(source.ptr()) || PyUnicode_Check(source.ptr())) {

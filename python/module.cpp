@@ -12,7 +12,8 @@
 
 namespace {
 
-/// What wrapped functions do by themselves, for constructors and conversions of arguments, too: c10::ValueError is ValueError.
+/// Translates C++ exceptions (c10::ValueError to ValueError) in constructors and argument conversions, which torch's wrapper of functions does not
+/// cover.
 void translate(std::exception_ptr error) {
   if (!error) return;
   try {

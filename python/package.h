@@ -1,7 +1,7 @@
 // python/package.h: the functions of the Python package that C++ calls.
 //
-// The package hands them over when it is imported (python/shardwise/_handed_over.py). C++ looks no module up by its name, so that what it calls does not
-// depend on what stands in sys.modules.
+// The package passes them to C++ when it is imported (python/shardwise/_handed_over.py). C++ does not import modules by name, so its calls do not
+// depend on sys.modules.
 #pragma once
 
 #include "python/bindings.h"
@@ -12,26 +12,26 @@ namespace shardwise {
 
 /// Null before the package is imported. Never freed: the interpreter may end first.
 struct Package {
-  std::string folder;  // of its modules, with a slash at its end
+  std::string folder;  // of the package's modules, with a trailing slash
 
-  py::handle install;  // teaches torch our tensors, when the first mesh is made
+  py::handle install;  // makes torch support our tensors; called for the first mesh
 
-  py::handle default_group;  // of torch.distributed: the group of all processes, None where there is none
+  py::handle default_group;  // of torch.distributed: the group of all processes, or None
   py::handle new_group;      // the name of a new group of some ranks
   py::handle lone_group;     // the group of this rank alone
-  py::handle group_of;       // the group of a name
+  py::handle group_of;       // the group with a name
 
   py::handle mesh_of;             // a new shardwise.DeviceMesh for a mesh that has none
-  py::handle mesh_from_torch;     // our mesh of one of torch's
+  py::handle mesh_from_torch;     // our mesh for one of torch's
   py::handle current_torch_mesh;  // of the innermost `with` block
 
-  py::handle as_local;       // what a tensor of another library's class is taken for as the piece of a DTensor,
-  py::handle as_piece;       // as a piece of a wrapper,
-  py::handle as_whole;       // and as a tensor to be distributed
+  py::handle as_local;       // converts a tensor of another library's class to a local piece of a DTensor,
+  py::handle as_piece;       // to a piece of a LocalShardsWrapper,
+  py::handle as_whole;       // and to a whole tensor to distribute
   py::handle strided_shard;  // torch's _StridedShard
 
-  py::handle flatten, unflatten;  // tensors of a class of their own, taken apart and put together,
-  py::handle have_same_context;   // and what is asked of them besides
+  py::handle flatten, unflatten;  // tensor subclasses: taken apart and put together,
+  py::handle have_same_context;   // and properties of them
   py::handle says_places, holds_traced;
 };
 

@@ -1,4 +1,4 @@
-// python/plan_of.h: what a shardwise.Plan of Python holds.
+// python/plan_of.h: access to the plan in a Python shardwise.Plan.
 #pragma once
 
 #include "pictures/picture.h"
@@ -11,7 +11,7 @@ namespace shardwise {
 /// Throws: TypeError for any other object. The plan lives as long as `object`.
 const Plan& plan_of(py::handle object);
 
-/// Of the dims of the meshes that it was made for; none of Layouts. Throws and lives as plan_of().
+/// The names of the mesh dims of the plan; none for a plan between Layouts. Throws and lives as plan_of().
 const MeshNames& mesh_names_of(py::handle object);
 
 }  // namespace shardwise

@@ -14,13 +14,13 @@
 
 namespace shardwise {
 
-/// A Scope that Python opens and closes, made of `options` each time; within itself too, and by several threads.
+/// A Scope that Python opens and closes, made from `options` each time. It may be nested, and used by several threads.
 template <class Scope, class... Options>
 class PyScope {
  public:
   explicit PyScope(Options... options) : options_(std::move(options)...) {}
   void enter() {
-    auto& open = open_[std::this_thread::get_id()];  // the interpreter's lock is held
+    auto& open = open_[std::this_thread::get_id()];  // the GIL is held
     std::apply([&](const auto&... options) { open.push_back(std::make_unique<Scope>(options...)); }, options_);
   }
   void exit() {
@@ -36,7 +36,7 @@ class PyScope {
   std::map<std::thread::id, std::vector<std::unique_ptr<Scope>>> open_;
 };
 
-/// The class `name` of shardwise, which still wants its py::init.
+/// Binds the class `name` of shardwise. The caller adds its py::init.
 template <class Scope, class... Options>
 py::class_<PyScope<Scope, Options...>> bind_scope(py::module_& module, const char* name, const char* doc) {
   using Type = PyScope<Scope, Options...>;

@@ -1,4 +1,4 @@
-// python/thread_recording.h: what records one thread between open() and close() of Python.
+// python/thread_recording.h: a recording of one thread between open() and close() in Python.
 #pragma once
 
 #include "python/bindings.h"
@@ -13,12 +13,12 @@
 
 namespace shardwise {
 
-/// Holds a Recording, which is a link in a chain of its thread: no other thread can take it out. If it is dropped on another thread
-/// while it is open, it stays: its thread still writes to it.
+/// Holds a Recording, which is linked into a list of its thread, so that no other thread can remove it. If this object is destroyed on another thread
+/// while it is open, the Recording is leaked, because its thread still writes to it.
 template <class Recording>
 class ThreadRecording {
  public:
-  /// `name`: "profile", of errors.
+  /// `name`: for errors, "profile".
   explicit ThreadRecording(const char* name) : name_(name) {}
   ~ThreadRecording() {
     if (is_open_ && thread_ != std::this_thread::get_id()) static_cast<void>(recording_.release());
@@ -26,7 +26,7 @@ class ThreadRecording {
   ThreadRecording(const ThreadRecording&) = delete;
   ThreadRecording& operator=(const ThreadRecording&) = delete;
 
-  /// Throws: c10::ValueError where it is open.
+  /// Throws: c10::ValueError if it is open.
   void open() {
     TORCH_CHECK_VALUE(!is_open_, "[", name_,
                       "] is open: it records one block at a time. Make another one for a block within it.");
@@ -34,7 +34,7 @@ class ThreadRecording {
     thread_ = std::this_thread::get_id();
     is_open_ = true;
   }
-  /// A second call does nothing. Throws: c10::ValueError on another thread, where it stays open.
+  /// A second call does nothing. Throws: c10::ValueError on another thread; it stays open then.
   void close() {
     if (!is_open_) return;
     TORCH_CHECK_VALUE(
@@ -44,7 +44,7 @@ class ThreadRecording {
     is_open_ = false;
     recording_->stop();
   }
-  /// Returns what `look` makes of the recording; nothing before the first open().
+  /// Returns look(recording); a default value before the first open().
   template <class Look>
   auto see(const Look& look) const {
     return recording_ ? look(*recording_) : decltype(look(*recording_))();
@@ -57,7 +57,7 @@ class ThreadRecording {
   bool is_open_ = false;
 };
 
-/// A Trace of the thread that makes it, and its `seen()` once it is stopped.
+/// A Trace of the thread that makes it. Its events remain available after stop().
 template <class Trace, class Event, const std::vector<Event>& (Trace::*seen)() const>
 class TraceRecording {
  public:

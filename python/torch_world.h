@@ -5,10 +5,10 @@
 
 namespace shardwise {
 
-/// The World of this thread (run_ranks), else torch.distributed's default group's; a new one where that group is new. Under
-/// torchrun torch.distributed is initialised first where nobody did.
+/// The World of this thread (run_ranks), else of torch.distributed's default group; a new World if that group is new. Under torchrun,
+/// torch.distributed is initialised first if it is not.
 ///
-/// Throws: c10::ValueError saying how to start ranks. Collective over the processes where torch.distributed is initialised.
+/// Throws: c10::ValueError saying how to start ranks. Collective over the processes if torch.distributed is initialised.
 std::shared_ptr<World> python_world();
 
 }  // namespace shardwise

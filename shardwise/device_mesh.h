@@ -1,4 +1,4 @@
-// shardwise/device_mesh.h: meshes by value, sliced by the names of their dims, and the start of a program.
+// shardwise/device_mesh.h: meshes as values, slices by names of dims, and the start of a program.
 //
 //   auto mesh = sw::init_device_mesh("cpu", {2, 2}, {"dp", "tp"});
 //   sw::Mesh tp = mesh["tp"];                  // the two ranks along "tp" that this rank is one of
@@ -15,9 +15,8 @@
 
 namespace shardwise {
 
-/// The counterpart of Python's DeviceMesh: a handle of a DeviceMesh, which converts to a MeshPtr. Two are equal if their ranks, shape, names,
-/// device and World are.
-/// A slice knows the mesh that it was sliced from.
+/// The counterpart of Python's DeviceMesh: a handle of a DeviceMesh, which converts to a MeshPtr. Two meshes are equal if their ranks, shape, names,
+/// device and World are equal. A slice knows the mesh that it was sliced from.
 class Mesh {
  public:
   /// Throws: c10::ValueError for a null pointer.
@@ -27,25 +26,25 @@ class Mesh {
   /// Throws: c10::ValueError for an unknown name, naming the known ones.
   Mesh operator[](const std::string& mesh_dim_name) const;
   Mesh operator[](std::initializer_list<std::string> mesh_dim_names) const;
-  Mesh operator[](int mesh_dim) const = delete;  // dims are sliced by their names
+  Mesh operator[](int mesh_dim) const = delete;  // slices are taken by name
   Mesh submesh(const std::vector<std::string>& mesh_dim_names) const;
   /// The mesh that this one was sliced from, or itself.
   Mesh root() const;
 
   int64_t ndim() const { return mesh_->ndim(); }
-  /// Ranks in all, or along `mesh_dim`.
+  /// The number of ranks, in total or along `mesh_dim`.
   int64_t size() const { return mesh_->size(); }
   int64_t size(int64_t mesh_dim) const;
   c10::IntArrayRef shape() const { return mesh_->grid().shape; }
   const std::vector<std::string>& mesh_dim_names() const { return mesh_->names(); }
   c10::DeviceType device_type() const { return mesh_->device_type(); }
 
-  /// This rank, global.
+  /// This rank's global number.
   int64_t get_rank() const { return mesh_->rank(); }
   /// This rank's coordinate along a dim. A 1-D mesh needs no name.
   /// Throws: c10::ValueError for an unknown name, if a name is missing, and on ranks outside the mesh.
   int64_t get_local_rank(const std::string& mesh_dim_name = "") const;
-  /// This rank's coordinates in the mesh; none on ranks outside it.
+  /// This rank's coordinates in the mesh; nullopt on ranks outside it.
   const std::optional<Dims>& get_coordinate() const { return mesh_->coord(); }
 
   operator const MeshPtr&() const { return mesh_; }  // NOLINT(google-explicit-constructor)
@@ -55,17 +54,17 @@ class Mesh {
 
  private:
   MeshPtr mesh_;
-  MeshPtr root_;  // null of one that is no slice
+  MeshPtr root_;  // null if the mesh is no slice
 };
 
 /// "(dp=2, tp=2)".
 std::ostream& operator<<(std::ostream& stream, const Mesh& mesh);
 
-/// Starts a process of the program: under torchrun as init_from_env(), else as single_world(). Collective over all processes.
+/// Initialises this process of the program: under torchrun as init_from_env(), else as single_world(). Collective over all processes.
 std::shared_ptr<World> init_process_group(std::chrono::milliseconds timeout = std::chrono::minutes(30));
 
 /// The mesh of ranks 0, 1, 2, ... in row-major order, on "cpu" or "cuda". Calls init_process_group() if the program has not. Collective over the
-/// world. Throws: c10::ValueError if the world has fewer ranks, if names are not one per dim, for another device, and for one with an index.
+/// world. Throws: c10::ValueError if the world has fewer ranks, if names are not one per dim, for another device, and for a device with an index.
 Mesh init_device_mesh(const std::string& device_type, c10::IntArrayRef mesh_shape,
                       std::vector<std::string> mesh_dim_names = {});
 

@@ -16,7 +16,7 @@ Placements or_replicated(Placements placements, const Mesh& mesh) {
   return placements.empty() ? Placements(mesh.ndim()) : std::move(placements);
 }
 
-/// Throws: c10::ValueError for what a distributed tensor cannot have.
+/// Throws: c10::ValueError for options that a distributed tensor cannot have.
 void check_options(const char* op, const at::TensorOptions& options, const Mesh& mesh) {
   TORCH_CHECK_VALUE(
       options.layout() == at::kStrided,
@@ -26,7 +26,7 @@ void check_options(const char* op, const at::TensorOptions& options, const Mesh&
                                 c10::DeviceTypeName(mesh.device_type(), true)));
 }
 
-/// What `make(sizes, mesh, placements, dtype)` gives.
+/// The result of `make(sizes, mesh, placements, dtype)`, with the options checked and applied.
 template <class Make>
 DTensor made(const char* op, c10::IntArrayRef sizes, const Mesh& mesh, Placements placements,
              const at::TensorOptions& options, at::ScalarType dtype, const Make& make) {
@@ -40,7 +40,7 @@ DTensor made(const char* op, c10::IntArrayRef sizes, const Mesh& mesh, Placement
 
 at::ScalarType default_dtype() { return c10::get_default_dtype_as_scalartype(); }
 
-/// What torch::tensor(value) has.
+/// The dtype of torch::tensor(value).
 at::ScalarType dtype_of(const at::Scalar& value) {
   if (value.isComplex()) return c10::toComplexType(default_dtype());
   return value.isFloatingPoint() ? default_dtype() : value.type();
@@ -90,7 +90,7 @@ std::ostream& operator<<(std::ostream& stream, const Placements& placements) {
 }
 
 std::ostream& operator<<(std::ostream& stream, const DTensor& tensor) {
-  if (!is_dtensor(tensor)) return stream << static_cast<const at::Tensor&>(tensor);  // a program assigned the base
+  if (!is_dtensor(tensor)) return stream << static_cast<const at::Tensor&>(tensor);  // assigned to the base class
   const auto& impl = *maybe_dtensor(tensor);
   stream << to_string(*impl.spec());
   if (impl.is_stale()) return stream << "\nstale: its values come again when an operator reads it";

@@ -1,8 +1,8 @@
-// shardwise/dtensor.h: DTensor, a tensor that is known to be distributed, with Python's methods; and how it is made.
+// shardwise/dtensor.h: DTensor, a tensor that is known to be distributed, with Python's methods; and its factories.
 //
 //   auto mesh = sw::init_device_mesh("cpu", {4});
 //   sw::DTensor table = sw::rand({10, 3}, mesh, {sw::Shard(0, {1, 4, 0, 5})}, torch::requires_grad());
-//   at::Tensor sums = table.sum(1);                    // every operator of libtorch takes it, and gives an at::Tensor ...
+//   at::Tensor sums = table.sum(1);                    // every operator of libtorch accepts it, and returns an at::Tensor ...
 //   sw::DTensor rows(sums);                            // ... that is distributed, which this asserts
 //   at::Tensor dense = rows.redistribute({sw::Replicate()}).to_local();        // or full_tensor()
 //
@@ -23,7 +23,7 @@
 
 namespace shardwise {
 
-/// An at::Tensor whose type says that it is distributed. It is one pointer, as an at::Tensor is, and undefined by default.
+/// An at::Tensor whose type says that it is distributed. It is one pointer, like an at::Tensor, and undefined by default.
 class DTensor : public at::Tensor {
  public:
   DTensor() = default;
@@ -34,7 +34,7 @@ class DTensor : public at::Tensor {
   static DTensor from_local(const at::Tensor& local, const Mesh& mesh, Placements placements = {},
                             const FromLocalOptions& options = {});
 
-  /// One per mesh dim. Pre, here and below: defined.
+  /// One placement per mesh dim. Pre, here and below: the tensor is defined.
   Placements placements() const { return spec_of(*this)->placements().vec(); }
   Mesh device_mesh() const { return spec_of(*this)->mesh(); }
 
@@ -53,38 +53,38 @@ class DTensor : public at::Tensor {
   const DTensor& requires_grad_(bool requires_grad = true) const;
 };
 
-/// DTensor::placements() and device_mesh() of what an operator gave. Throws: c10::TypeError for a plain tensor.
+/// DTensor::placements() and device_mesh() of an operator's result. Throws: c10::TypeError for a plain tensor.
 inline Placements placements(const at::Tensor& tensor) { return spec_of(tensor)->placements().vec(); }
 inline Mesh device_mesh(const at::Tensor& tensor) { return spec_of(tensor)->mesh(); }
 
 /// "Float [4, 3] as [Shard(0)] on (2)", and this rank's part as torch prints it. Sends nothing.
 std::ostream& operator<<(std::ostream& stream, const DTensor& tensor);
 
-/// As distribute_tensor() on a MeshPtr. Collective over the mesh where `src_data_rank` is given.
+/// As distribute_tensor() on a MeshPtr. Collective over the mesh if `src_data_rank` is set.
 DTensor distribute_tensor(const at::Tensor& tensor, const Mesh& mesh, Placements placements = {},
                           std::optional<int64_t> src_data_rank = 0);
 
-// Factories: each rank fills its own part, and nothing is sent. `sizes` is the shape of the whole tensor. Of `options`, dtype and requires_grad are
-// used: torch::dtype(torch::kDouble).requires_grad(true). Throws: c10::ValueError for Partial placements (except in empty()) and for a device that
-// is not the mesh's; c10::TypeError from rand and randn for a dtype that is not floating point.
+// Factories: each rank fills its own part, and nothing is sent. `sizes` is the shape of the whole tensor. `options`: only dtype and requires_grad are
+// used, as in torch::dtype(torch::kDouble).requires_grad(true). Throws: c10::ValueError for Partial placements (except in empty()) and for a device
+// that is not the mesh's; c10::TypeError from rand and randn for a dtype that is not floating point.
 DTensor zeros(c10::IntArrayRef sizes, const Mesh& mesh, Placements placements = {},
               const at::TensorOptions& options = {});
 DTensor ones(c10::IntArrayRef sizes, const Mesh& mesh, Placements placements = {},
              const at::TensorOptions& options = {});
 DTensor empty(c10::IntArrayRef sizes, const Mesh& mesh, Placements placements = {},
               const at::TensorOptions& options = {});
-/// Without a dtype that of `fill_value`.
+/// The default dtype is that of `fill_value`.
 DTensor full(c10::IntArrayRef sizes, const at::Scalar& fill_value, const Mesh& mesh, Placements placements = {},
              const at::TensorOptions& options = {});
-/// Uniform in [0, 1): the same tensor whatever the mesh and the placements. torch::manual_seed governs it: seed, and draw, alike on
-/// every rank.
+/// Uniform in [0, 1). The tensor does not depend on the mesh and the placements, but on torch::manual_seed: all ranks must set the same seed and make
+/// the same draws.
 DTensor rand(c10::IntArrayRef sizes, const Mesh& mesh, Placements placements = {},
              const at::TensorOptions& options = {});
-/// Normal with mean 0 and deviation 1, in all else as rand.
+/// Normal with mean 0 and deviation 1, otherwise as rand.
 DTensor randn(c10::IntArrayRef sizes, const Mesh& mesh, Placements placements = {},
               const at::TensorOptions& options = {});
 
-// A dtype alone, which both an at::TensorOptions and the functions on a MeshPtr would take.
+// Overloads for a dtype, which would be ambiguous between an at::TensorOptions and the functions on a MeshPtr.
 inline DTensor empty(c10::IntArrayRef sizes, const Mesh& mesh, Placements placements, at::ScalarType dtype) {
   return empty(sizes, mesh, std::move(placements), at::TensorOptions(dtype));
 }

@@ -1,9 +1,10 @@
 // shardwise/forward.h: calls of modules that parallelize_module() and fully_shard() have sharded.
 //
 //   at::Tensor y = sw::forward(model, x);             // instead of model(x)
-//   sw::Parallelized<torch::nn::Linear> down{8, 4};   // a holder whose calls do that: down(x)
+//   sw::Parallelized<torch::nn::Linear> down{8, 4};   // a holder whose calls are forward(): down(x)
 //
-// torch::nn modules have no hooks. In an ordinary call of a module, operators work on DTensors by their rules. forward() adds what hooks do in Python:
+// torch::nn modules have no hooks. In an ordinary call of a module, operators work on DTensors by their rules. forward() adds the work that hooks do
+// in Python:
 //
 // - plain inputs of the outermost call become DTensors: those of a fully sharded module are this rank's rows of the batch, those of a module with
 //   a style are as the style's input_layouts say;
@@ -32,15 +33,15 @@
 namespace shardwise {
 namespace detail {
 
-/// How an argument is held while it is laid out: a tensor as at::Tensor.
+/// The type in which an argument is held while it is laid out: a tensor as at::Tensor.
 template <class T>
 using Held = std::conditional_t<std::is_convertible_v<const T&, const at::Tensor&>, at::Tensor, std::decay_t<const T&>>;
 
-/// Numbers, and names of them.
+/// Numbers and enums.
 template <class T>
 constexpr bool kIsNumber = std::is_arithmetic_v<T> || std::is_enum_v<T>;
 
-/// The same text for the same bits alone, but for NaNs.
+/// Writes text that is equal only for equal bits, except NaNs.
 template <class T>
 void write_number(std::ostream& text, const T& value) {
   if constexpr (std::is_enum_v<T>)
@@ -61,8 +62,8 @@ void note_number(const std::string& path, const T& value, std::vector<ForwardArg
   others.push_back({path, {}, typeid(T).name(), text.str()});
 }
 
-/// Notes what the ranks compare of an argument: plain tensors and numbers, also in ranges and optionals of these, at most kMostArguments. Nothing
-/// else is looked into.
+/// Notes the parts of an argument that the ranks compare: plain tensors and numbers, also in ranges and optionals of these, at most kMostArguments.
+/// Other types are ignored.
 template <class T>
 void note_value(const std::string& path, const T& value, std::vector<ForwardArgument>& others) {
   if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
@@ -82,7 +83,7 @@ void note_value(const std::string& path, const T& value, std::vector<ForwardArgu
   }
 }
 
-/// A tensor is an input, which may still be laid out; anything else is compared.
+/// A tensor is an input, which may be laid out first; all other arguments are compared.
 template <class T>
 void note_argument(T& value, std::vector<at::Tensor*>& inputs, std::vector<ForwardArgument>& others) {
   const std::string path = "args[" + std::to_string(inputs.size()) + "]";
@@ -101,13 +102,13 @@ constexpr bool kIsTuple = false;
 template <class... T>
 constexpr bool kIsTuple<std::tuple<T...>> = true;
 
-/// Whether lay_out_output() sees every tensor in a result of this type.
+/// True if lay_out_output() reaches every tensor in a result of this type.
 template <class T>
 constexpr bool kHasKnownTensors = kIsTensor<T> || std::is_arithmetic_v<T> || std::is_enum_v<T>;
 template <class... T>
 constexpr bool kHasKnownTensors<std::tuple<T...>> = (kHasKnownTensors<T> && ...);
 
-/// Tensors by their places in tuples of tuples, in which what is no tensor counts, too, and stays as it is.
+/// Lays out the tensors of a result by their positions in (nested) tuples. Other elements count as positions, too, and do not change.
 template <class T>
 void lay_out_output(const ModuleCall& call, T& output, size_t& position) {
   if constexpr (kIsTensor<T>) {

@@ -17,7 +17,7 @@ namespace {
 
 using torch::nn::Module;
 
-/// One parameter, and what becomes of it.
+/// One parameter, and its new placements.
 struct Sharding {
   TiedPlaces places;
   Placements placements;  // on the root
@@ -45,13 +45,13 @@ class Sharder {
   const std::vector<Sharding>& shardings() const { return shardings_; }
   const std::vector<int64_t>& data_dims() const { return data_dims_; }
 
-  /// The place in the root of the dim that a slice is made of. Pre: it is a slice, or the root itself.
+  /// The mesh dim of the root that is dim `mesh_dim` of `slice`. Pre: `slice` is a slice of the root, or the root itself.
   int64_t dim_in_root(const MeshPtr& slice, int64_t mesh_dim) const {
     return slice == root_ ? mesh_dim : root_->dim_of(slice->names()[mesh_dim]);
   }
 
  private:
-  /// Of modules that were fully sharded before, over the same mesh.
+  /// The parameters of modules that were fully sharded before, over the same mesh.
   std::unordered_set<const c10::TensorImpl*> parameters_of_units(Module& module) const {
     std::unordered_set<const c10::TensorImpl*> result;
     for (const auto& item : module.named_modules()) {
@@ -69,7 +69,7 @@ class Sharder {
     return result;
   }
 
-  /// As the parameter is laid out now, on the root.
+  /// The present placements of the parameter, on the root.
   Placements placements_of(const ParameterPlace& place) {
     Placements result(root_->ndim());
     const at::Tensor& tensor = place.tensor();
@@ -108,7 +108,7 @@ class Sharder {
     return known->second;
   }
 
-  /// The first tensor dim that no other mesh dim shards, along which gathering takes each element once; 0 where all are.
+  /// The first tensor dim that no other mesh dim shards, so that gathering along it sends each element once; 0 if all are sharded.
   static int64_t free_dim(const Placements& placements, int64_t n_dims) {
     for (int64_t dim = 0; dim < n_dims; ++dim)
       if (std::ranges::none_of(placements, [&](const Placement& placement) { return placement.is_shard(dim); }))
@@ -131,7 +131,7 @@ at::Tensor whole(const at::Tensor& parameter) {
                           : at::empty(spec.sizes(), at::TensorOptions(spec.dtype()).device(spec.mesh()->device()));
 }
 
-/// True for a table of which all modules that have it read rows.
+/// True for a table that only Embedding modules use, which read rows.
 bool is_looked_up(const TiedPlaces& places) {
   return std::ranges::all_of(places, [](const ParameterPlace& place) {
     return dynamic_cast<const torch::nn::EmbeddingImpl*>(place.module) ||
@@ -149,7 +149,7 @@ void fully_shard(Module& module, const Mesh& mesh, const FullyShardOptions& opti
   claim_modules("fully_shard", module, *mesh);
   const Mesh root = mesh.root();
   const Sharder sharder(module, mesh);
-  std::vector<DTensor> sharded;  // all, before the first is in its place
+  std::vector<DTensor> sharded;  // all of them, before the first is put in place
   for (const Sharding& each : sharder.shardings()) {
     const at::Tensor& present = each.places[0].tensor();
     name_parameter("fully_shard", each.places[0].full_name(), [&] {

@@ -10,12 +10,12 @@
 namespace shardwise {
 namespace {
 
-/// What a rank tells the others of its part.
+/// The facts about a rank's part that ranks exchange.
 struct PartFacts {
   enum class Kind : int64_t { kPlain, kDistributed, kUndefined };
 
   Kind kind = Kind::kPlain;
-  c10::ScalarType dtype = c10::ScalarType::Undefined;  // of a plain one
+  c10::ScalarType dtype = c10::ScalarType::Undefined;  // of a plain part
   Dims sizes;
 };
 
@@ -38,7 +38,7 @@ std::string words_of(const PartFacts& part) {
                   ranks[0], first, ranks[other], second, to_string(placements)));
 }
 
-/// Throws: c10::TypeError and c10::ValueError where some rank gave none.
+/// Throws: c10::TypeError and c10::ValueError if some rank passed no plain tensor.
 void check_are_parts(const std::vector<int64_t>& ranks, const std::vector<PartFacts>& parts) {
   for (size_t i = 0; i < parts.size(); ++i) {
     TORCH_CHECK_TYPE(parts[i].kind != PartFacts::Kind::kDistributed,
@@ -54,7 +54,7 @@ void check_are_parts(const std::vector<int64_t>& ranks, const std::vector<PartFa
   }
 }
 
-/// Throws: c10::ValueError where there is not one per mesh dim.
+/// Throws: c10::ValueError unless there is one placement per mesh dim.
 void check_placements(const Placements& placements, const DeviceMesh& mesh) {
   TORCH_CHECK_VALUE(
       static_cast<int64_t>(placements.size()) == mesh.ndim(),
@@ -127,7 +127,7 @@ class Parts {
   Dims sizes_;
 };
 
-/// By tensor and member, in the order of the grid.
+/// The facts of all ranks, by tensor and member, in the order of the grid.
 std::vector<std::vector<PartFacts>> told_by_all(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh) {
   Facts own;
   own.number(static_cast<int64_t>(locals.size()));
@@ -165,7 +165,7 @@ std::vector<at::Tensor> from_local_parts(const std::vector<at::Tensor>& locals, 
   for (const Placements& each : placements) check_placements(each, *mesh);
   std::vector<at::Tensor> result;
   if (locals.empty()) return result;
-  if (!mesh->is_member()) {  // ranks outside are told nothing: as if all parts were of these sizes
+  if (!mesh->is_member()) {  // ranks outside the mesh get no facts: assumes equal parts
     for (size_t i = 0; i < locals.size(); ++i) result.push_back(from_local(locals[i], mesh, placements[i]));
     return result;
   }

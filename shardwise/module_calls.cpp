@@ -15,11 +15,11 @@ namespace {
 
 using torch::nn::Module;
 
-/// Entries end with their modules.
+/// Layouts and claims by module. Entries end with their modules.
 class CallTable {
  public:
   static CallTable& instance() {
-    static auto* const table = new CallTable;  // programs may call modules while they end
+    static auto* const table = new CallTable;  // never destroyed: modules may be called at exit
     return *table;
   }
 
@@ -29,7 +29,7 @@ class CallTable {
     return found == entries_.end() || found->second.owner.expired() ? nullptr : found->second.layouts;
   }
 
-  /// The rank of another World that has `module`; nothing where that is `world`'s from now on.
+  /// Claims `module` for `world`. Returns the rank of another World that has claimed it, or nullopt on success.
   std::optional<int64_t> claim(Module& module, const std::shared_ptr<World>& world) {
     const std::lock_guard lock(mutex_);
     std::erase_if(claims_,
@@ -72,7 +72,7 @@ class CallTable {
   std::unordered_map<const Module*, Claim> claims_;
 };
 
-/// Throws: c10::ValueError where the mesh is another thread's.
+/// Throws: c10::ValueError if the mesh belongs to another thread.
 void check_own(const char* op, const DeviceMesh& mesh) {
   const auto world = World::maybe_current();
   TORCH_CHECK_VALUE(
@@ -91,7 +91,7 @@ const ValueLayout* layout_at(const std::vector<ValueLayout>& layouts, size_t pos
   return position < layouts.size() ? &layouts[position] : nullptr;
 }
 
-/// `tensor` placed as `wanted` along one mesh dim. What is sharded along that dim already stays as uneven as it is.
+/// `tensor` placed as `wanted` along one mesh dim. If it is sharded along that tensor dim already, it keeps its sizes.
 at::Tensor placed(const Module& module, const at::Tensor& tensor, const CallLayouts& layouts, const Placement& wanted) {
   const Spec& spec = *spec_of(tensor);
   check_same_mesh(kind_of(module), layouts.mesh->with_memory(), spec.mesh()->with_memory());
@@ -105,8 +105,8 @@ at::Tensor placed(const Module& module, const at::Tensor& tensor, const CallLayo
   return redistribute(tensor, spec.mesh(), std::move(placements), {.plan = {}, .async_op = true});
 }
 
-/// A plain value that is this rank's piece along the mesh dim of the style. Ranks tell each other the sizes: of pieces that differ nothing else
-/// would, and messages of unequal lengths end the process.
+/// A DTensor from a plain value that is this rank's piece along the mesh dim of the style. Ranks exchange the sizes of pieces: otherwise different
+/// sizes would go unnoticed, and messages of unequal lengths end the process.
 at::Tensor from_piece(const Module& module, const at::Tensor& local, const CallLayouts& layouts,
                       const ValueLayout& value) {
   Placements placements(layouts.mesh->ndim());
@@ -174,7 +174,7 @@ void ModuleCall::enter(const std::vector<at::Tensor*>& inputs, std::vector<Forwa
     for (size_t i = 0; i < inputs.size(); ++i) {
       const ValueLayout* const value = layout_at(style.inputs, i);
       if (!value || !inputs[i] || !inputs[i]->defined()) continue;
-      // A plain replica stays plain: the operators of the forward take it as one while the ranks' arguments are equal.
+      // A plain replica stays plain: operators within the forward treat it as a replica, because the ranks compared their arguments.
       if (is_plain(inputs[i]) && value->of_plain && !value->of_plain->is_replicate()) {
         TORCH_CHECK_VALUE(
             layouts_->batch_dims.empty(),

@@ -15,14 +15,14 @@ namespace {
 
 using torch::nn::Module;
 
-/// Names what torch::nn::Module keeps for classes derived from it.
+/// Gives access to a protected member of torch::nn::Module.
 struct RegisteredParameters : Module {
   static torch::OrderedDict<std::string, at::Tensor>& of(Module& module) {
     return module.*(&RegisteredParameters::parameters_);
   }
 };
 
-/// An RNN's forward reads a list.
+/// An RNN's forward reads its parameters from a list.
 template <class Rnn>
 struct FlatWeights : Rnn {
   static std::optional<std::vector<at::Tensor*>> of(Module& module) {
@@ -37,7 +37,7 @@ struct FlatWeights : Rnn {
 class KnownMembers {
  public:
   static KnownMembers& instance() {
-    static auto* const known = new KnownMembers;  // programs may ask while they end
+    static auto* const known = new KnownMembers;  // never destroyed: may be read at exit
     return *known;
   }
 
@@ -46,7 +46,7 @@ class KnownMembers {
     known_.push_back(std::move(members_of));
   }
 
-  /// Of every class that `module` is; nothing where none is known.
+  /// The members of every known class that `module` is an instance of; nullopt if there is none.
   std::optional<std::vector<at::Tensor*>> of(Module& module) {
     const std::lock_guard lock(mutex_);
     std::optional<std::vector<at::Tensor*>> result;
@@ -104,18 +104,18 @@ bool is_registered_in(Module& module, const at::Tensor& tensor) {
                              [&](const auto& item) { return item.value().is_same(tensor); });
 }
 
-/// A known member that is set, and not to what the module registered.
+/// True if a known member is set to a tensor that the module did not register.
 bool has_member_from_elsewhere(Module& module) {
   const auto members = KnownMembers::instance().of(module).value_or(std::vector<at::Tensor*>());
   return std::ranges::any_of(
       members, [&](const at::Tensor* each) { return each->defined() && !is_registered_in(module, *each); });
 }
 
-/// What a program assigned to members of a module without registering it there.
+/// Parameters that a program assigned to members of a module without registering them there.
 struct AssignedMembers {
   std::vector<std::pair<const c10::TensorImpl*, size_t>>
-      places;                       // a parameter of another module, and the member that it is
-  std::vector<std::string> unread;  // the parameters in whose stead they are, by place; none where that is not clear
+      places;                       // a parameter of another module, and the index of the member
+  std::vector<std::string> unread;  // registered parameters that they replace, by place; empty if ambiguous
 
   AssignedMembers(Module& module, const std::unordered_set<const c10::TensorImpl*>& registered) {
     const auto members = KnownMembers::instance().of(module).value_or(std::vector<at::Tensor*>());

@@ -1,4 +1,4 @@
-// shardwise/modules.h: for programs with torch::nn modules, in addition to shardwise.h, which does not include torch::nn's slow headers.
+// shardwise/modules.h: headers for programs with torch::nn modules. Separate from shardwise.h, because torch::nn's headers are slow to compile.
 #pragma once
 
 #include "shardwise/forward.h"

@@ -21,7 +21,7 @@ using torch::nn::Module;
                          style, kind_of(module)));
 }
 
-/// The whole size of the dim that a plain input has a piece of, where a linear layer knows it: its features.
+/// The whole size of the dim that a plain input is sharded along, if a linear layer knows it: its features.
 std::optional<int64_t> known_size(const LinearImpl& linear, const Placement& of_plain) {
   return of_plain.is_shard(-1) ? std::optional(linear.options.in_features()) : std::nullopt;
 }

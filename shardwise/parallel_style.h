@@ -1,4 +1,4 @@
-// shardwise/parallel_style.h: how parallelize_module treats a module: torch's styles, as functions of the module.
+// shardwise/parallel_style.h: torch's styles for parallelize_module, as functions of the module.
 //
 //   sw::ColwiseParallel()                                   // output features over the ranks
 //   sw::RowwiseParallel().output_layouts(sw::Shard(1))      // input features; the sums reduce-scattered along the sequence
@@ -22,19 +22,18 @@ namespace shardwise {
 
 /// How one input or output of a module is laid out along the mesh dim of the style.
 struct ValueLayout {
-  std::optional<Placement> of_plain = {};  // what a plain tensor is: this rank's piece, or a replica; none: left alone
-  std::optional<Placement> wanted = {};    // what it becomes; none: as it is
-  std::optional<int64_t> whole_size =
-      {};  // of the dim that of_plain shards, where the module knows it: that of all pieces together
+  std::optional<Placement> of_plain = {};  // placement of a plain tensor: a piece or a replica; nullopt: unchanged
+  std::optional<Placement> wanted = {};    // placement that it gets; nullopt: unchanged
+  std::optional<int64_t> whole_size = {};  // total size of the dim that of_plain shards, if the module knows it
 };
 
-/// What a style says of one module.
+/// The layouts of one module, by a style.
 struct ModuleLayouts {
   std::vector<std::pair<std::string, Placement>> parameters = {};  // by name in the module
-  std::vector<ValueLayout> inputs = {};                            // by position; further ones are left alone
+  std::vector<ValueLayout> inputs = {};                            // by position; further inputs are unchanged
   std::vector<ValueLayout> outputs = {};                           // likewise
-  bool use_local_inputs = false;                                   // the module is given plain pieces
-  bool use_local_output = false;                                   // the caller is given plain pieces
+  bool use_local_inputs = false;                                   // the module gets plain pieces
+  bool use_local_output = false;                                   // the caller gets plain pieces
 };
 
 /// A style: a function that is called once for each module that the plan names. Any such function can be a style.
@@ -45,11 +44,12 @@ using ParallelStyle = std::function<ModuleLayouts(const torch::nn::Module&)>;
 template <class Self>
 class LayerStyle {
  public:
-  /// What a plain input is.
+  /// The placement of a plain input.
   Self& input_layouts(Placement value) { return set(input_, std::move(value)); }
-  /// What the output becomes.
+  /// The placement that the output gets.
   Self& output_layouts(Placement value) { return set(output_, std::move(value)); }
-  /// The output is this rank's piece, plain. Unlike in Python false by default: a module that is not called by forward() gives a DTensor, too.
+  /// The output is this rank's piece, plain. Unlike in Python, false by default, because a module that is not called by forward() returns a DTensor,
+  /// too.
   Self& use_local_output(bool value) { return set(use_local_output_, value); }
 
  protected:
@@ -74,15 +74,16 @@ class ColwiseParallel : public LayerStyle<ColwiseParallel> {
   ModuleLayouts operator()(const torch::nn::Module& module) const;
 };
 
-/// Each rank has some input features of a Linear, or some rows of an Embedding; the results are sums. A plain input of a Linear is this rank's
-/// features of it; plain ids of an Embedding are the same on all ranks. The output becomes a replica, by an all-reduce, or what output_layouts() says.
+/// Each rank has some input features of a Linear, or some rows of an Embedding; the results are sums. A plain input of a Linear has this rank's
+/// features; plain ids of an Embedding are equal on all ranks. The output becomes a replica, by an all-reduce, or gets the placement of
+/// output_layouts().
 class RowwiseParallel : public LayerStyle<RowwiseParallel> {
  public:
   ModuleLayouts operator()(const torch::nn::Module& module) const;
 };
 
-/// A norm, a dropout or another module whose output at a position depends on its input at that position alone. Parameters are replicas. The input
-/// is sharded along `sequence_dim`, a plain one is this rank's positions, and the output stays so.
+/// A norm, a dropout or another module whose output at a position depends on its input at that position alone. Parameters are replicas. The input is
+/// sharded along `sequence_dim` (a plain input has this rank's positions), and so is the output.
 class SequenceParallel {
  public:
   explicit SequenceParallel(int64_t sequence_dim = 1, bool use_local_output = false)
@@ -96,9 +97,9 @@ class SequenceParallel {
 
 using MaybeLayouts = std::vector<std::optional<Placement>>;
 
-/// Lays out the inputs of a module that is called by forward(), or its outputs: those that are plain are `layouts`, all become
-/// `desired_layouts`; nothing leaves one as it is. By default inputs stay distributed, and outputs become this rank's pieces.
-/// Throws: c10::ValueError where the two differ in number.
+/// Lays out the inputs, or the outputs, of a module that is called by forward(). Plain tensors are placed as `layouts`, and all tensors get
+/// `desired_layouts`; nullopt leaves a tensor unchanged. By default inputs stay distributed, and outputs become this rank's pieces.
+/// Throws: c10::ValueError if the two lists differ in length.
 template <bool of_inputs>
 class PrepareModule {
  public:

@@ -57,7 +57,7 @@ std::string named(const Module& module, const std::string& path) {
   return path.empty() ? kind_of(module) : fmt::format("{} ({})", path, kind_of(module));
 }
 
-/// What the plan says of one parameter.
+/// The placement of one parameter by the plan.
 struct Wanted {
   TiedPlaces places;
   std::optional<Placement> placement;
@@ -132,7 +132,7 @@ class ResolvedPlan {
                     named(module, path), to_string(*layouts->mesh)));
   }
 
-  /// A module is called on one mesh, on which its parameters are.
+  /// Checks that a module and its parameters are on one mesh.
   static void check_calls(const Found& found, const Mesh& mesh) {
     for (const auto& item : found.module->named_modules(found.path)) check_not_fully_sharded(*item.value(), item.key());
     const auto layouts = call_layouts_of(*found.module);
@@ -148,7 +148,7 @@ class ResolvedPlan {
       if (is_dtensor(item.value())) check(spec_of(item.value())->mesh(), fmt::format("{} is sharded", item.key()));
   }
 
-  /// The layout that distribute_tensor() will make.
+  /// Makes the layout that distribute_tensor() will make, for its errors.
   static void check_fits(const Wanted& parameter, const Mesh& mesh) {
     const at::Tensor& tensor = parameter.places[0].tensor();
     name_parameter("parallelize_module", parameter.named_by,
@@ -172,7 +172,7 @@ void parallelize_module(Module& module, const Mesh& mesh, const ParallelizePlan&
                                                 : fmt::format("mesh[\"{}\"]", mesh.mesh_dim_names().back())));
   claim_modules("parallelize_module", module, *mesh);
   const ResolvedPlan resolved(module, mesh, plan);
-  std::vector<std::pair<const Wanted*, DTensor>> sharded;  // all, before the first is in its place
+  std::vector<std::pair<const Wanted*, DTensor>> sharded;  // all of them, before the first is put in place
   for (const Wanted& each : resolved.wanted()) {
     if (!each.placement) continue;
     const at::Tensor& present = each.places[0].tensor();

@@ -1,7 +1,7 @@
 // shardwise/placements.h: placements as Python spells them.
 //
 //   {sw::Shard(0), sw::Replicate()}       rows over mesh dim 0, all of them along mesh dim 1
-//   {sw::Shard(0, {1, 3, 1, 3})}          as many rows as each rank is to have; none is a number, too
+//   {sw::Shard(0, {1, 3, 1, 3})}          the number of rows of each rank, which may be 0
 //   {sw::Partial("sum")}                  the tensor is the sum of the ranks' pieces
 //   {sw::RaggedShard({0, 1}, {2, 3, 0, 5})}                                        ranges of dims 0 and 1, flattened
 //   {sw::EnumerableShard({{{0, 0}, {8, 5}, /*rank=*/2}, {{0, 5}, {8, 4}, 0}})}     any boxes, any number per rank

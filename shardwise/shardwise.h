@@ -1,4 +1,4 @@
-// shardwise/shardwise.h: everything a C++ program needs, but for torch::nn modules: those take shardwise/modules.h.
+// shardwise/shardwise.h: everything that a C++ program needs, except shardwise/modules.h for torch::nn modules.
 #pragma once
 
 #include "ops/embedding/lookup_options.h"

@@ -22,14 +22,15 @@ constexpr const char* kCombine = "combine_tokens";
 
 std::string shape_of(const at::Tensor& tensor) { return fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")); }
 
-/// The dim of `mesh` that the mesh of the experts is: itself, or a slice of it. Nothing for other meshes. The same on all ranks.
+/// The dim of `mesh` that is the mesh of the experts, which is `mesh` itself or a slice of it. nullopt for other meshes. Equal on all ranks.
 std::optional<int64_t> dim_of_experts(const MeshPtr& mesh, const MeshPtr& experts) {
   if (mesh == experts) return 0;
   if (experts->names().empty() || std::ranges::count(mesh->names(), experts->names()[0]) == 0) return std::nullopt;
   return mesh->submesh(experts->names()) == experts ? std::optional(mesh->dim_of(experts->names()[0])) : std::nullopt;
 }
 
-/// How tokens are laid out by row: as they are given, but sharded along the dim of the experts, and with nothing that is to be added up.
+/// The placements of tokens by row: their own, but sharded along the mesh dim of the experts, and with Shard(0) in place of Partial and of shards
+/// along other dims.
 Placements by_rows(const Spec& tokens, const MeshPtr& experts) {
   const int64_t dim = *dim_of_experts(tokens.mesh(), experts);
   Placements result = tokens.placements().vec();
@@ -40,7 +41,7 @@ Placements by_rows(const Spec& tokens, const MeshPtr& experts) {
   return result;
 }
 
-/// Facts that all ranks know alike, but for plain tensors' numbers of tokens.
+/// Checks facts that are equal on all ranks, except the numbers of tokens of plain tensors.
 void check_arguments(const at::Tensor& tokens, const at::Tensor& expert_ids, const std::optional<at::Tensor>& weights,
                      const at::Tensor& experts) {
   TORCH_CHECK_VALUE(
@@ -73,7 +74,7 @@ void check_arguments(const at::Tensor& tokens, const at::Tensor& expert_ids, con
           to_string(*mesh)));
 }
 
-/// What a rank can only see of its own part: "" or why it does not fit. Compared by all ranks before tokens are sent.
+/// An error in this rank's own part, or "". All ranks compare the results before tokens are sent.
 std::string mistake_in(const LocalTokens& local) {
   if (local.tokens.dim() != 2)
     return fmt::format("tokens of shape {} are no [n_tokens, features]. Flatten batch and sequence first",
@@ -91,12 +92,12 @@ std::string mistake_in(const LocalTokens& local) {
   return "";
 }
 
-/// True where gradients are sent back, which all ranks then take part in.
+/// True if gradients are sent back, in which all ranks then take part.
 bool takes_gradient(const at::Tensor& tensor) {
   return at::GradMode::is_enabled() && tensor.defined() && tensor.requires_grad();
 }
 
-/// A number that differs where this rank's part is of another kind than others'.
+/// A number that is equal on two ranks if their parts are of the same kind.
 int64_t kind_of_part(const LocalTokens& local) {
   if (!mistake_in(local).empty()) return -1;
   const int64_t n_choices = local.expert_ids.dim() == 1 ? 1 : local.expert_ids.size(1);
@@ -106,10 +107,10 @@ int64_t kind_of_part(const LocalTokens& local) {
   return ((of_tokens * 64 + of_weights) * 4 + of_gradients) * 4096 + n_choices;
 }
 
-/// How many rows each rank has for each expert, and of how many tokens, which all ranks tell each other first.
+/// The numbers of rows per rank and expert, and of tokens, which all ranks exchange first.
 class Counts {
  public:
-  /// `told`: all ranks that have the tokens, which get the same error; those of the experts' mesh are among them.
+  /// `told`: all ranks that have the tokens, including the experts' mesh. They all get the same error.
   Counts(const LocalTokens& local, const Spec& experts, const Group& told)
       : told_(told), group_(*experts.mesh()->group(0)), experts_(experts) {
     const int64_t n_experts = experts.sizes()[0];
@@ -173,10 +174,10 @@ class Counts {
   const Spec& experts_;
   bool is_sound_ = false;
   SortedChoices sorting_;
-  std::vector<std::vector<int64_t>> all_;  // by rank that is told
+  std::vector<std::vector<int64_t>> all_;  // by member of told_
 };
 
-/// `tensor`, which is a dense [n_tokens, ...], sharded by token as `like` is.
+/// This rank's part of `tensor` [n_tokens, ...], sharded by token as in `like`.
 at::Tensor by_token(const at::Tensor& tensor, const Placements& like) { return to_local(redistribute(tensor, like)); }
 
 LocalTokens local_part_of(const at::Tensor& tokens, const at::Tensor& expert_ids,
@@ -186,7 +187,7 @@ LocalTokens local_part_of(const at::Tensor& tokens, const at::Tensor& expert_ids
   return {by_token(tokens, like), by_token(expert_ids, like), weights ? by_token(*weights, like) : at::Tensor()};
 }
 
-/// DTensors must fit as wholes, which all ranks see.
+/// Checks DTensors as a whole, with the same result on all ranks.
 void check_wholes(const at::Tensor& tokens, const at::Tensor& expert_ids, const std::optional<at::Tensor>& weights) {
   if (!is_dtensor(tokens)) return;
   const std::string mistake = mistake_in({tokens, expert_ids, weights.value_or(at::Tensor())});
@@ -197,8 +198,8 @@ at::Tensor replicated(const at::Tensor& local, const MeshPtr& mesh) {
   return from_local(local, mesh, {Placement::replicate()}, {.shape = Dims(local.sizes())});
 }
 
-/// Whether the rows of any rank take a gradient. Of plain rows each rank sees its own alone, so they tell each other before they send any.
-/// Throws: c10::ValueError where rows do not fit, on all ranks.
+/// True if the rows of any rank take a gradient. A rank knows only its own plain rows, so ranks exchange this before they send rows.
+/// Throws: c10::ValueError on all ranks if rows do not fit.
 bool check_rows(const at::Tensor& rows, const Spec& spec) {
   constexpr const char* kWayOut = "Give one row for each of those, in their order: a DTensor, or this rank's part.";
   if (is_dtensor(rows)) {
@@ -290,7 +291,7 @@ at::Tensor combine_tokens(const at::Tensor& rows, const RoutedTokens& routed) {
   const bool any_gradient = check_rows(rows, spec);
   at::Tensor local = is_dtensor(rows) ? to_local(redistribute(rows, spec.placements().vec())) : rows;
   const at::Tensor dispatched = to_local(routed.rows);
-  // A rank without rows may have made its own of nothing; others wait for it in the backward.
+  // A rank without rows may pass a tensor without history. It needs a gradient too, because other ranks wait for it in the backward.
   if (any_gradient && at::GradMode::is_enabled() && !takes_gradient(local) && !takes_gradient(dispatched))
     local = local.detach().requires_grad_();
   const at::Tensor sums = send_back(routed.route, local, dispatched);

@@ -37,7 +37,7 @@ class Finder {
   }
 
  private:
-  /// Where the rank at `place` finds the first of its replicas.
+  /// The place of the first replica of the rank at `place`.
   size_t first_replica(size_t place) const {
     Dims coord = *grid_->coord_of(grid_->ranks[place]);
     for (size_t m = 0; m < placements_.size(); ++m)
@@ -61,7 +61,7 @@ class Finder {
     }
   }
 
-  /// A rank without pieces follows the others.
+  /// The dtype of all ranks with pieces; a rank without pieces may have another.
   c10::ScalarType common_dtype() const {
     auto leader = std::ranges::find_if(pieces_, [](const RankPieces& each) { return !each.boxes.empty(); });
     const bool any = leader != pieces_.end();
@@ -194,7 +194,7 @@ class Finder {
     return layout;
   }
 
-  /// The placements with the extents that the pieces have along each sharded dim; nothing where those do not add up.
+  /// The placements with the extents of the pieces along each sharded dim; nullopt if the extents do not add up.
   std::optional<std::vector<Placement>> with_sizes() const {
     std::vector<Placement> result = placements_;
     for (size_t m = 0; m < result.size(); ++m) {
@@ -212,7 +212,7 @@ class Finder {
     return result;
   }
 
-  /// Lengths of the pieces that the mesh dims before `m` leave of `dim`.
+  /// Lengths of the pieces into which the mesh dims before `m` split `dim`.
   std::vector<int64_t> outer_lengths(const std::vector<Placement>& placements, size_t m, int64_t dim) const {
     std::vector<Placement> before(placements.size());
     std::copy_n(placements.begin(), m, before.begin());
@@ -222,7 +222,7 @@ class Finder {
     return lengths;
   }
 
-  /// The extent along `dim` of what ranks hold, per coordinate of mesh dim `m` and of those before it that shard `dim`.
+  /// The extent along `dim` of the ranks' pieces, per coordinate of mesh dim `m` and of earlier mesh dims that shard `dim`.
   std::vector<int64_t> lengths_along(size_t m, int64_t dim) const {
     const auto shards_dim = [&](size_t other) {
       const Placement& placement = placements_[other];
@@ -249,7 +249,7 @@ class Finder {
     return lengths;
   }
 
-  /// A rank without pieces is one whose box is empty.
+  /// True if `layout` gives each rank its pieces. A rank without pieces matches an empty box.
   bool describes(const Layout& layout) const {
     return std::ranges::all_of(pieces_, [&](const RankPieces& each) {
       const std::vector<Box> boxes = layout.boxes(each.rank);

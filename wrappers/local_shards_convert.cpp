@@ -21,7 +21,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The layout of gradients: `wanted`, if not the tensor's own, replicated where that is Partial.
+/// The layout of gradients: `wanted`, by default the tensor's own, with Replicate in place of Partial.
 SpecPtr grad_spec(const SpecPtr& spec, const std::optional<Placements>& wanted) {
   return spec->with_placements(without_partial(wanted ? *wanted : spec->placements()));
 }
@@ -39,7 +39,7 @@ class ShardsForm final : public LocalForm {
   bool has_pieces_;
 };
 
-/// This rank was given pieces, or none; a rank without pieces may still hold an empty shard.
+/// The forms of a tensor made from a wrapper with pieces and from one without; in the latter case this rank may still hold an empty shard.
 const ShardsForm kPieces(true), kNoPieces(false);
 
 at::Tensor wrap_pieces(const SpecPtr& spec, Shards shards, const LocalForm& form) {
@@ -48,7 +48,7 @@ at::Tensor wrap_pieces(const SpecPtr& spec, Shards shards, const LocalForm& form
   return tensor;
 }
 
-/// The pieces of `spec` that a wrapper holds. One without pieces holds the empty ones.
+/// The wrapper's pieces as shards of `spec`. A wrapper without pieces gives empty shards.
 Shards pieces_of(const at::Tensor& wrapper, const Spec& spec) {
   const auto& shards = maybe_local_shards(wrapper)->shards();
   Shards pieces(shards.begin(), shards.end());
@@ -128,7 +128,7 @@ RankPieces pieces_here(const at::Tensor& wrapper, const DeviceMesh& mesh, const 
   return pieces;
 }
 
-/// The spec where the arguments determine it, so that nothing need be exchanged; else null.
+/// The spec, if the arguments determine it without an exchange; else null.
 SpecPtr given_spec(const at::Tensor& wrapper, const MeshPtr& mesh, const Placements& placements,
                    const FromLocalOptions& options) {
   if (!options.shape || !are_exact(placements) || (options.run_check && mesh->is_member())) return nullptr;
@@ -180,7 +180,7 @@ SpecPtr spec_here(const at::Tensor& wrapper, const MeshPtr& mesh, const Placemen
   return inferred_spec(gather_pieces(pieces_here(wrapper, *mesh, options), *mesh, topic), mesh, placements);
 }
 
-/// The first dim in which a piece is shorter than the tensor, 0 where none is. Pre: shapes are given.
+/// The first dim in which a piece is shorter than the tensor; 0 if none is. Pre: shapes are set.
 int64_t sharded_dim(const std::vector<RankPieces>& all) {
   const Dims& shape = *all[0].shape;
   for (size_t dim = 0; dim < shape.size(); ++dim)
@@ -207,7 +207,7 @@ at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Pla
                                 ? FromShards::apply(wrapper, spec, grad_spec(spec, options.grad_placements), &form)
                                 : wrap_pieces(spec, pieces_of(wrapper, *spec), form);
   share_version(tensor, wrapper);
-  // One without pieces may be of another dtype than the others'.
+  // The wrapper of a rank without pieces may have another dtype than the tensor.
   if (!wrapper.requires_grad() && wrapper.scalar_type() == spec->dtype()) maybe_dtensor(tensor)->set_given(wrapper);
   return tensor;
 }
@@ -223,7 +223,7 @@ at::Tensor from_known_shards(const at::Tensor& wrapper, const MeshPtr& mesh, con
 }
 
 at::Tensor to_local_shards(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
-  spec_of(tensor);  // the error for other tensors
+  spec_of(tensor);  // throws for other tensors
   const LocalForm* form = maybe_dtensor(tensor)->local_form();
   return (form ? *form : kPieces).to_local(tensor, grad_placements);
 }

@@ -19,10 +19,10 @@
 namespace shardwise {
 namespace {
 
-/// How an operator goes over pieces.
+/// How an operator runs on pieces.
 enum class Manner : uint8_t { kUnknown, kPieces, kLists, kRefused };
 
-/// Views of given sizes: with the wrapper's own sizes they keep the pieces' offsets.
+/// Views with a size argument. With the wrapper's own sizes they keep the pieces' offsets.
 constexpr std::array<std::string_view, 4> kViewsOfSize = {"aten::view", "aten::_unsafe_view", "aten::expand",
                                                           "aten::_reshape_alias"};
 
@@ -36,7 +36,7 @@ void for_each_tensor(c10::ArrayRef<c10::IValue> args, const Visit& visit) {
   }
 }
 
-/// Asks the rule about a call of these arguments, with a tensor of one element in the place of each.
+/// Asks the rule about a call with these arguments, each tensor replaced by one of one element.
 bool may_run_by_box(const OpInfo& op, const Rule& rule, c10::ArrayRef<c10::IValue> args) {
   std::vector<c10::IValue> samples = args.vec();
   OpCall call{op, {}, {}, {}};
@@ -97,7 +97,7 @@ class PieceKernel final : public c10::OperatorKernel {
   }
 
  private:
-  /// ValueErrors, not TypeErrors: those of arithmetic torch takes for "try the other operand", and loses their words.
+  /// Throws ValueErrors, not TypeErrors: in arithmetic torch takes a TypeError for "try the other operand" and loses its text.
   void check_operands(c10::ArrayRef<c10::IValue> args, Manner manner) const {
     for_each_tensor(args, [&](const at::Tensor& tensor, bool in_list) {
       TORCH_CHECK_VALUE(!is_dtensor(tensor),

@@ -73,7 +73,7 @@ Dims outer_sizes(c10::ArrayRef<Box> boxes, int64_t n_dims) {
   }
   int64_t n_elements = 0;
   for (const Box& box : boxes) n_elements += box.numel();
-  if (Box::whole(sizes).numel() == n_elements) return sizes;  // disjoint pieces are then every cell of a grid
+  if (Box::whole(sizes).numel() == n_elements) return sizes;  // then the disjoint pieces are all cells of a grid
   Dims elements(n_dims, 1);
   elements[0] = n_elements;
   return elements;

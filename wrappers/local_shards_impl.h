@@ -14,11 +14,11 @@
 
 namespace shardwise {
 
-/// The dispatch key of wrappers, and the one that autograd gives them.
+/// The dispatch key of wrappers, and the matching autograd key.
 inline constexpr c10::DispatchKey kLocalShardsKey = c10::DispatchKey::PrivateUse3;
 inline constexpr c10::DispatchKey kAutogradLocalShardsKey = c10::DispatchKey::AutogradPrivateUse3;
 
-/// Pieces and offsets are one list each, of one length. All pieces have the wrapper's dtype and device.
+/// Pieces and offsets are two lists of equal length. All pieces have the wrapper's dtype and device.
 class LocalShardsImpl final : public c10::TensorImpl {
  public:
   LocalShardsImpl(std::vector<at::Tensor> shards, std::vector<Dims> offsets, c10::IntArrayRef sizes,
@@ -43,7 +43,7 @@ class LocalShardsImpl final : public c10::TensorImpl {
   std::vector<Dims> offsets_;
 };
 
-/// Null where `tensor` is undefined or no wrapper.
+/// Null if `tensor` is undefined or no wrapper.
 inline LocalShardsImpl* maybe_local_shards(const at::TensorBase& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kLocalShardsKey)
              ? static_cast<LocalShardsImpl*>(tensor.unsafeGetTensorImpl())
@@ -51,12 +51,11 @@ inline LocalShardsImpl* maybe_local_shards(const at::TensorBase& tensor) {
 }
 inline bool is_local_shards(const at::TensorBase& tensor) { return maybe_local_shards(tensor) != nullptr; }
 
-/// The sizes of the wrapper itself: the pieces put together with the gaps between them closed, where they are a grid (pieces of
-/// whole rows, of whole columns, 1-D ones, or every cell of some row and column ranges). Any other pieces have nothing but
-/// their elements in common: [number of elements, 1]. No pieces: zeros.
+/// The sizes of the wrapper itself. If the pieces are a grid (whole rows, whole columns, 1-D pieces, or every cell of some row and column ranges),
+/// they are put together without the gaps between them. Other pieces give [number of elements, 1], and no pieces give zeros.
 Dims outer_sizes(c10::ArrayRef<Box> boxes, int64_t n_dims);
 
-/// A wrapper over these pieces (aliased, not copied), which are checked already. Calls the hook.
+/// A wrapper over these pieces (aliased, not copied). Pre: they are checked. Calls the hook.
 at::Tensor wrap_local_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets, c10::IntArrayRef sizes,
                              const at::TensorOptions& options);
 

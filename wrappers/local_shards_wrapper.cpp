@@ -73,7 +73,7 @@ at::Tensor wrap_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets
   return wrap_local_shards(std::move(shards), std::move(offsets), sizes, own);
 }
 
-/// Pieces that want gradients get theirs from the wrapper's.
+/// Pieces that require gradients get them from the wrapper's gradient.
 struct MakeShards : torch::autograd::Function<MakeShards> {
   static at::Tensor forward(AutogradContext* ctx, at::TensorList shards, const std::vector<Dims>& offsets) {
     ctx->saved_data["n_shards"] = static_cast<int64_t>(shards.size());

@@ -47,7 +47,7 @@ struct Move {
     return dim < 0 ? dim + input.dim() : dim;
   }
 
-  /// Throws where the DTensor's placement is not what the move starts from.
+  /// Throws if the move does not start from the DTensor's placement.
   void check_start(bool is_right, const char* wanted) const {
     TORCH_CHECK_VALUE(is_right, fmt::format("[{}] on mesh dim {} the tensor is {}; this starts from {}. Use "
                                             "redistribute() for other moves.",
@@ -56,7 +56,7 @@ struct Move {
 
   at::Tensor moved_to(const Placement& to) const { return placed_on(input, mesh_dim, to); }
 
-  /// This rank's plain tensor as one placed `from`, whose gradient is laid out as `grad`.
+  /// This rank's plain tensor as a DTensor placed `from`, with gradients placed `grad`.
   at::Tensor given_as(const Placement& from, const Placement& grad) const {
     return from_local(input, mesh, {from}, {.shape = Dims(input.sizes()), .grad_placements = Placements{grad}});
   }
@@ -70,7 +70,7 @@ MeshPtr line_of(const MeshPtr& mesh, int64_t mesh_dim) {
   RankGrid line{{mesh->size(mesh_dim)}, {}};
   for (coord[mesh_dim] = 0; coord[mesh_dim] < mesh->size(mesh_dim); ++coord[mesh_dim])
     line.ranks.push_back(mesh->grid().rank_at(coord));
-  std::optional<GivenGroups> own;  // the mesh's group: the World need not know it, as it does of threads
+  std::optional<GivenGroups> own;  // reuses the mesh's group, which the World may not know (it does for threads)
   if (!World::is_thread()) {
     GivenGroups::ByRanks groups;
     if (const GroupPtr& group = mesh->group(mesh_dim)) groups[group->ranks] = std::make_shared<Group>(*group);
@@ -96,7 +96,7 @@ at::Tensor mp_copy(const at::Tensor& input, const MeshAxis& axis, Reduce reduce)
       fmt::format("[mp_copy] reduce_op \"{}\" has no place with a DTensor: its gradient says itself how it "
                   "is to be reduced. Leave it out.",
                   to_string(reduce)));
-  // Out and in again: the gradient is redistributed to the layout of the pieces, which reduces its sums.
+  // Converts to pieces and back, so that the backward redistributes the gradient to the layout of the pieces, which reduces sums.
   return from_pieces(to_pieces(input), spec_of(input));
 }
 

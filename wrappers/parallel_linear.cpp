@@ -9,7 +9,7 @@
 namespace shardwise {
 namespace {
 
-/// The last dim of a tensor of `sizes` placed as `weight_dim` of the weight; Replicate where that is not sharded.
+/// Places the last dim of a tensor of `sizes` as `weight_dim` of the weight is placed; Replicate if that is not sharded.
 Placement placement_of_last_dim(const Placement& of_weight, int64_t weight_dim, c10::IntArrayRef sizes) {
   if (of_weight.is_shard(weight_dim)) return of_weight.with_dim(static_cast<int64_t>(sizes.size()) - 1);
   if (!of_weight.in_pieces()) return Placement::replicate();
@@ -26,8 +26,8 @@ SpecPtr row_major_spec(const MeshPtr& mesh, const Dims& sizes, Placements placem
   return Spec::intern(mesh, sizes, std::move(placements), row_major_strides(sizes), dtype);
 }
 
-/// True where each rank has pieces of `weight` that are split along `dim` alone. The rule of aten::linear moves any other layout; also
-/// where a rank has no piece, as it would not take part in the backward's messages.
+/// True if every rank has pieces of `weight`, split along `dim` alone. The rule of aten::linear handles other layouts, also if some rank has no
+/// piece, because that rank would not take part in the backward's messages.
 bool goes_by_pieces(const Spec& weight, int64_t dim) {
   if (!weight.layout().enumerated()) return false;
   const auto pieces = weight.layout().pieces();

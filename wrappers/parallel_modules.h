@@ -1,5 +1,5 @@
-// wrappers/parallel_modules.h: model-parallel layers as torch::nn modules. parallel_layers.h says what they compute,
-// parallel_weight.h how their parameters are sharded and drawn.
+// wrappers/parallel_modules.h: model-parallel layers as torch::nn modules. See parallel_layers.h for the computation, and parallel_weight.h for
+// sharding and initialisation of parameters.
 //
 //   ColumnParallelLinear up(ColumnParallelLinearOptions(8, 32).mesh(mesh).gather_output(false));
 //   RowParallelLinear down(RowParallelLinearOptions(32, 8).mesh(mesh).input_is_parallel(true));
@@ -61,7 +61,7 @@ class ColumnParallelLinearImpl : public torch::nn::Module {
   void reset_parameters();
 
   ColumnParallelLinearOptions options;
-  at::Tensor weight, bias;  // the bias is undefined where there is none
+  at::Tensor weight, bias;  // bias is undefined if there is none
 };
 TORCH_MODULE(ColumnParallelLinear);
 
@@ -70,7 +70,7 @@ struct RowParallelLinearOptions : ParallelOptions<RowParallelLinearOptions> {
       : in_features_(in_features), out_features_(out_features) {}
   auto& bias(bool value) { return set(bias_, value); }
   auto& input_is_parallel(bool value) { return set(input_is_parallel_, value); }
-  /// Blocks of the input, as of the column layer before it.
+  /// Blocks of the input, as in the column layer before it.
   auto& stride(int64_t value) { return set(stride_, value); }
 
   int64_t in_features_, out_features_;

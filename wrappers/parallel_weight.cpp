@@ -24,7 +24,7 @@ constexpr std::array<std::pair<const char*, Draw>, 9> kDraws{{
     {"none", [](const at::Tensor&) {}},
 }};
 
-/// Empty pieces are kept: every rank has `stride` pieces, and takes part in all messages.
+/// Keeps empty pieces, so that every rank has `stride` pieces and takes part in all messages.
 Placement interleaved(c10::IntArrayRef sizes, const WeightSharding& sharding) {
   const std::vector<int64_t>& ranks = sharding.mesh->grid().ranks;
   std::vector<ShardMetadata> pieces;

@@ -20,27 +20,27 @@ struct WeightSharding {
   int64_t stride = 1;  // blocks along tensor_dim, each of which is sharded over all ranks
 };
 
-/// The placements of a tensor of `sizes`: replicated on the other mesh dims; with a stride an EnumerableShard of `stride` pieces per
-/// rank, in the order of the master tensor. Blocks and pieces are torch.chunk's: sizes need not divide evenly.
+/// The placements of a tensor of `sizes`: replicated on the other mesh dims; with a stride an EnumerableShard of `stride` pieces per rank, in the
+/// order of the master tensor. Blocks and pieces have the sizes of torch.chunk, so sizes need not divide evenly.
 /// Throws: c10::IndexError for a dim out of range, c10::ValueError for a stride below 1 and for one above 1 on an N-D mesh.
 Placements placements_of_weight(c10::IntArrayRef sizes, const WeightSharding& sharding);
 
 /// An uninitialised parameter: it requires a gradient.
 at::Tensor parallel_weight(c10::IntArrayRef sizes, const WeightSharding& sharding, at::ScalarType dtype = at::kFloat);
 
-/// Draws `tensor` by the name of a distribution: "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform" (as
-/// torch::nn::Linear starts, a = sqrt(5)), "normal", "uniform" (in [0, 1)), "zeros", "ones", or "none", which draws nothing. Fans are
-/// those of the whole tensor, and element i is a function of the seed and of i: any sharding over any number of ranks gives
-/// the same values, and no rank has more than its part. Tensors on the meta device are left unchanged.
+/// Draws `tensor` by the name of a distribution: "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform" (as torch::nn::Linear is
+/// initialised, a = sqrt(5)), "normal", "uniform" (in [0, 1)), "zeros", "ones", or "none", which draws nothing. Fans are those of the whole tensor,
+/// and element i is a function of the seed and of i. So any sharding over any number of ranks gives the same values, and each rank draws only its
+/// part. Tensors on the meta device are left unchanged.
 /// Throws: c10::ValueError listing the names.
 void initialize_(const at::Tensor& tensor, const std::string& init_type);
 
-/// Fills row `row` of `tensor` with zeros (from the end where negative), if one is given: an embedding table's padding.
+/// Fills row `row` of `tensor` with zeros (negative: from the end), if there is one: the padding of an embedding table.
 /// Throws: c10::IndexError for a row out of range.
 void zero_row_(const at::Tensor& tensor, std::optional<int64_t> row);
 
-/// Fills `parameter` from the whole `master`, a torch.Tensor that is equal on all ranks, or a DTensor in any layout. A plain
-/// one sends nothing. Throws: c10::ValueError for another shape.
+/// Fills `parameter` from the whole `master`, a torch.Tensor that is equal on all ranks, or a DTensor in any layout. A plain master sends nothing.
+/// Throws: c10::ValueError for another shape.
 void set_master_(const at::Tensor& parameter, const at::Tensor& master);
 
 }  // namespace shardwise

@@ -167,7 +167,7 @@ class PieceListRun {
   const OpInfo& op_;
   torch::jit::Stack& stack_;
   size_t first_;
-  std::vector<at::Tensor> elements_;  // of the first list: the others follow it
+  std::vector<at::Tensor> elements_;  // of the first list; all other lists have the same structure
   std::vector<size_t> n_pieces_;
   size_t n_all_ = 0;
 };

@@ -36,7 +36,7 @@ at::Tensor joined_parts(const at::Tensor& part, int64_t dim, const MeshPtr& mesh
   };
   const std::vector<int64_t>& ranks = mesh->grid().ranks;
   const Part& first = parts[mesh->group()->index_of(ranks[0])];
-  const auto place = static_cast<size_t>(first.dim);  // the first rank's, on all ranks
+  const auto place = static_cast<size_t>(first.dim);  // the first rank's dim, equal on all ranks
   Dims extents;
   for (const int64_t rank : ranks) {
     const Part& other = parts[mesh->group()->index_of(rank)];

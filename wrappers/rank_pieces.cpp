@@ -58,7 +58,7 @@ int64_t count_call(const std::shared_ptr<World>& world, const std::string& topic
   return ++(*counts)[world][topic];
 }
 
-/// The store's key of this call: equal on all ranks that make the same calls.
+/// The store's key for this call, equal on all ranks that make the same calls.
 std::string key_of_call(const DeviceMesh& mesh, const std::string& topic) {
   const std::string key = fmt::format("shardwise/pieces/{}/{}/{}", fmt::join(mesh.grid().ranks, ","),
                                       fmt::join(mesh.grid().shape, "x"), topic);

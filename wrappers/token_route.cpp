@@ -30,14 +30,14 @@ std::vector<int64_t> numbers_in(const at::Tensor& tensor) {
   return {numbers.const_data_ptr<int64_t>(), numbers.const_data_ptr<int64_t>() + numbers.numel()};
 }
 
-/// Runs of elements of `sent` for each member of the group, and places in `received` for theirs.
+/// Runs of elements of `sent` for each member of the group, and places in `received` for the runs of each member.
 struct Runs {
   at::Tensor sent, received;
   const std::vector<int64_t>& out;
   const std::vector<int64_t>& in;
 };
 
-/// One message between each pair of ranks that have something for each other.
+/// Sends one message between each pair of ranks that have elements for each other.
 void exchange_runs(const Group& group, c10::Device device, const std::vector<Runs>& all) {
   PackedMessages messages(device);
   for (const Runs& runs : all) {
@@ -74,7 +74,7 @@ at::Tensor sums_at(int64_t n, const at::Tensor& places, const at::Tensor& rows) 
   return at::zeros(sizes, terms.options()).index_add_(0, places, terms).to(rows.scalar_type());
 }
 
-/// `values` at `places`, which are all places.
+/// Puts `values` at `places`, a permutation.
 at::Tensor permuted_to(const at::Tensor& places, const at::Tensor& values) {
   return at::empty_like(values).index_copy_(0, places, values);
 }
@@ -82,7 +82,7 @@ at::Tensor permuted_to(const at::Tensor& places, const at::Tensor& values) {
 std::pair<at::Tensor, at::Tensor> mapped(const RoutePtr& route, bool to_experts, const at::Tensor& rows,
                                          const at::Tensor& weights);
 
-/// The transpose of a route's direction. Gradients that are missing on this rank are zeros: other ranks wait for them.
+/// The transpose of a route's direction. Missing gradients on this rank are sent as zeros, because other ranks wait for them.
 struct RouteBackward final : torch::autograd::Node {
   RoutePtr route;
   bool was_to_experts = false;
@@ -105,7 +105,7 @@ bool records_grad(const at::Tensor& tensor) {
   return c10::GradMode::is_enabled() && tensor.defined() && tensor.requires_grad();
 }
 
-/// Gives `rows` and `weights`, made of `inputs`, their derivative.
+/// Gives `rows` and `weights`, which were computed from `inputs`, their derivative.
 void set_derivative(const RoutePtr& route, bool to_experts, const variable_list& inputs, const at::Tensor& rows,
                     const at::Tensor& weights) {
   bool any = false;
@@ -182,7 +182,7 @@ std::tuple<at::Tensor, at::Tensor, RoutePtr> send_first(const GroupPtr& group, c
   }
   const int64_t n_rows = sum_of(route->choices_in_);
 
-  // Choices arrive by rank, and of each rank by expert; rows lie by expert, and of each expert by rank.
+  // Choices arrive ordered by rank, then by expert. Rows are ordered by expert, then by rank.
   std::vector<int64_t> choice_of_row, first_token;
   std::vector<int64_t> next_choice, next_token;
   int64_t n_choices = 0, n_tokens = 0;

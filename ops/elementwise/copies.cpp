@@ -23,7 +23,7 @@ Rule copy(Linearity linearity) {
   return Rule("pointwise", describe).linear(linearity);
 }
 
-/// A device argument brings a key of its own, and that of meta comes before ours: torch would make a plain tensor.
+/// A device argument adds a dispatch key, and the key of meta has priority over ours: torch would make a plain tensor.
 class ToMeta final : public c10::OperatorKernel {
  public:
   explicit ToMeta(const c10::OperatorHandle& op) : info_(op) { info_.rule = RuleTable::global().find(info_.name); }
@@ -45,13 +45,13 @@ void register_to_meta() {
       .impl("_to_copy", torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ToMeta>(op)));
 }
 
-/// Whether `tensor.data = other` may be: of all our tensors, on whatever devices. So parameters stay the objects that they are, and
-/// tied ones tied, when their module goes from one device to another.
+/// Decides whether `tensor.data = other` is allowed: always between distributed tensors, on any devices. So parameters stay the same objects, and
+/// tied ones stay tied, when a module moves to another device.
 bool has_compatible_type(const at::Tensor& self, const at::Tensor& from) {
   return is_dtensor(self) && is_dtensor(from);
 }
 
-/// The memory of every piece is in use on `stream`.
+/// Records that the memory of every piece is in use on `stream`.
 void record_stream(at::Tensor& self, c10::Stream stream) {
   for (at::Tensor piece : maybe_dtensor(self)->shards()) piece.record_stream(stream);
 }
@@ -59,7 +59,7 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
 }  // namespace
 
 void register_copies(RuleTable& table) {
-  // torch sets a lazy flag, which the local shards would carry and the DTensor would not: compute at once.
+  // torch sets a lazy flag, which the local shards would carry and the DTensor would not: compute eagerly instead.
   add_composition("_conj", +[](const at::Tensor& self) { return at::conj_physical(self); });
   add_composition("_neg_view", +[](const at::Tensor& self) { return at::neg(self); });
   aten_kernels().impl("record_stream", &record_stream);

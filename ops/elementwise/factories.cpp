@@ -1,4 +1,4 @@
-// ops/elementwise/factories.cpp: new tensors like another: with its layout where sizes are equal, else replicated.
+// ops/elementwise/factories.cpp: new tensors like another: with its layout if sizes are equal, else replicated.
 #include "ops/families.h"
 
 namespace shardwise {

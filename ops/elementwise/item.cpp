@@ -21,7 +21,7 @@
 namespace shardwise {
 namespace {
 
-/// The answers of all ranks of the world, taken together. Collective over it.
+/// True if `own` is true on all ranks of the world. Collective over the world.
 bool is_true_on_all(bool own, World& world) {
   std::vector<int64_t> ranks(world.size());
   std::iota(ranks.begin(), ranks.end(), int64_t{0});
@@ -32,7 +32,7 @@ bool is_true_on_all(bool own, World& world) {
   return answer.item<bool>();
 }
 
-/// Ranks compare their pieces; a Partial is reduced before. One number is sent then.
+/// Ranks compare their pieces, after reducing a Partial, and then exchange one number.
 bool equal(const at::Tensor& self, const at::Tensor& other) {
   if (self.sizes() != other.sizes()) return false;
   const BelowAutograd guard;
@@ -41,7 +41,7 @@ bool equal(const at::Tensor& self, const at::Tensor& other) {
   const bool tells_others = AnswersOutside::are_on() && mesh.size() < mesh.world()->size();
   const bool own = (tells_others && !mesh.is_member()) || !differs.item<bool>();
   const bool of_all = tells_others ? is_true_on_all(own, *mesh.world()) : own;
-  return mesh.is_member() ? own : of_all;  // slices of a mesh answer apart
+  return mesh.is_member() ? own : of_all;  // each slice of a mesh answers for itself
 }
 
 /// Nothing is sent. Views and aliases share their memory on all ranks, also where pieces are empty.
@@ -51,14 +51,14 @@ bool is_set_to(const at::Tensor& self, const at::Tensor& other) {
   return a == b || (a->memory() == b->memory() && a->storage_offset() == b->storage_offset());
 }
 
-/// Whether this rank's pieces are. Nothing is sent.
+/// True if this rank's pieces are pinned. Nothing is sent.
 bool is_pinned(const at::Tensor& self, std::optional<c10::Device> device) {
   const Shards& pieces = maybe_dtensor(self)->local_tensors();
   return !pieces.empty() &&
          std::ranges::all_of(pieces, [&](const at::Tensor& piece) { return piece.is_pinned(device); });
 }
 
-/// The answer or the error of torch for a dense tensor with as many dims, of the same dtype. Nothing is sent.
+/// Returns torch's answer, or throws torch's error, for a dense tensor with the same number of dims and dtype. Nothing is sent.
 void read_dense(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   c10::IValue& self = (*stack)[stack->size() - op.schema().arguments().size()];
   const at::Tensor tensor = self.toTensor();

@@ -46,7 +46,7 @@ class Gradients {
     }
   }
 
-  /// Multiplies by `inv_scale` what this rank holds; 1 where some of it was not finite before, else 0.
+  /// Multiplies this rank's gradients by `inv_scale`. Returns 1 if an element was not finite before, else 0.
   at::Tensor unscale(const at::Tensor& inv_scale) const {
     at::Tensor found = at::zeros(inv_scale.sizes(), inv_scale.options());
     std::vector<MemoryWrite> writes;
@@ -58,7 +58,7 @@ class Gradients {
     return found.squeeze();
   }
 
-  /// How near the terms of this rank's Partial gradients come to the largest number of their dtype, as a fraction.
+  /// The largest magnitude among the terms of this rank's Partial gradients, as a fraction of the largest number of their dtype.
   at::Tensor reach(const at::Tensor& like) const {
     at::Tensor result = at::zeros({}, like.options());
     for (const at::Tensor& grad : partials_)
@@ -70,12 +70,12 @@ class Gradients {
     return result;
   }
 
-  /// Ranks may see different values.
+  /// True if ranks may hold different values.
   bool differ() const { return differ_; }
   bool have_partials() const { return !partials_.empty(); }
   int64_t most_terms() const { return most_terms_; }
 
-  /// 1 where the sum of finite terms, unscaled since, was not finite on this rank. Collective.
+  /// Returns 1 if a sum of Partial gradients was not finite on this rank before unscaling, although its terms were, else 0. Collective.
   at::Tensor overflows(const at::Tensor& inv_scale) const {
     at::Tensor found = at::zeros({}, inv_scale.options());
     for (const at::Tensor& grad : partials_) {
@@ -88,8 +88,8 @@ class Gradients {
     return found;
   }
 
-  /// All ranks that hold something: those of a mesh that has the ranks of all, else the world's, as of plain gradients. Null on
-  /// other ranks.
+  /// The group of all ranks that hold a gradient: the ranks of a mesh that contains all other meshes, if there is one and no plain gradient needs
+  /// more, else the whole world. Null on other ranks.
   GroupPtr everyone() const {
     const auto world = meshes_[0]->world();
     for (const MeshPtr& mesh : meshes_) {
@@ -139,11 +139,11 @@ class Gradients {
   int64_t most_terms_ = 0;
 };
 
-/// found_inf becomes 1 on all ranks that hold a gradient where any of them holds one that is not finite.
+/// Sets found_inf to 1 on all ranks that hold a gradient if a gradient on any rank is not finite.
 ///
-/// Terms of a Partial gradient are looked at one by one: a sum of finite ones is finite unless they come near the largest number of
-/// their dtype, and then it is computed.
-/// Cost: an all-reduce of two numbers, none where all gradients are replicas; in that rare case a reduction of each Partial one.
+/// The terms of a Partial gradient are checked without summing them: a sum of finite terms is finite unless they come near the largest number of
+/// their dtype. Only then is the sum computed.
+/// Cost: an all-reduce of two numbers, none if all gradients are replicas; in that rare case a reduction of each Partial gradient.
 void check_and_unscale(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& inv_scale) {
   TORCH_CHECK_VALUE(!is_dtensor(found_inf) && !is_dtensor(inv_scale),
                     fmt::format("[{}] found_inf and inv_scale are plain tensors, as GradScaler makes them. Give "
@@ -157,7 +157,7 @@ void check_and_unscale(at::TensorList grads, at::Tensor& found_inf, const at::Te
   const at::Tensor reach = gradients.reach(inv_scale);
   at::Tensor found = gradients.unscale(inv_scale);
   if (const GroupPtr everyone = gradients.differ() ? gradients.everyone() : nullptr) {
-    const CommScope scope(kOp, CommScope::Cause::kProgram);  // two numbers, whatever the layouts are
+    const CommScope scope(kOp, CommScope::Cause::kProgram);  // two numbers, independent of the layouts
     const at::Tensor seen = at::stack({found, reach});
     all_reduce(*everyone, seen, Reduce::kMax);
     found = seen[0];

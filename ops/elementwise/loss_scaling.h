@@ -1,9 +1,9 @@
-// ops/elementwise/loss_scaling.h: what torch.amp.GradScaler asks of gradients.
+// ops/elementwise/loss_scaling.h: the operator that torch.amp.GradScaler calls on gradients.
 #pragma once
 
 namespace shardwise {
 
-/// Registers the check for infinite and NaN gradients, on all ranks, and their product with the inverse scale.
+/// Registers the operator that multiplies gradients by the inverse scale and reports to all ranks whether one of them was infinite or NaN.
 void register_loss_scaling();
 
 }  // namespace shardwise

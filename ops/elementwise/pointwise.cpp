@@ -7,7 +7,7 @@
 namespace shardwise {
 namespace {
 
-/// True where some operand is a Partial, and all that are one are reduced by `reduce`.
+/// True if some operand is Partial, and all Partial operands are reduced by `reduce`.
 bool is_partial_by(const OpCall& call, Reduce reduce) {
   bool any = false;
   for (const Operand& operand : call.operands) {
@@ -21,7 +21,8 @@ bool is_partial_by(const OpCall& call, Reduce reduce) {
   return any;
 }
 
-/// The largest of several tensors, each the largest of the ranks' terms, is the largest of the ranks' largest: Partials pass, together.
+/// Maxima commute: the maximum over tensors that are Partial(max) is the Partial(max) of each rank's maximum. So Partials pass, if all operands have
+/// them. Likewise for minima.
 Rule extremum(Reduce reduce) {
   const auto describe = [=, own = pointwise()](const OpCall& call, Signature& signature) {
     signature = own.signature(call);

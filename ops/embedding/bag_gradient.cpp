@@ -8,7 +8,7 @@
 namespace shardwise {
 namespace {
 
-/// The layout of the weights' gradient: as the ids, but Partial where ranks have different parts of the rows.
+/// The layout of the weights' gradient: placed as the ids, but Partial where ranks have different parts of the rows.
 SpecPtr spec_of_weights_grad(const BagLookup& call, const LookupBackwardPlan& plan, at::ScalarType dtype) {
   Placements placements = call.lookup.plan->ids;
   for (size_t m = 0; m < placements.size(); ++m) {

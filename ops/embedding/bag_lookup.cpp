@@ -30,7 +30,7 @@ at::Tensor own_weights(const at::Tensor& weights) {
   return weights.defined() ? maybe_dtensor(weights)->shards()[0].contiguous() : weights;
 }
 
-/// This rank's bags. With a row exchange their ids become indices of the rows that arrive.
+/// This rank's bags. With a row exchange, their ids become indices of the rows that arrive.
 IdBags own_bags(const BagLookup& call, const at::Tensor& weights) {
   const Interval ids = spec_of(call.lookup.ids)->boxes()[0].interval(0);
   const at::Tensor own = call.lookup.own_ids().contiguous();
@@ -39,12 +39,12 @@ IdBags own_bags(const BagLookup& call, const at::Tensor& weights) {
   const IdGroups& groups = call.lookup.row_exchange->groups();
   bags.ids = groups.group_of;
   if (call.padding < 0) return bags;
-  bags.padding = groups.n();  // an index of its own: padding does not count even where no partner owns its row
+  bags.padding = groups.n();  // an index beyond all groups: padding is skipped even if no partner owns its row
   bags.ids = bags.ids.masked_fill(own.eq(call.padding), bags.padding);
   return bags;
 }
 
-/// Replaces values by larger ones, NaN being the largest, and by equal ones that came from an earlier id.
+/// Replaces values by larger ones (NaN is the largest), and by equal ones that came from an earlier id.
 void take_larger(const at::Tensor& values, const at::Tensor& chosen, const at::Tensor& others,
                  const at::Tensor& others_chosen) {
   const auto place = [](const at::Tensor& ids) {
@@ -59,7 +59,7 @@ void take_larger(const at::Tensor& values, const at::Tensor& chosen, const at::T
   chosen.copy_(at::where(is_larger, others_chosen, chosen));
 }
 
-/// What piece number `box` has of the bags.
+/// Pools the rows of the bags that piece number `box` has.
 at::Tensor pool_piece(const BagLookup& call, const at::Tensor& piece, size_t box, const at::TensorOptions& options,
                       at::Tensor* chosen) {
   const Box& at = call.lookup.table->boxes()[box];
@@ -68,7 +68,7 @@ at::Tensor pool_piece(const BagLookup& call, const at::Tensor& piece, size_t box
                           call.pooling, chosen);
 }
 
-/// For a table in several pieces per rank: each piece adds what it has in its columns.
+/// For a table in several pieces per rank: each piece adds its rows in its columns.
 at::Tensor pool_pieces(BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const at::TensorOptions& options) {
   const bool is_max = call.pooling == Pooling::kMax;
   const at::Tensor nothing = at::empty({0, call.lookup.table->sizes()[1]}, options);
@@ -98,7 +98,7 @@ at::Tensor pool_here(BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const at
   return pool_piece(call, pieces[0], 0, options, chosen);
 }
 
-/// The maxima over all ranks' rows. Where several ranks have the maximum, it came from the first id: the least index over the ranks.
+/// The maxima over all ranks' rows. If several ranks have the maximum, the first id wins: the smallest index over the ranks.
 at::Tensor reduce_maxima(BagLookup& call, const at::Tensor& found, bool needs_chosen) {
   const Spec& spec = *spec_of(found);
   const at::Tensor largest = redistribute(found, without_partial(spec.placements()));

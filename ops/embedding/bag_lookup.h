@@ -1,7 +1,7 @@
 // ops/embedding/bag_lookup.h: one pooled lookup, forward (bag_lookup.cpp) and backward (bag_gradient.cpp), below autograd.
 //
-// Where rows are sharded and ids are not, each rank pools the rows that it has, and only the sums are sent. Where ids are sharded,
-// plan_lookup() chooses: bags pooled by all ranks and reduced, or rows fetched, each once, and pooled where the bags are.
+// If rows are sharded and ids are not, each rank pools the rows that it has, and only the sums are sent. If ids are sharded, plan_lookup() chooses
+// one of two ways: all ranks pool all bags and reduce the results, or each rank fetches the rows of its bags, each row once, and pools them.
 #pragma once
 
 #include "ops/embedding/bag_offsets.h"
@@ -22,13 +22,13 @@ struct BagLookup {
   GradientSink sink;
 
   TableLookup lookup;
-  SpecPtr found;      // of the pooled rows, before they are moved
-  IdBags bags;        // this rank's. With a row exchange their ids index the rows that arrived
-  at::Tensor chosen;  // of maxima [bags, columns]: the id whose row has the maximum, -1 where another rank has it
+  SpecPtr found;      // the layout of the pooled rows before they are moved
+  IdBags bags;        // this rank's bags; with a row exchange, their ids index the rows that arrived
+  at::Tensor chosen;  // for maxima, [bags, columns]: index of the id with the maximum, -1 if another rank has it
   at::Tensor rows;    // for the gradient of weights: the rows that arrived by a row exchange ...
-  at::Tensor table;   // ... or the table, where there was none
+  at::Tensor table;   // ... or the table, if there was no exchange
 
-  /// Those that the backward needs.
+  /// Visits the tensors that the backward needs.
   template <class Visit>
   void for_each_tensor(const Visit& visit) {
     lookup.for_each_tensor(visit);
@@ -37,26 +37,25 @@ struct BagLookup {
   }
 };
 
-/// The pooled rows of `table`, laid out as the lookup's plan says. `weights`: undefined, or laid out as the lookup's ids. `needs_grad`: a
-/// backward may follow. Pre: `lookup` was started. Collective over the mesh's members where something moves.
+/// The pooled rows of `table`, laid out as the lookup's plan says. `weights`: undefined, or laid out as the lookup's ids. `needs_grad`: a backward
+/// may follow. Pre: `lookup` was started. Collective over the mesh's members if data moves.
 at::Tensor pool_bags(BagLookup& call, const at::Tensor& table, const at::Tensor& weights, bool needs_grad);
 
-/// The same of a table's pieces on this rank: of the table's dtype or, where `call.is_packed`, packed. `like`: dtype and device of the
+/// The same for this rank's pieces of a table. Pieces have the table's dtype, or are packed if `call.is_packed`. `like`: dtype and device of the
 /// result.
 at::Tensor pool_bags_of(BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const at::TensorOptions& like,
                         const at::Tensor& weights, bool needs_grad);
 
-/// The arguments of F.embedding_bag, checked, and moved to where the lookup needs them: the lookup is started. `weights` becomes
-/// distributed, or stays undefined. `mode`: 0 sum, 1 mean, 2 max. Throws, on all ranks alike: c10::ValueError, c10::TypeError,
-/// c10::IndexError.
+/// Checks the arguments of F.embedding_bag, moves them to where the lookup needs them, and starts the lookup. `weights` becomes distributed, or stays
+/// undefined. `mode`: 0 sum, 1 mean, 2 max. Throws, on all ranks alike: c10::ValueError, c10::TypeError, c10::IndexError.
 BagLookup start_bags(const SpecPtr& table, const at::Tensor& indices, const at::Tensor& offsets, int64_t mode,
                      at::Tensor& weights, bool include_last_offset, std::optional<int64_t> padding_idx);
 
 struct BagGradients {
-  at::Tensor table;    // undefined where an optimizer took it, or it is not needed
-  at::Tensor weights;  // undefined where it is not needed
+  at::Tensor table;    // undefined if an optimizer took it, or if it is not needed
+  at::Tensor weights;  // undefined if it is not needed
 };
-/// `grad`: of the result. `of_table`: whether the table's gradient is needed.
+/// `grad`: the gradient of the result. `of_table`: whether the table's gradient is needed.
 BagGradients bag_gradients(const BagLookup& call, const at::Tensor& grad, bool of_table);
 
 }  // namespace shardwise

@@ -25,7 +25,7 @@ void check_numbers(const char* op, const at::Tensor& offsets, int64_t n_ids) {
                                                   end[-1], n_ids, n_ids));
 }
 
-/// True for 0, k, 2k, ... of `n` bags of k ids that hold all `n_ids` of them. `offsets`: those, and any after them.
+/// True if `offsets` are 0, k, 2k, ...: `n` bags of k ids each that together hold all `n_ids` ids. An entry after the last bag is checked too.
 bool are_even(const at::Tensor& offsets, int64_t n, int64_t n_ids) {
   check_not_traced("embedding_bag");
   if (n == 0) return n_ids == 0;

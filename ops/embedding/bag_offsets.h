@@ -7,28 +7,28 @@
 
 namespace shardwise {
 
-/// The offsets of all bags, equal on every rank. (Ranks outside the mesh may not know them: they hold no bags.)
+/// The offsets of all bags, equal on every rank. Ranks outside the mesh hold no bags and may not know the offsets.
 class BagOffsets {
  public:
   BagOffsets() = default;
-  /// `offsets`: [bags], with `include_last` one more that says where the last bag ends (ids behind it are in none); distributed, then they
-  /// are gathered, or a distributed_operand() by itself. Plain ones are read as they are where their bags are of one length and hold all
-  /// ids: those that F.embedding_bag makes for ids of two dims.
-  /// Throws: c10::ValueError, c10::TypeError where they are not 1-D integers that ascend from 0 and stay within `n_ids`, and for other
-  /// plain ones, which may be each rank's own.
+  /// `offsets`: [bags]. With `include_last` it has one more entry, where the last bag ends; ids after that are in no bag. Distributed offsets are
+  /// gathered; plain ones must be a valid distributed_operand(). Plain offsets whose bags have equal lengths and hold all ids are read without that
+  /// check: F.embedding_bag makes such offsets for ids of two dims.
+  /// Throws: c10::ValueError, c10::TypeError for offsets that are not 1-D integers, do not ascend from 0, or exceed `n_ids`; and for other plain
+  /// offsets, which may differ between ranks.
   static BagOffsets read(const char* op, const at::Tensor& offsets, bool include_last, int64_t n_ids,
                          const MeshPtr& mesh);
 
-  /// How many bags.
+  /// The number of bags.
   int64_t n() const { return n_; }
-  /// How many ids the bags hold: the last bag ends here.
+  /// The number of ids in bags: where the last bag ends.
   int64_t n_ids() const { return n_ids_; }
 
-  /// True where every shard of the ids begins with a bag.
+  /// True if every shard of the ids begins where a bag begins.
   bool fit(const Layout& ids) const;
   /// The placements of [bags, columns] for `placements` of [ids, columns]. Pre: they fit.
   Placements of_bags(const MeshPtr& mesh, Placements placements) const;
-  /// The offsets of the bags of the ids in an interval, counted from its beginning.
+  /// The offsets of the bags in an interval of ids, relative to the interval's beginning.
   at::Tensor within(Interval ids, c10::Device device) const;
 
  private:

@@ -13,16 +13,16 @@ namespace {
 
 constexpr c10::DispatchKey kTransformKey = c10::DispatchKey::FuncTorchDynamicLayerFrontMode;
 
-/// Under all batch dims; what torch.func.grad has wrapped comes here again without its wrapper, where vmap is outside of grad.
+/// Looks below all wrappers of vmap. A wrapper of torch.func.grad inside of vmap needs no case: the call comes here again without it.
 bool is_distributed_within(at::Tensor tensor) {
   while (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) tensor = batched->value();
   return is_dtensor(tensor);
 }
 
-/// Comes before what torch.func does with the operator, and only where a transform is active.
+/// Runs before torch.func's own kernel for the operator, and only if a transform is active.
 ///
-/// torch's rule puts the tables one below the other and adds to the ids where each begins: a plain tensor that it makes itself, the same on
-/// every rank.
+/// torch's batching rule concatenates the tables and adds each table's first row to its ids. It makes these numbers itself, as a plain tensor that is
+/// equal on every rank.
 class BatchedEmbedding final : public c10::OperatorKernel {
  public:
   explicit BatchedEmbedding(const c10::OperatorHandle& op)

@@ -1,5 +1,5 @@
-// ops/embedding/embedding.cpp: lookups in a table of any layout. The table is never redistributed: ids go to its rows, or rows to the ids
-// that name them (lookup_plan.h says which).
+// ops/embedding/embedding.cpp: lookups in a table of any layout. The table is never redistributed: ids are sent to the ranks that own rows, or rows
+// to the ranks that hold ids (lookup_plan.h decides).
 //
 // aten's derivative of embedding takes the number of rows, not their layout, so lookups have an autograd function of their own.
 #include "ops/embedding/batched_embedding.h"
@@ -51,7 +51,7 @@ at::Tensor find_rows(const TableLookup& lookup, const at::Tensor& weight) {
   return lookup_rows(pieces[0], lookup.own_ids(), lookup.table->boxes()[0].offsets[0]);
 }
 
-/// The rows of equal ids: terms of a sum, of which each row has one owner.
+/// The rows of equal ids, as a Partial sum in which each row has one owner.
 at::Tensor terms_of(const TableLookup& lookup, const at::Tensor& weight, ShardedLookup sharded) {
   const auto terms = std::make_shared<LookupTerms>(lookup, maybe_dtensor(weight)->shards(), std::move(sharded));
   at::Tensor result = wrap(lookup.plan->rows, {});
@@ -60,7 +60,7 @@ at::Tensor terms_of(const TableLookup& lookup, const at::Tensor& weight, Sharded
   return result;
 }
 
-/// `sharded`: for the backward, where rows of equal ids are sent for a part of the ids to each rank.
+/// `sharded`: receives the lookup for the backward, if a move of the result sends each rank the rows of a part of equal ids.
 at::Tensor look_up(const TableLookup& lookup, const at::Tensor& weight, ShardedLookup sharded) {
   const SpecPtr& found = lookup.plan->rows;
   if (weight.is_meta()) return empty(found->sizes(), found->mesh(), lookup.plan->result, found->dtype());
@@ -82,15 +82,15 @@ struct CallOptions {
   ShardedLookup sharded = no_sharded_lookup();
 };
 
-/// True where `a` and `b` differ along these mesh dims, and no others.
+/// True if `a` and `b` differ along all of these mesh dims and no others.
 bool differ_along(const std::vector<bool>& along, const Placements& a, const Placements& b) {
   for (size_t m = 0; m < along.size(); ++m)
     if ((a[m] != b[m]) != along[m]) return false;
   return true;
 }
 
-/// The lookup for the backward where ids are replicated but their gradients sharded: planned anew with ids sharded as the gradients, so
-/// that each rank sends the gradient rows that it holds to their owners. None where that sends nothing to owners.
+/// The backward's lookup if ids are replicated but their gradients are sharded. It is planned anew with ids sharded as the gradients, so that each
+/// rank sends its gradient rows to their owners. nullopt if such a plan would send no gradients to owners.
 std::optional<TableLookup> sharded_as(const Spec& grad, const TableLookup& lookup, const CallOptions& call) {
   Placements of_ids = lookup.plan->ids;
   for (size_t m = 0; m < of_ids.size(); ++m) {
@@ -110,7 +110,7 @@ std::optional<TableLookup> sharded_as(const Spec& grad, const TableLookup& looku
   return again;
 }
 
-/// The gradient rows of this rank's ids. `counts`: undefined, or 1 over how often each id occurs, laid out as the ids.
+/// The gradient rows of this rank's ids. `counts`: undefined, or TableLookup::counts().
 RowGrads own_grads(const TableLookup& lookup, const at::Tensor& grad, const at::Tensor& counts) {
   const at::Tensor& piece = maybe_dtensor(grad)->shards()[0];
   RowGrads rows{piece.reshape({lookup.own_ids().numel(), piece.size(-1)})};
@@ -119,7 +119,7 @@ RowGrads own_grads(const TableLookup& lookup, const at::Tensor& grad, const at::
   return rows;
 }
 
-/// The table's gradient, laid out as the table, Partial where other ranks looked up other ids; undefined where an optimizer took it.
+/// The table's gradient, laid out as the table, but Partial where ranks looked up different ids. Undefined if an optimizer took it.
 at::Tensor table_grad(const at::Tensor& grad, const TableLookup& forward, const CallOptions& call) {
   const BelowAutograd guard;
   const CommScope scope("aten::embedding_backward");
@@ -141,7 +141,7 @@ at::Tensor table_grad(const at::Tensor& grad, const TableLookup& forward, const 
   return call.sink.take(spec, std::move(boxes), call.padding_idx);
 }
 
-/// table_grad() with its own derivative, a lookup again. None where an optimizer takes the gradient, or it is sparse.
+/// table_grad() with a derivative, which is again a lookup. Without one if an optimizer takes the gradient or the gradient is sparse.
 at::Tensor differentiable_table_grad(const at::Tensor& grad, const TableLookup& lookup, const CallOptions& call) {
   at::Tensor result = table_grad(grad, lookup, call);
   if (call.sink.is_complete()) return result;

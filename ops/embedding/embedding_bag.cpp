@@ -24,7 +24,7 @@ struct EmbeddingBag : torch::autograd::Function<EmbeddingBag> {
     call.wants_weights = weights && weights->requires_grad();
     at::Tensor result = pool_bags(call, weight, weights.value_or(at::Tensor()), /*needs_grad=*/true);
     if (call.wants_weights && !call.lookup.row_exchange) call.table = weight;
-    call.offsets = {};  // the backward has those of `bags`
+    call.offsets = {};  // the backward reads the offsets in `bags`
     keep_state(ctx, std::move(call));
     return result;
   }
@@ -40,7 +40,7 @@ struct EmbeddingBag : torch::autograd::Function<EmbeddingBag> {
   }
 };
 
-/// The weights, distributed; undefined where there are none.
+/// The weights, distributed; undefined if there are none.
 at::Tensor prepared_weights(const BagLookup& call, const std::optional<at::Tensor>& weights, const at::Tensor& ids,
                             const Spec& table) {
   if (!weights || !weights->defined()) return {};
@@ -64,7 +64,7 @@ Pooling pooling_of(int64_t mode) {
   return mode == 0 ? Pooling::kSum : mode == 1 ? Pooling::kMean : Pooling::kMax;
 }
 
-/// A negative index counts from the last row. Returns -1 where there is none.
+/// A negative index counts from the last row. Returns -1 if there is no padding.
 int64_t padding_of(std::optional<int64_t> padding_idx, int64_t n_rows) {
   if (!padding_idx) return -1;
   TORCH_CHECK_VALUE(
@@ -82,7 +82,7 @@ void start(BagLookup& call, const SpecPtr& table, at::Tensor ids) {
   if (!call.offsets.fit(spec_of(ids)->layout())) ids = gathered();
   LookupPlanPtr plan = planned();
   if (plan->ids != spec_of(ids)->placements() &&
-      !call.offsets.fit(spec_of(ids)->with_placements(plan->ids)->layout())) {  // other shards there
+      !call.offsets.fit(spec_of(ids)->with_placements(plan->ids)->layout())) {  // the plan shards ids differently
     ids = gathered();
     plan = planned();
   }
@@ -91,7 +91,7 @@ void start(BagLookup& call, const SpecPtr& table, at::Tensor ids) {
 
 using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-/// torch's other three results serve its own backward; this one needs none.
+/// The other three results of torch's operator serve its own backward. Our backward does not need them.
 Results with_nothing_else(at::Tensor result) {
   const at::Tensor none = empty({0}, spec_of(result)->mesh(), Placements(spec_of(result)->mesh()->ndim()), at::kLong);
   return {result, none, none, none};

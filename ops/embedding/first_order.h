@@ -7,8 +7,8 @@
 
 namespace shardwise {
 
-/// `gradient`, whose own derivative is `error`: differentiating it throws c10::NotImplementedError. Without it, a gradient made of values that
-/// want one themselves would pass for a constant. Stays as it is where it is undefined, and where no graph of the backward is made.
+/// Returns `gradient` such that differentiating it throws c10::NotImplementedError with the text `error`. Without this, a gradient computed from
+/// values that require gradients would pass for a constant. Changes nothing if `gradient` is undefined or the backward records no graph.
 at::Tensor of_first_order(at::Tensor gradient, const std::string& error);
 
 }  // namespace shardwise

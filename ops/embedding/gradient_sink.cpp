@@ -23,7 +23,7 @@ IdGroups groups_in(const Box& box, const at::Tensor& ids, int64_t skipped) {
   return group_ids(ids, box.offsets[0], box.sizes[0], skipped);
 }
 
-/// The rows and sums of all members of `group`, in their order.
+/// Gathers the rows and sums of all members of `group`, in the group's order.
 BoxGrads gathered(const Group& group, const at::Tensor& rows, const at::Tensor& sums) {
   const at::Tensor numbers = rows.cpu();
   const auto* begin = numbers.const_data_ptr<int64_t>();
@@ -43,7 +43,7 @@ BoxGrads gathered(const Group& group, const at::Tensor& rows, const at::Tensor& 
   return {at::cat(ids), {at::cat(parts)}};
 }
 
-/// Gathers the gradient rows of other ranks' ids along the dims where `spec` is Partial: there ranks looked up different ids.
+/// Gathers the gradient rows of other ranks along the mesh dims where `spec` is Partial, because ranks looked up different ids there.
 void complete(const SpecPtr& spec, std::vector<BoxGrads>& boxes, int64_t skipped) {
   for (size_t m = 0; m < spec->placements().size(); ++m) {
     if (!spec->placements()[m].is_partial()) continue;
@@ -73,7 +73,7 @@ at::Tensor sparse(const SpecPtr& spec, c10::ArrayRef<BoxGroups> boxes) {
                      {.sparse_dim = 1, .is_coalesced = true});
 }
 
-/// Begins a step that writes to `table`: a backward that saved it will say that it changed.
+/// Begins a step that writes to `table`. It bumps the version, so that a backward that saved the table throws.
 void begin_step(const at::Tensor& table, RowOptimizer& optimizer) {
   const MemoryWrite write = maybe_dtensor(table)->begin_write();
   optimizer.begin_step();

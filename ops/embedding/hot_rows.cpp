@@ -69,7 +69,7 @@ void HotRows::read(c10::ArrayRef<int64_t> rows, c10::ArrayRef<int64_t> slots) {
 
 void HotRows::write(std::vector<std::pair<int64_t, int64_t>> rows_and_slots) {
   if (rows_and_slots.empty()) return;
-  std::ranges::sort(rows_and_slots);  // neighbours in the file, one after the other
+  std::ranges::sort(rows_and_slots);  // sorted, so that neighbouring rows of the file are written together
   std::vector<int64_t> rows, slots;
   for (const auto& [row, slot] : rows_and_slots) {
     rows.push_back(row);
@@ -168,7 +168,7 @@ void HotRows::update(RowOptimizer& optimizer, const UpdatedRows& all, const RowG
   if (const auto slots = slots_.find(numbers_in(rows))) {
     here.rows = tiers_[0].hot;
     for (size_t i = 1; i < tiers_.size(); ++i) here.state.push_back(tiers_[i].hot);
-    // One piece has all rows, so that they need not ascend.
+    // Slots need not ascend, because this one piece has all rows.
     update_rows(here, grads, {numbers(*slots).to(device_), groups.starts, groups.order, {}});
     for (const int64_t slot : *slots) is_changed_[static_cast<size_t>(slot)] = true;
     return;

@@ -2,11 +2,11 @@
 // memory under a GPU's.
 //
 //   slow  [1,000,000 rows]   values, and the optimizer's state: tensors of all rows, DTensors' pieces
-//   hot       [10,000 slots] the same of the rows that hot_slots.h chose, on the device that computes
+//   hot       [10,000 slots] the same for the rows that hot_slots.h chose, on the device that computes
 //
-// A lookup holds its rows: they are copied into slots at once, as one batch, and stay until its backward has updated them there. What was
-// updated is written back when its row leaves, at write_back(), and before an operator writes to the slow tensors, whose values the slots
-// then read again. So a program that writes to the table needs no care; one that reads it elsewhere than through lookups calls write_back().
+// A lookup holds its rows: it copies them into slots as one batch, and they stay until its backward has updated them there. Updated rows are written
+// back when they are evicted, at write_back(), and before an operator writes to the slow tensors; after such a write the slots read their rows again.
+// So a program may write to the table as usual. A program that reads the table without a lookup calls write_back() first.
 #pragma once
 
 #include "ops/embedding/hot_slots.h"
@@ -23,10 +23,10 @@ namespace shardwise {
 /// Safe to use from several threads.
 class HotRows : public std::enable_shared_from_this<HotRows> {
  public:
-  /// `slow`: [rows, width], contiguous, at least one row. `n_slots`: of which no more than rows are made.
+  /// `slow`: [rows, width], contiguous, at least one row. `n_slots`: at most as many slots as rows are made.
   HotRows(at::Tensor slow, int64_t n_slots, c10::Device device);
 
-  /// Since the start. An access is one distinct row of one hold().
+  /// Counts since construction. An access is one distinct row of one hold().
   struct Counts {
     int64_t slots = 0;
     int64_t hits = 0;
@@ -34,8 +34,8 @@ class HotRows : public std::enable_shared_from_this<HotRows> {
     int64_t evictions = 0;
     int64_t bytes_read = 0;  // from the slow tensors
     int64_t bytes_written = 0;
-    int64_t value_bytes = 0;  // of the slots now: values,
-    int64_t state_bytes = 0;  // and the optimizer's state
+    int64_t value_bytes = 0;  // current size of the slots' values
+    int64_t state_bytes = 0;  // and of their optimizer state
   };
   Counts counts() const;
   int64_t n_slots() const { return slots_.n_slots(); }
@@ -50,7 +50,7 @@ class HotRows : public std::enable_shared_from_this<HotRows> {
     Hold& operator=(const Hold&) = delete;
     /// The slot of each id, int64 on the cache's device.
     const at::Tensor& slots() const { return slots_; }
-    /// The second call does nothing.
+    /// Further calls do nothing.
     void release();
 
    private:
@@ -59,28 +59,28 @@ class HotRows : public std::enable_shared_from_this<HotRows> {
     at::Tensor slots_;
   };
   struct Result {
-    std::shared_ptr<Hold> hold;  // null where they do not fit; nothing has changed then
-    int64_t n_rows = 0;          // distinct ones among the ids
-    int64_t n_held = 0;          // by others
+    std::shared_ptr<Hold> hold;  // null if the rows do not fit; nothing has changed then
+    int64_t n_rows = 0;          // distinct rows among the ids
+    int64_t n_held = 0;          // slots that other lookups hold
   };
-  /// Brings the rows of `ids` (integers, each a row) to slots.
+  /// Copies the rows with the numbers `ids` (integers) into slots.
   Result hold(const at::Tensor& ids);
-  /// Slots whose rows were written to in the slow tensors since hold() read them have the values of now.
+  /// If the slow tensors were written to since hold(), reads the rows of all slots again.
   void catch_up();
   /// [slots, width]: the values of the rows that have slots.
   const at::Tensor& values() const { return tiers_[0].hot; }
 
-  /// One step of `optimizer` on the rows that `groups` name: in the slots if all rows have one, else (their hold was released) in a copy of
-  /// them that is written to the slow tensors. `all`: the slow tensors and the numbers of this step, as RowOptimizer::updated_rows() gives
+  /// One step of `optimizer` on the rows that `groups` name. If all of them have slots, it updates the slots; else (their hold was released) it
+  /// updates copies and writes these to the slow tensors. `all`: the slow tensors and this step's scalars, as RowOptimizer::updated_rows() returns
   /// them.
   void update(RowOptimizer& optimizer, const UpdatedRows& all, const RowGrads& grads, const IdGroups& groups);
 
-  /// Afterwards the slow tensors have the values of now.
+  /// Writes updated rows to the slow tensors, which are up to date afterwards.
   void write_back();
-  /// The same before somebody writes to them: slots read their rows again at the next use.
+  /// The same, called before an operator writes to the slow tensors: the slots read their rows again at their next use.
   void expect_write();
 
-  /// While it lives, expect_write() does nothing: it is the cache's own update that writes to the table or its state.
+  /// While an OwnWrite lives, expect_write() does nothing, because the cache's own update is writing to the table or its state.
   class OwnWrite {
    public:
     explicit OwnWrite(std::vector<std::shared_ptr<HotRows>> rows);
@@ -91,7 +91,7 @@ class HotRows : public std::enable_shared_from_this<HotRows> {
   };
 
  private:
-  /// One kind of values: the table's, or a state tensor's.
+  /// One slow tensor (the table or a state tensor) and its slots.
   struct Tier {
     at::Tensor slow, hot;
     int64_t row_bytes() const;
@@ -109,10 +109,10 @@ class HotRows : public std::enable_shared_from_this<HotRows> {
   const c10::Device device_;
   HotSlots slots_;
   std::vector<Tier> tiers_;        // values first, then the state of the optimizer that updated last
-  std::vector<at::Tensor> state_;  // that optimizer's
+  std::vector<at::Tensor> state_;  // the state of that optimizer
   std::vector<std::shared_ptr<const TensorMemory::Action>> before_writes_;  // to state_
-  std::vector<bool> is_changed_;                                            // by slot: its row is newer here
-  bool is_stale_ = false;                                                   // the slow tensors are newer
+  std::vector<bool> is_changed_;  // by slot: true if its row is newer than in the slow tensors
+  bool is_stale_ = false;         // the slow tensors are newer
   std::atomic<int> n_own_writes_ = 0;
   Counts counts_;
 };

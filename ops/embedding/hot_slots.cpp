@@ -35,7 +35,7 @@ std::optional<HotSlots::Held> HotSlots::hold(c10::ArrayRef<int64_t> rows) {
   if (!fit(rows)) return std::nullopt;
   Held held;
   held.slots.reserve(rows.size());
-  // Those that are here first, so that none of them leaves for another.
+  // Rows that are present come first, so that no new row evicts one of them.
   for (const int64_t row : rows) {
     const int32_t slot = slot_of(row);
     held.slots.push_back(slot);
@@ -83,7 +83,7 @@ std::optional<std::vector<int64_t>> HotSlots::find(c10::ArrayRef<int64_t> rows) 
   return slots;
 }
 
-/// A slot that no row has any more, and the row that `left` it.
+/// Returns a free slot. If it has to evict a row for that, `left` becomes the evicted row.
 int32_t HotSlots::free_slot(int64_t& left) {
   if (n_used_ < n_slots()) return static_cast<int32_t>(n_used_++);
   const auto list = std::ranges::find_if(lists_, [](const List& each) { return each.first != kNone; });
@@ -114,7 +114,7 @@ void HotSlots::remove(int32_t slot) {
 void HotSlots::halve() {
   n_accesses_ = 0;
   for (int64_t slot = 0; slot < n_used_; ++slot) counts_[static_cast<size_t>(slot)] >>= 1;
-  // The lists of 2c and 2c + 1 are the one of c now, in this order.
+  // The lists of counts 2c and 2c + 1 become the list of count c, in this order.
   for (size_t count = 0; count < lists_.size(); ++count) {
     List joined;
     if (2 * count < lists_.size()) {

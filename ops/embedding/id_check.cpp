@@ -22,7 +22,7 @@ void IdBounds::add(int64_t other_lowest, int64_t other_highest) {
 
 std::optional<int64_t> IdBounds::worst(int64_t n_rows) const {
   if (lowest > highest || (lowest >= 0 && highest < n_rows)) return std::nullopt;
-  const auto below = lowest < 0 ? uint64_t{0} - static_cast<uint64_t>(lowest) : 0;  // how far outside; of -2^63 too
+  const auto below = lowest < 0 ? uint64_t{0} - static_cast<uint64_t>(lowest) : 0;  // distance; unsigned for -2^63
   const auto above = highest >= n_rows ? static_cast<uint64_t>(highest - n_rows) + 1 : 0;
   return below > above ? lowest : highest;
 }

@@ -16,15 +16,15 @@ struct IdBounds {
 
   void add(const at::Tensor& ids);
   void add(int64_t other_lowest, int64_t other_highest);
-  /// The id that is farthest from [0, n_rows), where one is outside.
+  /// The id farthest from [0, n_rows); nullopt if all ids are inside.
   std::optional<int64_t> worst(int64_t n_rows) const;
-  /// Throws: c10::IndexError naming the id that is farthest from [0, n_rows), where one is outside.
+  /// Throws: c10::IndexError naming worst(), if an id is outside.
   void check(const char* op, int64_t n_rows) const;
 };
 
-/// The same for distributed ids: ranks exchange their bounds where ids are sharded. Cost: one pass over this rank's ids; a message of two
-/// numbers per mesh dim that shards them. On a GPU an assertion of the device takes its place, as in torch's own lookups: bounds on the host
-/// would make it wait for the GPU.
+/// Checks distributed ids: if ids are sharded, ranks exchange their bounds. Cost: one pass over this rank's ids; a message of two numbers per mesh
+/// dim that shards them. On a GPU a device-side assertion replaces this check, as in torch's own lookups: bounds on the host would make the host wait
+/// for the GPU.
 void check_ids(const char* op, const at::Tensor& ids, int64_t n_rows);
 
 }  // namespace shardwise

@@ -80,7 +80,7 @@ IdAssignment IdRows::assign(const IdRowState& state, const at::Tensor& ids) cons
   assignment.rows.resize(n);
   const kernels::IdMap map = this->map(state);
   std::vector<std::tuple<int64_t, int64_t, int64_t>>
-      newcomers;  // bucket, id, place: in this order whatever that of the ids
+      newcomers;  // bucket, id, place: sorted, so that the order of ids does not matter
   for (int64_t i = 0; i < n; ++i) {
     assignment.rows[i] = kernels::find(map, id[i]);
     if (assignment.rows[i] < 0) newcomers.emplace_back(buckets_.bucket_of(id[i]), id[i], i);
@@ -181,7 +181,7 @@ at::Tensor hashed_rows(const at::Tensor& ids, int64_t n_rows, int64_t seed) {
 
 namespace {
 
-/// In [0, 1), of 53 bits.
+/// A number in [0, 1) with 53 random bits.
 double fraction_of(uint64_t word) { return static_cast<double>(word >> 11) * 0x1p-53; }
 
 double number_of(int64_t id, int64_t column, const RowFill& fill) {

@@ -1,4 +1,4 @@
-// ops/embedding/kernel_launch.h: a kernel of kernels/ runs where the memory is: on the CPU's threads, or on the current stream of a GPU.
+// ops/embedding/kernel_launch.h: runs a kernel of kernels/ on the device of its memory: on the CPU's threads, or on the current stream of a GPU.
 //
 //   run_parts(table.device(), n, bytes,
 //             [&](int64_t begin, int64_t end) { kernels::look_up(..., begin, end); },
@@ -29,15 +29,15 @@ void share_out(int64_t n, int64_t bytes_per_item, const std::function<void(int64
 /// The cudaStream_t that work on `device` is queued on now.
 void* current_stream(c10::Device device);
 
-/// How the CPU's kernels run on memory of devices that are simulated, as tests have them. The device is current meanwhile.
+/// Runs the CPU's kernels on the memory of a simulated device, as in tests. The device is current while the kernel runs.
 using HostKernels = void (*)(c10::Device device, const std::function<void()>& kernel);
 void set_host_kernels(c10::DeviceType type, HostKernels run);
 
-/// Throws: c10::NotImplementedError for a device that has none.
+/// Throws: c10::NotImplementedError for a device type without set_host_kernels().
 void run_host_kernel(c10::Device device, const std::function<void()>& kernel);
 
-/// Returns what `on_cpu()` or `on_gpu(stream)` returns, by where `device` is. `on_gpu` takes `auto`: builds without CUDA do not
-/// instantiate it, so they need no symbol of kernels/cuda/. A device is current while its kernel is launched.
+/// Calls `on_cpu()` or `on_gpu(stream)`, depending on `device`, and returns its result. `on_gpu` takes `auto`: builds without CUDA do not instantiate
+/// it, so they need no symbol of kernels/cuda/. A device is current while its kernel is launched.
 template <class OnCpu, class OnGpu>
 std::invoke_result_t<OnCpu> run_kernel(c10::Device device, const OnCpu& on_cpu, [[maybe_unused]] const OnGpu& on_gpu) {
   if (device.is_cpu()) return on_cpu();
@@ -53,7 +53,7 @@ std::invoke_result_t<OnCpu> run_kernel(c10::Device device, const OnCpu& on_cpu, 
   }
 }
 
-/// The same of a kernel that the CPU's threads share: `on_cpu(begin, end)` works on a part of [0, n).
+/// The same for a kernel that runs on several CPU threads: `on_cpu(begin, end)` works on a part of [0, n).
 template <class OnCpu, class OnGpu>
 void run_parts(c10::Device device, int64_t n, int64_t bytes_per_item, const OnCpu& on_cpu, const OnGpu& on_gpu) {
   run_kernel(device, [&] { share_out(n, bytes_per_item, on_cpu); }, on_gpu);

@@ -17,20 +17,20 @@ namespace shardwise {
 
 namespace cuda = kernels::cuda;
 
-/// Nothing for a dtype that kernels cannot add.
+/// nullopt for a dtype that kernels cannot add.
 std::optional<kernels::Element> maybe_element(at::ScalarType dtype);
-/// Throws: c10::TypeError where maybe_element() has nothing.
+/// Throws: c10::TypeError if maybe_element() is nullopt.
 kernels::Element element_of(at::ScalarType dtype);
-/// Kernels that only copy take any dtype of 2, 4 or 8 bytes as one of its size.
+/// For kernels that only copy: any dtype of 2, 4 or 8 bytes becomes an element of that size.
 kernels::Element element_of_copies(const at::Tensor& rows);
-/// The dtype of sums: float64 of doubles, else float32.
+/// The dtype of sums: float64 for doubles, else float32.
 at::ScalarType sum_type(at::ScalarType dtype);
 /// int64, on the tensor's device.
 at::TensorOptions numbers_like(const at::Tensor& tensor);
 /// `rows` with stride 1 along the last dim.
 at::Tensor with_dense_rows(const at::Tensor& rows);
 
-/// Null of an undefined tensor.
+/// Null for an undefined tensor.
 const int64_t* numbers_of(const at::Tensor& tensor);
 kernels::Ids ids_of(const at::Tensor& ids);
 /// Pre: with_dense_rows().
@@ -44,7 +44,7 @@ inline int64_t row_bytes(const kernels::Rows& rows) { return row_bytes(rows.widt
 inline int64_t row_bytes(const kernels::GradRows& rows) { return row_bytes(rows.width, rows.element); }
 inline int64_t ids_per_bag(const kernels::Bags& bags) { return 1 + bags.n_ids / std::max<int64_t>(bags.n, 1); }
 
-/// The bytes of `values` in memory of `like`'s device.
+/// Copies `values` to the device of `like`, as bytes.
 template <class Value>
 at::Tensor on_device(const std::vector<Value>& values, const at::Tensor& like) {
   static_assert(std::is_trivially_copyable_v<Value>);

@@ -14,28 +14,27 @@
 
 namespace shardwise {
 
-/// How rows of a sharded table get to the ranks that hold their ids. Bags of replicated ids are pooled first and stay Partial under
-/// each of these.
+/// How rows of a sharded table get to the ranks that hold their ids. Bags of replicated ids are pooled first and stay Partial under every option.
 enum class LookupExchange : uint8_t {
-  kAuto,  // the faster of the two by `links`; for replicated ids, the second
-  kReduceScatter,  // every rank gathers all ids; what the ranks find is reduced (columns: exchanged) to the shards of the ids. A result
-                   // for replicated ids is reduced as any Partial is
-  kAllToAll,  // ids go to the ranks that own their rows, each once, and the rows come back. A result for replicated ids is Partial,
-              // too; where it moves, its rows are sent, each once
+  kAuto,           // the faster of the two by `links`; kAllToAll for replicated ids
+  kReduceScatter,  // every rank gathers all ids; the rows found are reduced (columns: exchanged) to the shards of the ids.
+                   // A result for replicated ids is reduced as any Partial is
+  kAllToAll,  // ids go to the ranks that own their rows, each once, and the rows come back. A result for replicated ids
+              // is Partial, too; when it moves, each row is sent once
 };
 
 struct LookupOptions {
   LookupExchange exchange = LookupExchange::kAuto;
-  /// On every rank, ids out of range are errors, and so are replicated ids that differ where rows are sent to them. Costs one pass over
-  /// the ids and a few numbers in a message. Without it ids out of range give zeros and no gradient, and ranks whose ids differ may wait
-  /// for each other forever.
+  /// If true, every rank throws for ids out of range, and for replicated ids that differ between ranks if rows are sent. Cost: one pass over the ids
+  /// and a few numbers in a message. If false, ids out of range give zeros and no gradient, and ranks whose ids differ may wait for each other
+  /// forever.
   bool checks_ids = true;
-  /// Link costs for kAuto, per mesh dim, as PlanOptions::links. The default link where it is empty.
+  /// Link costs for kAuto, per mesh dim, as PlanOptions::links. If empty, the default link.
   std::vector<Link> links = {};
 };
 
-/// This thread's options while it lives, and those of the threads on which autograd runs its backward, which looks up again under
-/// activation checkpointing. They nest. A lookup's backward uses the options of its forward.
+/// Sets the options of this thread while the scope lives. They also apply on the threads on which autograd runs this thread's backward, because
+/// activation checkpointing repeats lookups there. Scopes nest. A lookup's backward uses the options of its forward.
 class LookupScope {
  public:
   /// Throws: c10::ValueError for links as in check_links().
@@ -47,7 +46,7 @@ class LookupScope {
   c10::DebugInfoGuard guard_;
 };
 
-/// "auto", "reduce_scatter", "all_to_all". Throws: c10::ValueError listing them for any other.
+/// "auto", "reduce_scatter", "all_to_all". Throws: c10::ValueError listing these names for any other.
 LookupExchange to_lookup_exchange(const std::string& name);
 
 }  // namespace shardwise

@@ -10,7 +10,7 @@
 namespace shardwise {
 namespace {
 
-/// A single rank's shard is the whole.
+/// A shard on a mesh dim of one rank counts as whole.
 bool is_sharded(const Spec& table, size_t m) {
   return table.placements()[m].is_sharded() && table.mesh()->size(static_cast<int64_t>(m)) > 1;
 }
@@ -19,14 +19,14 @@ bool is_whole(const Spec& table, size_t m) {
 }
 bool shards_rows(const Spec& table, size_t m) { return is_sharded(table, m) && !table.placements()[m].is_shard(1); }
 
-/// The dims along which both ids and table are sharded: where something must be sent.
+/// The mesh dims along which both ids and table are sharded, and something must be sent.
 std::vector<bool> common_shards(const Spec& table, const Spec& ids) {
   std::vector<bool> common(table.placements().size());
   for (size_t m = 0; m < common.size(); ++m) common[m] = is_sharded(table, m) && ids.placements()[m].is_shard();
   return common;
 }
 
-/// True where the owners along `along` together have one interval of columns: rows are requested as one block.
+/// True if the owners along `along` together have one interval of columns, so that rows can be requested as one block.
 bool have_adjoining_columns(const Spec& table, const std::vector<bool>& along) {
   bool shards_inside = false, shards_outside = false;
   for (size_t m = 0; m < along.size(); ++m)
@@ -34,7 +34,7 @@ bool have_adjoining_columns(const Spec& table, const std::vector<bool>& along) {
   return !shards_inside || !shards_outside;
 }
 
-/// The ranks that a rank exchanges with, by the link to them: that of the first mesh dim in which the coordinates differ.
+/// The ranks that a rank exchanges with, counted by link. The link to a rank is that of the first mesh dim in which the coordinates differ.
 struct Partners {
   std::vector<std::pair<Link, int64_t>> by_link;
   int64_t n_ranks = 1;  // this one included
@@ -48,7 +48,7 @@ struct Partners {
     }
   }
 
-  /// The time of `n_messages` to each partner, and of `n_bytes` received from all of them in equal parts.
+  /// The time to send `n_messages` to each partner and to receive `n_bytes` from all partners together, in equal parts.
   double seconds(int64_t n_messages, int64_t n_bytes) const {
     double sum = 0;
     for (const auto& [link, n] : by_link) sum += transfer_seconds(link, n_messages * n, n_bytes * n / (n_ranks - 1));
@@ -56,8 +56,7 @@ struct Partners {
   }
 };
 
-/// Messages to each partner: of the reduce-scatter one with ids (all-gather) and one with rows; of the all-to-all one with counts, one
-/// with ids and one with rows, see ops/embedding/row_exchange.h.
+/// Messages to each partner. Reduce-scatter: ids (all-gather), rows. All-to-all: counts, ids, rows, see ops/embedding/row_exchange.h.
 constexpr int64_t kReduceScatterMessages = 2;
 constexpr int64_t kAllToAllMessages = 3;
 
@@ -68,8 +67,8 @@ bool all_to_all_is_faster(const Spec& table, const Spec& ids, int64_t n_results,
   for (size_t m = 0; m < along.size(); ++m) sums_rows |= along[m] && shards_rows(table, m);
   const int64_t n_ids = ids.numel(), n_own = n_ids / partners.n_ranks;
   const int64_t row_bytes = table.sizes()[1] * table.element_bytes();
-  const int64_t id_bytes = table.sizes()[0] <= std::numeric_limits<int32_t>::max() ? 4 : 8;  // of ids in messages
-  // Rows that the reduce-scatter receives: terms from all partners, or where columns are sharded one part from each.
+  const int64_t id_bytes = table.sizes()[0] <= std::numeric_limits<int32_t>::max() ? 4 : 8;  // ids in messages
+  // Rows that the reduce-scatter receives: a term of each result from all partners or, if columns are sharded, a part from each.
   const int64_t n_received = sums_rows ? n_results : n_results / partners.n_ranks;
   const double reduce_scatter =
       partners.seconds(kReduceScatterMessages, (n_ids - n_own) * ids.element_bytes() + n_received * row_bytes);
@@ -119,7 +118,7 @@ LookupPlan make_plan(const Spec& table, const Spec& ids, const LookupOptions& op
   return plan;
 }
 
-/// A plan and what it was made for.
+/// A plan and the arguments that it was made for.
 struct Planned {
   SpecPtr table, ids;
   LookupExchange exchange;

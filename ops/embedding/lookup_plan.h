@@ -1,4 +1,4 @@
-// ops/embedding/lookup_plan.h: where ids must lie for a lookup, and where its results come to lie; decided from layouts alone.
+// ops/embedding/lookup_plan.h: the placements of a lookup's ids and results, decided from layouts alone.
 //
 //   table on a mesh dim    ids there    result there
 //   Shard(0), (1), pieces  Shard        as the ids, by one of the two exchanges of ops/embedding/lookup_options.h
@@ -18,16 +18,16 @@
 namespace shardwise {
 
 struct LookupPlan {
-  Placements ids;                    // where ids are looked up
-  Placements found;                  // of what each rank finds there, before it is moved
-  Placements result;                 // where it goes in the end
-  std::vector<bool> exchange_along;  // mesh dims along which owners send the requested rows (all-to-all) ...
-  bool ids_are_equal = false;  // ... and have the same ids: no requests are sent, and rows only when the result moves
-  SpecPtr rows;                // of what is found: [ids..., columns]
+  Placements ids;                    // the ids' placements during the lookup
+  Placements found;                  // of the rows that the ranks find, before they are moved
+  Placements result;                 // of the final result
+  std::vector<bool> exchange_along;  // mesh dims along which owners send the requested rows (all-to-all)
+  bool ids_are_equal = false;  // ranks along them have equal ids: rows are sent only when the result moves, no requests
+  SpecPtr rows;                // of the rows found: [ids..., columns], placed as `found`
 
-  /// True where rows are requested from their owners; else all ranks look up, and their results are reduced.
+  /// True if rows are requested from their owners; else all ranks look up, and their results are reduced.
   bool exchanges_rows() const;
-  /// True where ids are sharded along all mesh dims of the exchange, so that each gradient row is on one of its ranks.
+  /// True if ids are sharded along all mesh dims of the exchange, so that each gradient row is on one rank of the exchange.
   bool splits_ids() const;
 };
 
@@ -39,8 +39,9 @@ using LookupPlanPtr = std::shared_ptr<const LookupPlan>;
 LookupPlanPtr plan_lookup(const SpecPtr& table, const SpecPtr& ids, const LookupOptions& options,
                           std::optional<int64_t> n_results = {});
 
-/// Where the result's gradient must lie, and how the table's gradient then lies: as the table, but Partial where a rank has only part of
-/// the ids. `found`: where the results were found. `grad` says where the gradient lies now: sums pass through replicas.
+/// The placements that the result's gradient must have, and those of the table's gradient, which is placed as the table, but Partial where a rank has
+/// only part of the ids. `found`: LookupPlan::found. `grad`: the current placements of the gradient; on a mesh dim that replicates the table, a
+/// gradient that is a Partial sum or mean stays as it is.
 struct LookupBackwardPlan {
   Placements grad;
   Placements table;

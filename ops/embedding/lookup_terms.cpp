@@ -10,7 +10,7 @@
 namespace shardwise {
 namespace {
 
-/// The ids are copied: a program may reuse their memory.
+/// Copies the ids, because a program may reuse their memory.
 TableLookup with_own_ids(TableLookup lookup) {
   lookup.ids = lookup.ids.clone();
   return lookup;

@@ -14,21 +14,23 @@
 
 namespace shardwise {
 
-/// The lookup as the backward needs it, with ids sharded as its gradient, where a move made it already. Made anew it sends nothing either.
+/// The lookup that the backward needs, with ids sharded as the gradient, if a move of the result already made it. Making it anew sends nothing
+/// either.
 using ShardedLookup = std::shared_ptr<std::atomic<std::shared_ptr<const TableLookup>>>;
 
-/// Keeps a copy of this rank's rows, each once, so that the table may be written to. The terms themselves are made when somebody reads them.
+/// Keeps a copy of this rank's rows, each once, so that the table may be written to. The terms are made when the result is read.
 class LookupTerms final : public OwnedRows, public PendingMove {
  public:
-  /// `lookup`: of equal ids, without its exchange; on a member. `pieces`: the table's. Sends nothing. Cost: a pass over the ids, groups and copies own rows.
+  /// `lookup`: of equal ids, without its exchange; on a member. `pieces`: this rank's pieces of the table. Sends nothing. Cost: a pass over the ids,
+  /// groups and copies own rows.
   LookupTerms(const TableLookup& lookup, c10::ArrayRef<at::Tensor> pieces, ShardedLookup sharded);
 
-  /// This rank's terms: its rows, and zeros.
+  /// This rank's terms: its rows, and zeros for rows of other ranks.
   Shards finish() override;
   std::optional<Shards> move_as(const SpecPtr& to) const override;
 
  private:
-  /// Where ids lie so that rows come to lie as `to`, or on the way there.
+  /// The placements of ids for which rows are placed as `to`, or nearer to it.
   Placements ids_for(const Spec& to) const;
 
   TableLookup lookup_;

@@ -1,4 +1,4 @@
-// ops/embedding/max_norm.cpp: rescales rows whose norm exceeds max_norm, of those that any rank looks up.
+// ops/embedding/max_norm.cpp: rescales rows whose norm exceeds max_norm, among the rows that any rank looks up.
 #include "ops/embedding/id_check.h"
 #include "ops/embedding/row_kernels.h"
 #include "ops/embedding/table_lookup.h"
@@ -31,7 +31,7 @@ void check(const at::Tensor& table, double max_norm, double p) {
 
 Reduce reduction_of(double p) { return std::isinf(p) ? Reduce::kMax : Reduce::kSum; }
 
-/// One piece per rank. The sums over each rank's columns are reduced along the mesh dims that shard columns.
+/// For tables with one piece per rank. The sums over each rank's columns are reduced along the mesh dims that shard columns.
 void shorten(const Spec& spec, const at::Tensor& piece, const at::Tensor& ids, double p, double max_norm) {
   const Box& box = spec.boxes()[0];
   const IdGroups groups = group_ids(ids, box.offsets[0], box.sizes[0]);
@@ -42,7 +42,7 @@ void shorten(const Spec& spec, const at::Tensor& piece, const at::Tensor& ids, d
   shorten_rows(piece, groups.rows, p, max_norm, powers);
 }
 
-/// Any pieces: parts of one row may lie on any ranks, so the sums of all rows with ids are reduced over all ranks but replicas.
+/// For tables in pieces: parts of one row may lie on any ranks, so the sums of all rows with ids are reduced over all ranks except replicas.
 void shorten_pieces(const Spec& spec, const Shards& pieces, const at::Tensor& ids, double p, double max_norm) {
   const at::Tensor all = group_ids(ids, 0, spec.sizes()[0]).rows;
   const at::Tensor powers = at::zeros({all.numel()}, all.options().dtype(at::kDouble));

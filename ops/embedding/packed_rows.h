@@ -1,6 +1,6 @@
 // ops/embedding/packed_rows.h: the kernels of kernels/packed_rows.h as functions of one rank's plain tensors; no messages.
 //
-// Packed rows are int32 words [n, kernels::packed_words(width)], so that functions that only copy rows copy them whole.
+// Packed rows are int32 words [n, kernels::packed_words(width)], so that functions that only copy rows work on them.
 #pragma once
 
 #include "kernels/packed_rows.h"
@@ -8,10 +8,10 @@
 
 namespace shardwise {
 
-/// `ranges`: float32 [n, 2], the least and the largest number of each row; see kernels/packed_rows.h.
+/// `ranges`: float32 [n, 2], the smallest and the largest number of each row; see kernels/packed_rows.h.
 at::Tensor pack_rows(const at::Tensor& rows, const at::Tensor& ranges);
 
-/// lookup_rows_into() and pool_rows() of packed rows. Results have the dtype of `results`, or `dtype`.
+/// lookup_rows_into() and pool_rows() for packed rows. Results have the dtype of `results`, or `dtype`.
 void lookup_packed_rows_into(const at::Tensor& results, const at::Tensor& words, const at::Tensor& ids,
                              int64_t first_row, kernels::Miss miss = kernels::Miss::kKeep);
 at::Tensor lookup_packed_rows(const at::Tensor& words, int64_t width, at::ScalarType dtype, const at::Tensor& ids,

@@ -1,5 +1,5 @@
-// ops/embedding/quantized_state.cpp: what a checkpoint keeps of a table of 8-bit rows: one number of 8 bits per element, and a scale and an
-// offset per row, in DTensors that reshard as any others.
+// ops/embedding/quantized_state.cpp: the checkpoint of a table of 8-bit rows: an 8-bit number per element, and a scale and an offset per row, in
+// DTensors that reshard like any others.
 #include "ops/embedding/quantized_table.h"
 #include "ops/embedding/row_ranges.h"
 #include "ops/embedding/split_rows.h"
@@ -34,7 +34,7 @@ SpecPtr spec_of_numbers(const Spec& table) {
   return Spec::intern(table.mesh(), Dims{table.sizes()[0]}, placements_of_rows(table), Dims{1}, at::kFloat);
 }
 
-/// Calls `use(i, k, rows)` for the rows that number piece `k` of this rank has of the table's piece `i` on it.
+/// Calls `use(i, k, rows)` for the rows that the table's piece `i` and the piece `k` of `numbers`, both on this rank, have in common.
 template <class Use>
 void for_each_common(const Spec& table, const Spec& numbers, const Use& use) {
   for (size_t i = 0; i < table.boxes().size(); ++i)
@@ -61,7 +61,7 @@ void check_names(const QuantizedTable::State& wanted, const QuantizedTable::Stat
                                 kLoad, fmt::join(missing, ", "), fmt::join(unknown, ", ")));
 }
 
-/// `given`, laid out as `wanted`.
+/// Returns `given` after checking that it has the sizes and dtype of `wanted` and is not Partial.
 at::Tensor checked_state(const std::string& name, const at::Tensor& given, const SpecPtr& wanted) {
   TORCH_CHECK_TYPE(is_dtensor(given),
                    fmt::format("[{}] {} is a torch.Tensor of shape [{}]. Wrap it with distribute_tensor(x, mesh, "
@@ -116,7 +116,7 @@ void QuantizedTable::load_state(const State& state) {
   codes = redistribute(codes, spec_->mesh(), of_codes->placements().vec());
   scales = redistribute(scales, spec_->mesh(), of_numbers->placements().vec());
   offsets = redistribute(offsets, spec_->mesh(), of_numbers->placements().vec());
-  std::vector<at::Tensor> numbers;  // of each piece's rows; infinite where another piece keeps them
+  std::vector<at::Tensor> numbers;  // for the rows of each piece; infinite if another piece keeps them
   for (const at::Tensor& words : pieces_)
     numbers.push_back(
         at::full({words.size(0), 2}, std::numeric_limits<float>::infinity(), words.options().dtype(at::kFloat)));

@@ -46,7 +46,7 @@ std::shared_ptr<QuantizedTable> QuantizedTable::of(const at::Tensor& table, at::
                     fmt::format("[{}] row {} of the table has a number that is not finite, or is not as float32. Rows "
                                 "of 8 bits have a least and a largest number: replace it first, with nan_to_num().",
                                 kQuantize, bad));
-  reduce_split_rows(*spec, ranges, Reduce::kMin);  // the least of all pieces' are the whole rows'
+  reduce_split_rows(*spec, ranges, Reduce::kMin);  // the minimum over a row's pieces is the whole row's
   for (size_t i = 0; i < pieces.size(); ++i) {
     ranges[i].select(1, 1).neg_();
     result->pieces_.push_back(pack_rows(pieces[i], ranges[i]));

@@ -17,7 +17,7 @@
 namespace shardwise {
 namespace {
 
-/// True where the coordinates of `rank` differ from this rank's along `along` only.
+/// True if the coordinates of `rank` differ from this rank's along `along` only.
 bool is_partner(const DeviceMesh& mesh, int64_t rank, const std::vector<bool>& along) {
   const auto coord = mesh.grid().coord_of(rank);
   for (size_t m = 0; m < along.size(); ++m)
@@ -25,7 +25,7 @@ bool is_partner(const DeviceMesh& mesh, int64_t rank, const std::vector<bool>& a
   return true;
 }
 
-/// Equal for ranks that must have the same ids, where these are sharded along `id_shards`.
+/// A key that is equal for ranks that must have the same ids, if ids are sharded along `id_shards`.
 Dims place_of_ids(const DeviceMesh& mesh, int64_t rank, const std::vector<bool>& id_shards) {
   Dims place = *mesh.grid().coord_of(rank);
   for (size_t m = 0; m < id_shards.size(); ++m)
@@ -33,7 +33,7 @@ Dims place_of_ids(const DeviceMesh& mesh, int64_t rank, const std::vector<bool>&
   return place;
 }
 
-/// The group of one mesh dim where `along` names one only, unless all ranks of the mesh must hear of bad ids.
+/// The group of the only mesh dim in `along`, if there is one and not all ranks of the mesh must learn of bad ids; else the whole mesh.
 GroupPtr group_along(const DeviceMesh& mesh, const std::vector<bool>& along, bool tells_all) {
   const auto first = std::ranges::find(along, true);
   const bool is_only = std::count(along.begin(), along.end(), true) == 1;
@@ -108,7 +108,7 @@ void RowExchange::find_requests() {
     for (const Box& box : table_->layout().boxes(rank)) {
       const Interval in_box = box.interval(0);
       requests_.push_back({rank, box, first_from(in_box.begin), first_from(in_box.end)});
-      if (box.sizes[1] == 0) continue;  // still requested from: the rank may keep optimizer state per row
+      if (box.sizes[1] == 0) continue;  // ids are still sent there: the rank may keep optimizer state per row
       columns_ = {std::min(columns_.begin, box.interval(1).begin), std::max(columns_.end, box.interval(1).end)};
     }
   }
@@ -116,7 +116,7 @@ void RowExchange::find_requests() {
   drop_unowned();
 }
 
-/// Marks the ids of rows that no partner owns: ranks that differ along other mesh dims look them up.
+/// Marks ids of rows that no partner owns. Ranks that differ along other mesh dims look them up.
 void RowExchange::drop_unowned() {
   std::vector<std::pair<int64_t, int64_t>> owned;
   for (const Request& request : requests_) owned.emplace_back(request.begin, request.end);
@@ -138,7 +138,7 @@ void RowExchange::drop_unowned() {
         is_unowned.index_select(0, groups_.group_of.clamp_min(0)).logical_and_(groups_.group_of.ge(0)), -1);
 }
 
-/// Reads them off the groups, whose rows ascend, where all ids are in groups.
+/// Reads the bounds from the groups, whose rows ascend, if all ids are in groups.
 IdBounds RowExchange::bounds_of(const at::Tensor& ids) const {
   IdBounds bounds;
   const int64_t n = groups_.n();
@@ -149,8 +149,8 @@ IdBounds RowExchange::bounds_of(const at::Tensor& ids) const {
   return bounds;
 }
 
-/// Ranks whose ids differ would wait for rows that nobody sends. Compares each rank's ids with those of the first rank that must have
-/// the same.
+/// Without this check, ranks whose ids differ would wait for rows that no rank sends. Compares each rank's ids with the ids of the first rank that
+/// must have the same.
 void RowExchange::check_equal(const char* op, const Spec& table, const at::Tensor& ids,
                               const std::vector<bool>& id_shards) {
   const Group& group = *table.mesh()->group();
@@ -278,7 +278,7 @@ at::Tensor RowExchange::fetch_by(const FindRows& find, const FindRows& unpacked)
                     : at::empty({n, width}, options);
   };
   std::vector<Message> sends, receives;
-  std::vector<std::pair<at::Tensor, at::Tensor>> apart;  // received, and where each is copied to
+  std::vector<std::pair<at::Tensor, at::Tensor>> apart;  // received tensors and their destinations
   if (ids_are_equal_) find_own(rows);                    // all partners are sent these rows
   for (const IncomingRequest& incoming : incoming_) {
     const Box& box = table_->boxes()[incoming.box];

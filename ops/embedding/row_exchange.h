@@ -1,4 +1,4 @@
-// ops/embedding/row_exchange.h: rows requested from the ranks that own them, each once, and gradients sent back the same way.
+// ops/embedding/row_exchange.h: requests rows from the ranks that own them, each row once, and sends gradients back the same way.
 //
 //   ids of rank 0: 7 2 7 9, rows [0, 5) on rank 0 and [5, 10) on rank 1:   requests 7 and 9 from rank 1, takes 2 from its own rows
 //
@@ -30,42 +30,44 @@ struct BoxGroups {
 
 class RowExchange {
  public:
-  /// Exchanges counts and ids among the ranks that differ only along the mesh dims `along`. `ids`: this rank's, of any shape, sharded
-  /// along the mesh dims `id_shards`. Collective over the mesh's members.
-  /// Throws: c10::IndexError naming the worst id where `checks_ids` and one is out of range, on every rank.
+  /// Exchanges counts and ids among the ranks that differ only along the mesh dims `along`. `ids`: this rank's ids, of any shape, sharded along the
+  /// mesh dims `id_shards`. Collective over the mesh's members.
+  /// Throws: with `checks_ids`, on every rank, c10::IndexError naming the worst id if one is out of range.
   static RowExchange make(const char* op, const SpecPtr& table, std::vector<bool> along, const at::Tensor& ids,
                           const std::vector<bool>& id_shards, bool checks_ids);
 
-  /// The same where those ranks have equal ids (check_equal()): each knows the others' requests, and nothing is sent. Gradients cannot be
-  /// scattered.
+  /// The same if those ranks have equal ids (check_equal()): each rank knows the requests of the other ranks, and nothing is sent.
+  /// scatter_gradients() cannot be called.
   static RowExchange make_of_equal_ids(const SpecPtr& table, std::vector<bool> along, const at::Tensor& ids);
 
-  /// The numbers of `per_id` [ids] for the ids that `rank` wants.
+  /// Returns the entries of `per_id` [ids] for the ids that `rank` wants.
   using PartOf = std::function<at::Tensor(int64_t rank, const at::Tensor& per_id)>;
-  /// The exchange in which each rank wants the rows of a part of equal ids only, this rank those of `ids`. Nothing is sent. `own`: all ids,
-  /// grouped by row of each of this rank's boxes.
+  /// An exchange for ids that are equal on all ranks, in which each rank wants the rows of a part of them; this rank wants those of `ids`. Sends
+  /// nothing. `own`: all ids, grouped by row, for each of this rank's boxes.
   static RowExchange make_of_parts(const SpecPtr& table, std::vector<bool> along, const at::Tensor& ids,
                                    c10::ArrayRef<IdGroups> own, const PartOf& part_of);
 
-  /// A message of a few numbers between all members, which CommTrace leaves out. Throws: c10::IndexError as make(), and c10::ValueError where ids differ between ranks
-  /// that must have the same.
+  /// Checks that ids are equal on the ranks that replicate them. Cost: a message of a few numbers between all members, which CommTrace leaves out.
+  /// Throws: c10::IndexError as make(), and c10::ValueError if such ids differ.
   static void check_equal(const char* op, const Spec& table, const at::Tensor& ids, const std::vector<bool>& id_shards);
 
-  /// This rank's ids by the rows they name, with `group_of`: -1 for rows that no rank of the exchange owns.
+  /// This rank's ids, grouped by row. `group_of` is -1 for ids whose row no rank of the exchange owns.
   const IdGroups& groups() const { return groups_; }
   /// The columns of the rows that arrive.
   Interval columns() const { return columns_; }
 
-  /// The rows of groups(), [groups, columns]. Each row is received once.
+  /// Fetches the rows of groups(), [groups, columns]. Each row is received once.
   at::Tensor fetch(c10::ArrayRef<at::Tensor> pieces) const;
 
-  /// fetch() of an exchange of equal ids or of parts of them. `own_rows`: those that these ids name in each box, [groups, columns of the box].
+  /// fetch() for exchanges made by make_of_equal_ids() or make_of_parts(). `own_rows`: the rows that the ids name in each of this rank's boxes,
+  /// [groups, columns of the box].
   at::Tensor fetch_kept(c10::ArrayRef<at::Tensor> own_rows) const;
 
-  /// fetch() of packed rows (packed_rows.h): `pieces` are packed, rows are sent so, and are unpacked where they arrive.
+  /// fetch() for packed `pieces` (packed_rows.h). Rows are sent packed and unpacked on arrival.
   at::Tensor fetch_packed(c10::ArrayRef<at::Tensor> pieces) const;
 
-  /// The reverse: sends the sums [groups, columns] per group to their rows' owners. Returns what arrives for each of this rank's boxes.
+  /// The reverse of fetch(): sends the gradient sums [groups, columns], one per group, to the owners of the rows. Returns the gradients that arrive
+  /// for each of this rank's boxes.
   std::vector<BoxGrads> scatter_gradients(const at::Tensor& sums) const;
 
   template <class Visit>
@@ -84,7 +86,7 @@ class RowExchange {
     int64_t end;
     int64_t n() const { return end - begin; }
   };
-  /// What `rank` requests from box `box` of this rank: the ids [begin, end) of incoming_ids_[box].
+  /// The ids that `rank` requests from box `box` of this rank: [begin, end) of incoming_ids_[box].
   struct IncomingRequest {
     int64_t rank;
     size_t box;
@@ -101,19 +103,19 @@ class RowExchange {
   IdBounds bounds_of(const at::Tensor& ids) const;
   /// This rank's request to its own box.
   const Request& own_request(size_t box) const;
-  /// Of ids in messages: 32 bits where they fit.
+  /// The dtype of ids in messages: 32 bits if row numbers fit.
   at::ScalarType id_dtype() const;
-  /// Writes the rows that a request names into `rows`, which is the request's.
+  /// Writes the rows that an incoming request names into `rows`.
   using FindRows = std::function<void(const IncomingRequest& incoming, const at::Tensor& rows)>;
-  /// `unpacked`: where `find` gives packed rows, which then are sent so; gives values.
+  /// `find` writes the rows to send. If it writes packed rows, `unpacked` writes the values of this rank's own rows.
   at::Tensor fetch_by(const FindRows& find, const FindRows& unpacked = {}) const;
   /// The part of `rows` [groups, columns] that a request names.
   at::Tensor part_of(const Request& request, const at::Tensor& rows) const;
   /// The ids that an incoming request names.
   at::Tensor ids_of(const IncomingRequest& incoming) const;
-  /// Calls `use(request, incoming)` for what this rank requests from its own boxes.
+  /// Calls `use(request, incoming)` for each request of this rank to one of its own boxes.
   void for_each_own(const std::function<void(const Request&, const IncomingRequest&)>& use) const;
-  /// The box's first column, counted from the first that arrives.
+  /// The box's first column, relative to columns().
   int64_t column_of(const Box& box) const { return box.sizes[1] == 0 ? 0 : box.offsets[1] - columns_.begin; }
   bool spans(const Box& box) const { return box.interval(1) == columns_; }
 
@@ -123,10 +125,10 @@ class RowExchange {
   GroupPtr group_;
   IdGroups groups_;
   Interval columns_;
-  std::vector<Request> requests_;            // in the group's order of ranks, this rank's own too
+  std::vector<Request> requests_;            // in the group's order of ranks, requests to this rank's boxes included
   std::vector<IncomingRequest> incoming_;    // likewise
   std::vector<at::Tensor> incoming_ids_;     // per box of this rank
-  std::vector<at::Tensor> incoming_places_;  // of parts of equal ids: which of the box's groups incoming_ids_ are
+  std::vector<at::Tensor> incoming_places_;  // for make_of_parts(): the groups of the box that incoming_ids_ name
 };
 
 }  // namespace shardwise

@@ -27,7 +27,7 @@ void RowGrads::scale(const at::Tensor& by) {
 
 namespace {
 
-/// Copies into `results`, whose rows are `step` elements apart. False where there is no kernel for the dtype or the device.
+/// Copies into `results`, whose rows are `step` elements apart. False if there is no kernel for the dtype or the device.
 bool copy_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t first_row, kernels::Miss miss,
                const at::Tensor& results, int64_t step) {
   if (!has_kernels(rows.device()) || rows.element_size() < 2 || rows.element_size() > 8) return false;
@@ -42,7 +42,7 @@ bool copy_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t first_row,
   return true;
 }
 
-/// torch has few operators for float8.
+/// torch has few operators for float8, so their rows are copied as bytes.
 bool copies_as_bytes(const at::Tensor& rows) { return rows.element_size() == 1 && rows.scalar_type() != at::kByte; }
 
 }  // namespace
@@ -143,7 +143,7 @@ IdGroups group_ids(const at::Tensor& ids, int64_t first_row, int64_t n_rows, int
 
 namespace {
 
-/// The gradients one by one, for dtypes that the kernels do not know.
+/// One gradient row per id, for dtypes that the kernels do not support.
 at::Tensor one_by_one(const RowGrads& grads) {
   at::Tensor values = grads.row_of.defined() ? grads.values.index_select(0, grads.row_of) : grads.values;
   return grads.factors.defined() ? values * grads.factors.unsqueeze(1) : values;

@@ -65,7 +65,7 @@ at::Tensor state_of(const at::Tensor& table, bool per_row, double value) {
   return full_beside(table, {spec.sizes()[0]}, value, placements_of_rows(spec), dtype);
 }
 
-/// The part of `state` for a box of the table; undefined where it is kept with other boxes.
+/// The part of `state` for a box of the table; undefined if the state is kept with other boxes.
 at::Tensor state_of_box(const at::Tensor& state, const Spec& table, size_t box) {
   const Shards& shards = maybe_dtensor(state)->shards();
   if (state.dim() == 2 || !table.layout().in_pieces()) return shards[box];
@@ -75,7 +75,7 @@ at::Tensor state_of_box(const at::Tensor& state, const Spec& table, size_t box) 
   return {};
 }
 
-/// The tables with a fused optimizer. An entry counts while its table and its optimizer live.
+/// The tables with a fused optimizer. An entry is valid while its table and its optimizer live.
 struct Registry {
   using Table = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Entry {
@@ -131,7 +131,7 @@ kernels::RowUpdate RowOptimizer::update(size_t box) const {
   kernels::RowUpdate update{o.kind, o.lr, o.eps, o.beta1, o.beta2};
   const double second_bias = std::sqrt(1 - std::pow(o.beta2, n_steps_));
   if (kernels::has_moments(o.kind)) update.correction = second_bias / (1 - std::pow(o.beta1, n_steps_));
-  if (kernels::is_lamb(o.kind)) update.eps *= second_bias;  // beside the corrected root, where the paper has it
+  if (kernels::is_lamb(o.kind)) update.eps *= second_bias;  // eps is added to the bias-corrected root, as in the paper
   (o.is_decoupled || kernels::is_lamb(o.kind) ? update.decay : update.l2) = o.weight_decay;
   const Dims& at = table_->boxes()[box].offsets;
   update.rounding = {o.rounds_at_random, o.seed, static_cast<uint32_t>(n_steps_), at[0], at[1]};
@@ -169,8 +169,7 @@ void fuse_optimizer(const at::Tensor& table, const std::shared_ptr<RowOptimizer>
   check_may_train(table);
   check_same(table, *optimizer);
   Registry& registry = Registry::get();
-  std::vector<Registry::Entry>
-      over;  // freed without the lock: the end of a table's mesh may wait for the interpreter's
+  std::vector<Registry::Entry> over;  // freed after the lock: freeing a table's mesh may wait for the GIL
   const std::lock_guard lock(registry.mutex);
   std::erase_if(registry.entries, [&](auto& entry) {
     const bool is_over = entry.second.is_over();

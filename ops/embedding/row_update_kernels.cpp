@@ -1,4 +1,4 @@
-// ops/embedding/row_update_kernels.cpp: what row_kernels.h says of optimizers.
+// ops/embedding/row_update_kernels.cpp: the functions of row_kernels.h for optimizers.
 #include "ops/embedding/kernel_views.h"
 
 #include <ATen/ops/empty.h>
@@ -9,7 +9,7 @@
 namespace shardwise {
 namespace {
 
-/// `rows`: with_dense_rows() of the piece's.
+/// `rows`: with_dense_rows(piece.rows).
 kernels::UpdatedPiece updated_piece_of(const UpdatedRows& piece, const at::Tensor& rows) {
   const auto memory = [&](size_t i) {
     return i < piece.state.size() && piece.state[i].defined() ? piece.state[i].mutable_data_ptr() : nullptr;
@@ -70,7 +70,7 @@ at::Tensor lamb_squares(const UpdatedRows& piece, const RowGrads& grads, const I
 void update_rows(c10::ArrayRef<UpdatedRows> pieces, const RowGrads& grads, const IdGroups& groups,
                  const RowSums& sums) {
   std::vector<kernels::UpdatedPiece> updated;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // of rows that are not dense, and those rows
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // dense copies, and the rows that they are copies of
   const kernels::GradRows grad_rows = grad_rows_of(grads);
   for (const UpdatedRows& piece : pieces) {
     if (piece.rows.size(0) == 0) continue;

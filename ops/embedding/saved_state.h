@@ -1,7 +1,7 @@
-// ops/embedding/saved_state.h: what a lookup's forward keeps for its backward.
+// ops/embedding/saved_state.h: keeps the state of a lookup's forward for its backward.
 //
-// Tensors are kept as autograd's saved variables: they are freed after the backward, and saved-tensor hooks (save_on_cpu) see them. The
-// rest lives as long as the graph.
+// Tensors are kept as autograd's saved variables: they are freed after the backward, and saved-tensor hooks (save_on_cpu) see them. Other members
+// live as long as the graph.
 #pragma once
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -24,7 +24,7 @@ torch::autograd::variable_list take_tensors(State& state) {
   return tensors;
 }
 
-/// The reverse.
+/// The reverse: puts the tensors back into `state`.
 template <class State>
 State with_tensors(State state, const torch::autograd::variable_list& tensors) {
   auto next = tensors.begin();
@@ -39,7 +39,7 @@ void keep_state(torch::autograd::AutogradContext* ctx, State state) {
   ctx->saved_data["state"] = c10::IValue::make_capsule(c10::make_intrusive<SavedState<State>>(std::move(state)));
 }
 
-/// What keep_state() kept. Throws: torch's error where a backward has freed it.
+/// The state that keep_state() saved. Throws: torch's error if a backward has freed it.
 template <class State>
 State kept_state(const torch::autograd::AutogradContext* ctx) {
   const torch::autograd::variable_list tensors = ctx->get_saved_variables();

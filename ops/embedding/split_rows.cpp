@@ -28,10 +28,10 @@ bool has_part_of_rows(const Spec& table, const ShardMetadata& piece) {
   return piece.sizes[0] > 0 && piece.sizes[1] > 0 && piece.sizes[1] < table.sizes()[1];
 }
 
-/// Rows that are taken, as intervals that neither touch nor overlap.
+/// A set of taken rows, as intervals that neither touch nor overlap.
 class TakenRows {
  public:
-  /// Takes the rows of `wanted` that are free. Returns them.
+  /// Takes the free rows of `wanted` and returns them.
   std::vector<Interval> take(Interval wanted) {
     std::vector<Interval> free;
     if (wanted.begin >= wanted.end) return free;
@@ -54,7 +54,7 @@ class TakenRows {
   std::map<int64_t, int64_t> ends_;  // by beginning
 };
 
-/// The places of the rows among `sorted`, which ascend, that lie in one of `intervals`.
+/// The positions in `sorted` (ascending rows) of the rows that lie in one of `intervals`.
 at::Tensor places_within(const at::Tensor& sorted, const std::vector<Interval>& intervals) {
   TakenRows taken;
   std::vector<Interval> apart;
@@ -71,7 +71,7 @@ at::Tensor places_within(const at::Tensor& sorted, const std::vector<Interval>& 
   return at::cat(places);
 }
 
-/// The numbers of a table's rows that groups name.
+/// The numbers of the table's rows that groups name, per box.
 std::vector<at::Tensor> named_rows(const Spec& table, c10::ArrayRef<BoxGroups> boxes) {
   std::vector<at::Tensor> rows;
   for (size_t i = 0; i < boxes.size(); ++i) rows.push_back(boxes[i].groups.rows + table.boxes()[i].offsets[0]);
@@ -85,7 +85,7 @@ at::Tensor combined(const at::Tensor& a, const at::Tensor& b, Reduce reduce) {
 /// Reduces numbers per row over all pieces that hold parts of the row.
 class RowTotal {
  public:
-  /// `rows`: of each of this rank's boxes, ascending. `reduce`: kSum or kMin.
+  /// `rows`: the rows of each of this rank's boxes, ascending. `reduce`: kSum or kMin.
   RowTotal(const Spec& table, const std::vector<at::Tensor>& rows, Reduce reduce) : table_(table), reduce_(reduce) {
     if (!table.layout().in_pieces() || rows.empty()) return;
     named_ = std::get<0>(at::_unique2(at::cat(rows)));
@@ -108,7 +108,7 @@ class RowTotal {
  private:
   struct Shared {
     int64_t rank;
-    at::Tensor places;  // in named_, of the rows of which that rank has parts, too
+    at::Tensor places;  // positions in named_ of the rows that `rank` also has parts of
   };
 
   void find_shared() {
@@ -132,7 +132,7 @@ class RowTotal {
     }
   }
 
-  /// In the order of ranks, so that all ranks that share a row have the same total.
+  /// Adds up in the order of ranks, so that all ranks that share a row get the same total.
   void find_in_pieces(std::vector<at::Tensor>& numbers) const {
     const Group& group = *table_.mesh()->group();
     std::vector<Message> sends, receives;
@@ -162,7 +162,7 @@ class RowTotal {
     for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = total.index_select(0, places_[i]);
   }
 
-  /// What changes nothing, for each of the rows.
+  /// The neutral element of the reduction, for each of the rows.
   at::Tensor nothing(const at::Tensor& like) const {
     const double value = reduce_ == Reduce::kMin ? std::numeric_limits<double>::infinity() : 0;
     return at::full({named_.numel(), like.size(1)}, value, like.options());
@@ -175,15 +175,15 @@ class RowTotal {
   const Spec& table_;
   Reduce reduce_;
   at::Tensor named_;                // the rows of all boxes of this rank, ascending
-  std::vector<at::Tensor> places_;  // in named_, of each box's rows
+  std::vector<at::Tensor> places_;  // positions in named_ of each box's rows
   std::vector<Shared> shared_;      // by rank
 };
 
-/// Where a box of the numbers per row lies: in which of the table's boxes on this rank, and which of its groups name rows there.
+/// Relates a piece of the numbers per row to the box of the table, on this rank, that contains its rows.
 struct KeptRows {
   size_t box;
   at::Tensor groups;
-  at::Tensor rows;  // of the numbers' piece
+  at::Tensor rows;  // the same rows, counted from the first row of the piece of numbers
 };
 
 KeptRows kept_rows(const Spec& table, Interval kept, c10::ArrayRef<BoxGroups> boxes) {
@@ -251,7 +251,7 @@ class SplitUpdate {
         use(maybe_dtensor(numbers_)->shards()[i], kept_rows(table_, kept.boxes()[i].interval(0), boxes_));
   }
 
-  /// Adds a column to `sums`: the number of each row, zeros in pieces that do not keep it.
+  /// Adds a column to `sums` with the number of each row, or zero if the piece does not keep the number.
   void add_numbers(std::vector<at::Tensor>& sums) const {
     for (at::Tensor& of_box : sums) of_box = at::cat({of_box, at::zeros_like(of_box)}, 1);
     for_each_kept([&](const at::Tensor& piece, const KeptRows& kept) {
@@ -264,7 +264,7 @@ class SplitUpdate {
   RowTotal total_;
   std::vector<UpdatedRows> updated_;
   std::vector<RowSums> sums_;
-  at::Tensor numbers_;  // per row, of a row-wise optimizer of a table in pieces
+  at::Tensor numbers_;  // the numbers per row, for a row-wise optimizer and a table in pieces
 };
 
 }  // namespace
@@ -315,7 +315,7 @@ Placements placements_of_rows(const Spec& table) {
   };
   for (const ShardMetadata& piece : table.layout().pieces())
     if (piece.sizes[1] > 0) keep(piece.box().interval(0), piece.rank);
-  keep({0, table.sizes()[0]}, table.layout().grid().ranks[0]);  // of a table without columns
+  keep({0, table.sizes()[0]}, table.layout().grid().ranks[0]);  // for a table without columns
   return {Placement::enumerable(std::move(kept))};
 }
 

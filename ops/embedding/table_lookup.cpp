@@ -67,7 +67,7 @@ void check_padding(const char* op, int64_t padding_idx, int64_t n_rows) {
 
 namespace {
 
-/// The policy allows or forbids a lookup's messages like the redistribution that they amount to: ids go to all owners.
+/// The policy treats a lookup's messages like the redistribution of ids to Replicate(), because ids go to all owners.
 void check_policy(const TableLookup& lookup) {
   if (lookup.plan->ids_are_equal || CommPolicyScope::current() == CommPolicy::kAllow) return;
   const Spec& ids = *spec_of(lookup.ids);
@@ -82,7 +82,7 @@ TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::T
   TableLookup lookup{op, table, std::move(plan), ids, {}};
   const auto layouts = [&] { return fmt::format("{}, ids {}", to_string(*table), to_string(*spec_of(ids))); };
   const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
-  // Messages of rows say nothing of the table that they are from.
+  // Compares tables under the order check, because messages of rows do not name their table.
   if (checks_order() && table->is_member()) have_equal(*table->mesh()->group(), "look up", Facts());
   if (lookup.plan->ids != spec_of(ids)->placements()) lookup.ids = redistribute(ids, lookup.plan->ids);
   if (table->mesh()->is_meta()) return lookup;  // there are no ids to check and no rows to exchange

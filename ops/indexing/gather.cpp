@@ -63,7 +63,7 @@ void call_scatter_(at::Tensor self, const at::Tensor& index, const at::Tensor& s
   op.call(self, index, src, dim, 0, self.size(dim), mode, include_self);
 }
 
-// Their rules.
+// Rules of the operators.
 
 /// self and index share the factors of dims of equal extent; other dims are whole. Along "dim" each has its own factor.
 struct GatherAxes {
@@ -85,7 +85,7 @@ struct GatherAxes {
   }
 };
 
-/// How the ranks' lookups combine: one has the value, the others zeros.
+/// The reduction of the ranks' lookups: one rank has the value, all others have zeros.
 Reduce reduce_of_windows(const OpCall& call) {
   return call.operands[0].spec->dtype() == c10::ScalarType::Bool ? Reduce::kMax : Reduce::kSum;
 }
@@ -159,7 +159,7 @@ at::Tensor gather(const at::Tensor& self, int64_t dim, const at::Tensor& index, 
   return index.dim() == 0 ? found.squeeze(0) : found;
 }
 
-/// Throws: what torch's kernel throws for the dtype, which it does where there are elements only, as not every rank has.
+/// Throws: torch's error for the dtype, on all ranks. torch's kernel throws it only if there are elements, and some ranks may have none.
 void check_mode(const at::Tensor& self, std::string_view mode, bool include_self) {
   if (mode.empty() || mode == "add" || is_tracing()) return;
   const BelowAutograd guard;
@@ -240,7 +240,7 @@ Scatter values_reduced(const at::Tensor& self, int64_t dim, const at::Tensor& in
 template <auto operands>
 struct ScatterKernels;
 
-/// aten's operator of these operands, and the one that writes to self.
+/// aten's operator for these operands, and its in-place form.
 template <class... Rest, Scatter (*operands)(const at::Tensor&, int64_t, const at::Tensor&, Rest...)>
 struct ScatterKernels<operands> {
   static at::Tensor written(const at::Tensor& self, int64_t dim, const at::Tensor& index, Rest... rest) {
@@ -267,7 +267,7 @@ at::Tensor gather_grad(const at::Tensor& grad, const at::Tensor& index, const Sp
     const at::NoGradGuard no_grad;
     const at::AutoDispatchBelowADInplaceOrView guard;
     at::Tensor sum = zeros_for_grad(*source, grad, of_source);
-    if (is_tracing())  // graphs take no operator of ours that writes to its operand
+    if (is_tracing())  // graphs cannot contain an operator of ours that writes to its operand
       sum = call_scatter(sum, index, grad, dim, "add", true);
     else
       call_scatter_(sum, index, grad, dim, "add", true);

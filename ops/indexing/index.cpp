@@ -58,7 +58,7 @@ at::Tensor call_index(const at::Tensor& self, at::TensorList indices, c10::IntAr
   return op.call(self, indices, dims, firsts, sizes_at(self, dims));
 }
 
-// Their rules.
+// Rules of the operators.
 
 /// A factor for each dim of self, and one for each dim of the index tensors' broadcast shape.
 struct IndexAxes {
@@ -143,7 +143,7 @@ at::Tensor differentiable_index(const at::Tensor& self, at::TensorList indices, 
 
 // aten's operators.
 
-/// The position of the only index, where it is a mask of fitting shape.
+/// The position of the only index, if it is a mask of fitting shape.
 std::optional<size_t> only_mask(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices) {
   std::optional<size_t> found;
   for (size_t i = 0; i < indices.size(); ++i) {
@@ -167,7 +167,7 @@ at::Tensor index(const at::Tensor& self, const c10::List<std::optional<at::Tenso
   return at.dims.empty() ? self.clone() : look_up(self, at);
 }
 
-/// The only index as a mask that broadcasts with `self`, where one number is written: that needs no positions, and nothing is sent for them.
+/// The only index as a mask that broadcasts with `self`, if one number is written. Such a write needs no positions, so nothing is sent for them.
 std::optional<at::Tensor> filled_mask(const char* op, const at::Tensor& self,
                                       const c10::List<std::optional<at::Tensor>>& indices, const at::Tensor& values,
                                       bool accumulate) {
@@ -291,7 +291,7 @@ Indexed indexed(const char* op, const at::Tensor& self, const c10::List<std::opt
     at.indices.push_back(index);
     at.dims.push_back(dim++);
   }
-  if (!at.dims.empty()) at.sizes_of(self);  // throws where they do not fit together
+  if (!at.dims.empty()) at.sizes_of(self);  // throws if the indices do not broadcast together
   return at;
 }
 
@@ -328,7 +328,7 @@ void register_index(RuleTable& table) {
   table.add("shardwise::index", Rule("index", describe_index).linear_in_first().localized(localize_index));
   table.add({"shardwise::put", "shardwise::put_"}, Rule("put", describe_put).localized(localize_index));
   add_composition_with_plain_self<&index>("_unsafe_index.Tensor");
-  add_composition_with_plain_self<&index>("index.Tensor");  // the name that both have in errors
+  add_composition_with_plain_self<&index>("index.Tensor");  // registered last, so that errors of both have this name
   add_with_plain_self<&index_put>("index_put");
   add_with_plain_self<&put_in_place>("index_put_");
   add_with_plain_self<&put_unsafe_in_place>("_index_put_impl_");

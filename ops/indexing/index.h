@@ -1,4 +1,4 @@
-// ops/indexing/index.h: indexing with tensors: the lookup and the write of which this folder's operators are composed.
+// ops/indexing/index.h: indexing with tensors: the lookup and the write that this folder's operators are composed of.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,20 +10,20 @@ struct Indexed {
   std::vector<at::Tensor> indices;
   std::vector<int64_t> dims;  // ascending
 
-  /// The sizes of `self` indexed. Throws: c10::IndexError for indices that do not broadcast together.
+  /// The sizes of self[indices]. Throws: c10::IndexError for indices that do not broadcast together.
   std::vector<int64_t> sizes_of(const at::Tensor& self) const;
 };
 
-/// self[:, ids, ...] and the like. A self sharded along an indexed dim does not move, and the result is Partial. If
-/// self is sharded along another dim, or the indices are sharded, so is the result. The gradient has self's layout.
+/// self[:, ids, ...] and the like. `self` does not move; if it is sharded along an indexed dim, the result is Partial. If `self` is sharded along
+/// another dim, or the indices are sharded, the result is sharded alike. The gradient has self's layout.
 at::Tensor look_up(const at::Tensor& self, const Indexed& at);
 
-/// Assigns `values` to the same elements, or adds them where `accumulate`. Each rank writes its own shard. Values
-/// broadcast. Below autograd.
+/// Assigns `values` to the elements that look_up() reads, or adds them if `accumulate`. Each rank writes its own shard. Values broadcast. Below
+/// autograd.
 at::Tensor put(const at::Tensor& self, const Indexed& at, const at::Tensor& values, bool accumulate);
 void put_(at::Tensor self, const Indexed& at, const at::Tensor& values, bool accumulate);
 
-/// The indices of an aten operator: masks become the indices where they are true, and all indices are checked.
+/// The indices of an aten operator, checked. A mask becomes the indices of its true elements.
 /// Throws: c10::IndexError, equal on all ranks.
 Indexed indexed(const char* op, const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices);
 

@@ -64,7 +64,7 @@ at::Tensor& write(at::Tensor& self, const Indexed& at, const at::Tensor& values,
   return self;
 }
 
-/// As torch's kernels do it: `alpha` takes the dtype of `source`, not the other way round.
+/// Casts `alpha` to the dtype of `source`, as torch's kernels do, and not the other way round.
 at::Tensor scaled(const at::Tensor& source, const at::Scalar& alpha) {
   if (alpha.equal(1)) return source;
   return source.mul(at::full({}, alpha, at::TensorOptions().dtype(source.scalar_type()).device(source.device())));
@@ -132,7 +132,7 @@ at::Tensor& index_reduce_(at::Tensor& self, int64_t dim, const at::Tensor& index
   return self.copy_(reduce_along(self, dim, index, source, reduce, include_self));
 }
 
-/// Indices of the flattened tensor.
+/// Indices into the flattened tensor.
 Indexed by_number(const char* op, const at::Tensor& self, const at::Tensor& index) {
   TORCH_CHECK(index.scalar_type() == at::kLong,
               fmt::format("[{}] Expected a long tensor for index, but got {}", op, c10::toString(index.scalar_type())));

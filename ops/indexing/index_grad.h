@@ -7,18 +7,17 @@
 
 namespace shardwise {
 
-/// Zeros for the gradient of a tensor of `source`, to which `grad` will be added by index, with the source's layout.
-/// Where the source is replicated they follow `grad` instead of gathering it: sharded alike along common dims, Partial
-/// along a dim that is summed. For an EnumerableShard source the first dim is sharded.
+/// Zeros for the gradient of a tensor with layout `source`, to which `grad` will be added by index. They have the source's layout. On mesh dims that
+/// replicate the source they follow `grad`, so that it is not gathered: sharded alike along common dims, Partial along a dim that is summed. For an
+/// EnumerableShard source the first dim is sharded.
 ///
 /// `of_source`: per dim of `grad` the dim of the source, or -1.
 at::Tensor zeros_for_grad(const Spec& source, const at::Tensor& grad, c10::ArrayRef<int64_t> of_source);
 
-/// The gradient, for `grad`, of a tensor of `source` whose elements at `index` along `dim` were taken. `index` is not checked: that would ask
-/// all ranks.
+/// The gradient of a tensor with layout `source` for gather(dim, index), from `grad`. `index` is not checked, because a check would be collective.
 at::Tensor gather_grad(const at::Tensor& grad, const at::Tensor& index, const SpecPtr& source, int64_t dim);
 
-/// Redistributes `grad`, made of such zeros, to the source's layout if that is an EnumerableShard.
+/// Redistributes `grad`, made by zeros_for_grad(), to the source's layout if that is an EnumerableShard.
 at::Tensor in_pieces_of(const Spec& source, const at::Tensor& grad);
 
 }  // namespace shardwise

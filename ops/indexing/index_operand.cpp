@@ -16,7 +16,7 @@
 namespace shardwise {
 namespace {
 
-/// The index farthest out of [lowest_allowed, size), or nothing.
+/// The index farthest out of [lowest_allowed, size), or nullopt if all are inside.
 std::optional<int64_t> worst(const at::Tensor& index, int64_t lowest_allowed, int64_t size) {
   const auto range = range_of(index);
   if (!range || (range->first >= lowest_allowed && range->second < size)) return std::nullopt;

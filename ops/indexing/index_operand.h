@@ -10,22 +10,22 @@
 
 namespace shardwise {
 
-/// `index` as an operand on `mesh`: a plain one counts as a replica, a Partial is reduced.
-/// Throws: c10::ValueError for an index on another mesh, and where there is an objection to a plain one (plain_operand.h).
+/// `index` as an operand on `mesh`. A plain tensor counts as a replica; a Partial is reduced.
+/// Throws: c10::ValueError for an index on another mesh, and for a plain one that plain_operand.h objects to.
 at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr& mesh);
 
 /// A tensor without dims as a vector of one element.
 inline at::Tensor at_least_1d(const at::Tensor& tensor) { return tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor; }
 
-/// The lowest and the highest index on all ranks; nullopt where there are none, and on ranks outside the mesh. Cost: a
-/// pass over this rank's indices, for which the host waits; an all-reduce of two numbers for sharded ones.
+/// The lowest and the highest index on all ranks; nullopt without indices, and on ranks outside the mesh. Cost: a pass over this rank's indices, for
+/// which the host waits; an all-reduce of two numbers for sharded ones.
 std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index);
 
-/// Throws: c10::IndexError naming the worst index where one is not in [lowest, size): -size or 0 as the operator
-/// counts. Equal on all ranks.
+/// Throws: c10::IndexError naming the worst index if one is not in [lowest, size), on all ranks alike. `lowest`: -size if the operator accepts
+/// negative indices, else 0.
 void check_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest, int64_t size);
 
-/// Throws: c10::Error, as torch's gather and scatter do, where an index is not in [0, size).
+/// Throws: c10::Error, as torch's gather and scatter do, if an index is not in [0, size).
 void check_positions(const char* op, const at::Tensor& index, int64_t dim, int64_t size);
 
 }  // namespace shardwise

@@ -44,7 +44,7 @@ at::Tensor select(const at::Tensor& self, const at::Tensor& mask, const Specs& s
       [=](const at::Tensor& grad, const variable_list& saved) { return spread(grad, saved[0], specs, begin); });
 }
 
-/// Zeros of self's sizes with `grad` where the mask is true.
+/// Zeros with self's sizes, and `grad` where the mask is true.
 at::Tensor spread(const at::Tensor& grad, const at::Tensor& mask, const Specs& specs, int64_t begin) {
   const at::Tensor result = [&] {
     const at::NoGradGuard no_grad;
@@ -64,7 +64,7 @@ at::Tensor spread(const at::Tensor& grad, const at::Tensor& mask, const Specs& s
       [=](const at::Tensor& outer, const variable_list& saved) { return at::index(outer, at_dim(saved[0], begin)); });
 }
 
-/// True where mesh dim `m` shards dim `begin` of self like the mask, and no other mesh dim shards the mask's dims.
+/// True if mesh dim `m` shards dim `begin` of self like the mask, and no other mesh dim shards the mask's dims.
 bool is_sharded_alike(const Spec& self, const Spec& mask, int64_t m, int64_t begin) {
   if (self.layout().in_pieces() || !self.placements()[m].is_shard(begin)) return false;
   for (size_t other = 0; other < self.placements().size(); ++other) {
@@ -75,7 +75,7 @@ bool is_sharded_alike(const Spec& self, const Spec& mask, int64_t m, int64_t beg
   return self.layout().shard_intervals(begin) == mask.layout().shard_intervals(0);
 }
 
-/// A replicated mask sharded like dim `begin` of self, where one mesh dim alone shards that; any other mask as it is.
+/// Shards a replicated mask like dim `begin` of self, if only one mesh dim shards that dim. Returns any other mask as it is.
 at::Tensor sharded_like(const Spec& self, const at::Tensor& mask, int64_t begin) {
   Placements placements = spec_of(mask)->placements().vec();
   if (!spec_of(mask)->layout().is_replicated()) return mask;

@@ -1,7 +1,7 @@
 // ops/indexing/masks.cpp: nonzero, masked_select and masked_scatter. The result's size depends on values, so ranks
 // outside the mesh may not call them.
 //
-// nonzero of a mask that one mesh dim shards along dim 0 is sharded alike, by the count on each rank.
+// If one mesh dim shards a mask along dim 0, nonzero is sharded along the same mesh dim, by the count on each rank.
 #include "ops/families.h"
 #include "ops/indexing/index.h"
 #include "ops/indexing/index_operand.h"

@@ -1,4 +1,5 @@
-// ops/indexing/quantile.cpp: quantile and nanquantile. torch 2.14 and newer compose them with a look into memory, which DTensors lack.
+// ops/indexing/quantile.cpp: quantile and nanquantile. torch 2.14 and newer read the tensor's memory in their composition, which a DTensor does not
+// have.
 #include "ops/families.h"
 #include "ops/support/plain_self.h"
 
@@ -23,7 +24,8 @@ void check(const at::Tensor& self, const at::Tensor& q, Dim dim, bool keepdim, s
     TORCH_CHECK(q.ge(0).logical_and(q.le(1)).all().item<bool>(), "quantile() q values must be in the range [0, 1]");
 }
 
-/// Where the quantiles lie among the sorted values of each lane, [..., q or 1]. NaNs are sorted last: with one, that is what it gives.
+/// The positions of the quantiles among the sorted values of each lane, [..., q or 1]. NaNs are sorted last, so without `skips_nans` the quantile of
+/// a lane with a NaN is its last value, NaN.
 template <bool skips_nans>
 at::Tensor positions(const at::Tensor& sorted, const at::Tensor& q) {
   if constexpr (skips_nans) {
@@ -35,7 +37,7 @@ at::Tensor positions(const at::Tensor& sorted, const at::Tensor& q) {
   return at::where(has_nan, at::scalar_tensor(last, q.options()), q.mul(last));
 }
 
-/// The two operands, a plain one as a replica. Throws: as check_plain().
+/// The two operands; a plain one becomes a replica. Throws: as check_plain().
 std::pair<at::Tensor, at::Tensor> distributed(const char* op, const at::Tensor& self, const at::Tensor& q) {
   MeshPtr mesh;
   find_mesh(self, mesh);

@@ -47,7 +47,7 @@ void describe_isin(const OpCall& call, Signature& signature) {
   signature.outputs = {elements};
 }
 
-/// Counts per shard add up, unless the bounds are equal: then they stand for the global extremes.
+/// Counts per shard add up, unless the bounds are equal: equal bounds mean the global extremes, which a shard does not know.
 void describe_histc(const OpCall& call, Signature& signature) {
   const bool takes_bounds = call.arg("min").toScalar().toDouble() == call.arg("max").toScalar().toDouble();
   signature.inputs = {add_axes(signature, call.operands[0].sizes, takes_bounds)};

@@ -10,8 +10,8 @@
 namespace shardwise {
 namespace {
 
-/// The gradient of a tensor of `sizes`, of which the values at `indices` along `dim` have the gradient `values`. It is laid out as that.
-/// torch's formulas scatter into plain zeros, by an operator that asks all ranks whether the indices exist.
+/// The gradient of a tensor of `sizes` from `values`, the gradient of its elements at `indices` along `dim`. It is laid out as `values`. torch's
+/// formulas scatter into plain zeros, by an operator that checks the indices on all ranks, which is collective.
 at::Tensor at_selected(const at::Tensor& values, int64_t dim, const at::Tensor& indices, c10::IntArrayRef sizes) {
   if (sizes.empty()) return values;  // the one value
   const MeshPtr& mesh = spec_of(values)->mesh();

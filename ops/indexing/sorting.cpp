@@ -14,7 +14,7 @@
 namespace shardwise {
 namespace {
 
-/// Values and indices beside each other, as bytes along a new last dim: they travel as one.
+/// Values and indices side by side, as bytes along a new last dim, so that one message carries both.
 at::Tensor packed(const at::Tensor& values, const at::Tensor& indices) {
   const auto bytes = [](const at::Tensor& tensor) {
     return tensor.unsqueeze(-1).clone(at::MemoryFormat::Contiguous).view(at::kByte);
@@ -42,7 +42,7 @@ Chosen largest(const at::Tensor& values, int64_t k, int64_t dim, bool is_largest
   return {chosen, indices};
 }
 
-/// All ranks' packed candidates, of which rank i has `n_candidates[i]` along the dim; in one exchange.
+/// Gathers all ranks' packed candidates in one exchange. Rank i has `n_candidates[i]` of them along the dim.
 Shards gathered(const DimPieces& along, Shards own, const std::vector<int64_t>& n_candidates, int64_t n_all,
                 int64_t value_bytes) {
   const SpecPtr& spec = spec_of(along.tensor);

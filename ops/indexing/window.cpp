@@ -11,7 +11,7 @@
 namespace shardwise {
 namespace {
 
-/// Indices relative to a window of `n`, and which of them are in it. As int64: `first` and `size` may be beyond int32.
+/// Indices relative to a window of `n`, and which of them are in it. As int64, because `first` and `size` may exceed int32.
 struct Found {
   at::Tensor place, is_here;
 
@@ -22,7 +22,7 @@ struct Found {
   }
 };
 
-/// The same for each index tensor, and where all of them are in the window.
+/// The same for each index tensor, and the elements for which all indices are in the window.
 struct FoundAll {
   std::vector<at::Tensor> places;
   at::Tensor is_here;

@@ -10,8 +10,8 @@
 
 namespace shardwise {
 
-/// The dims of self[..., index, ...]: those of self that are not indexed, in order, and the index tensors' broadcast
-/// dims, in place of the first indexed dim where the indexed dims are adjacent, else before all others.
+/// The dims of self[..., index, ...]: the dims of self that are not indexed, in order, and the index tensors' broadcast dims. The latter stand at the
+/// first indexed dim if the indexed dims are adjacent, else before all others.
 ///
 /// Self of 4 dims, dims 1 and 2 indexed by [5, 6]: {0, -1, -1, 3}, batch at 1. Dims 0 and 2: {-1, -1, 1, 3}, batch at
 /// 0.
@@ -27,15 +27,15 @@ struct ResultDims {
 at::Tensor index_window(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims, c10::IntArrayRef firsts,
                         c10::IntArrayRef sizes);
 
-/// self[..., indices[i] at dims[i], ...] = values, or += where `accumulate`. Pre: values broadcast to what is indexed.
+/// self[..., indices[i] at dims[i], ...] = values, or += if `accumulate`. Pre: values broadcast to the indexed elements.
 void put_window(const at::Tensor& self, at::TensorList indices, const at::Tensor& values, c10::IntArrayRef dims,
                 c10::IntArrayRef firsts, c10::IntArrayRef sizes, bool accumulate);
 
 /// at::gather(). Pre: other dims are of equal extent; indices are in [0, size).
 at::Tensor gather_window(const at::Tensor& self, const at::Tensor& index, int64_t dim, int64_t first, int64_t size);
 
-/// at::scatter() for mode "", its `reduce` for "add" and "multiply", else at::scatter_reduce(); in place.
-/// Pre: as for gather; `src` is of the index's sizes or 0-dim.
+/// at::scatter() for mode "", at::scatter() with `reduce` for "add" and "multiply", else at::scatter_reduce(); in place.
+/// Pre: as for gather_window(); `src` has the index's sizes or 0 dims.
 void scatter_window(const at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim, int64_t first,
                     int64_t size, std::string_view mode, bool include_self);
 

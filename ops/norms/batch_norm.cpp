@@ -42,7 +42,7 @@ at::Tensor scale_of(const at::Tensor& invstd, const MaybeTensor& weight) {
   return is_given(weight) ? invstd * *weight : invstd;
 }
 
-/// A plain weight or bias as a replica, whose gradient stays plain: of a view of it, that would not be known of the parameter itself.
+/// A plain weight or bias as a replica without history, so that its gradient stays plain.
 MaybeTensor as_replica(const MaybeTensor& parameter, size_t arg, const at::Tensor& input) {
   if (!is_given(parameter) || is_dtensor(*parameter) || !is_dtensor(input)) return parameter;
   return replica_of_plain("native_batch_norm", *parameter, spec_of(input)->mesh(), /*keeps_history=*/false, arg);
@@ -107,7 +107,7 @@ Three batch_norm_backward(const at::Tensor& grad, const at::Tensor& input, const
   return {of_input, of_weight, of_bias};
 }
 
-// The same under torch's other names.
+// The same operators under torch's other names.
 
 Three batch_norm_legit(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
                        at::Tensor& running_mean, at::Tensor& running_var, bool training, double momentum, double eps) {

@@ -28,7 +28,7 @@ struct GroupNorm : NormAxes {
     const Axis batch{signature.add_factor(sizes[0])};
     const int group = signature.add_factor(n_groups);
     all = {batch, {group, sizes[1] / n_groups}};
-    if (sizes[1] == 0) {  // groups of no channels: a rank's channels do not tell how many are its own
+    if (sizes[1] == 0) {  // groups without channels: a rank cannot infer its number of groups from its channels
       signature.factors[group].is_whole = true;
       all[1] = {signature.add_factor(0)};
       signature.factors.back().is_whole = true;
@@ -84,7 +84,7 @@ Three compute_backward(const at::Tensor& grad, const at::Tensor& input, const at
                                         weight, input.size(0), input.size(1), n_per_channel(input), group, mask);
 }
 
-/// Throws: torch's errors, that of the dtype too, which its kernel says only where there are elements.
+/// Throws: torch's errors. The error for the dtype is thrown here because torch's kernel throws it only if there are elements.
 void check_groups(const at::Tensor& input, int64_t group) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       at::isFloatingType(input.scalar_type()),

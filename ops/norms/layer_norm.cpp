@@ -1,5 +1,5 @@
-// ops/norms/layer_norm.cpp: layer norm and RMS norm. Where a normalised dim is sharded, ranks exchange mean and
-// variance only; where none is, layer norm's rule applies.
+// ops/norms/layer_norm.cpp: layer norm and RMS norm. If a normalised dim is sharded, ranks exchange mean and variance only; else layer norm's rule
+// applies.
 #include "ops/families.h"
 #include "ops/norms/statistics.h"
 #include "ops/support/by_rule.h"
@@ -38,7 +38,7 @@ struct LayerNorm : NormAxes {
   }
 };
 
-/// Forward and backward exchange two numbers per row each, at once: fewer bytes than gathering a row of at least this length.
+/// Forward and backward exchange two numbers per row each. For rows of at least this length these are fewer bytes than a gather.
 constexpr int64_t kLongRow = 5;
 
 /// The normalised dims and the batch dims before them.
@@ -50,13 +50,13 @@ struct Rows {
     n = static_cast<double>(c10::multiply_integers(normalized));
   }
   at::Tensor mean(const at::Tensor& values) const { return reduced(sum(values)).div(n); }
-  /// Of two tensors, in one reduction.
+  /// The means of two tensors, in one reduction.
   std::pair<at::Tensor, at::Tensor> means(const at::Tensor& a, const at::Tensor& b) const {
     const at::Tensor both = reduced(at::stack({sum(a), sum(b)})).div(n);
     return {both.select(0, 0), both.select(0, 1)};
   }
   at::Tensor sum(const at::Tensor& values) const { return values.sum(dims, /*keepdim=*/true); }
-  /// True where latency is most of what exchanging their statistics takes.
+  /// True if latency dominates an exchange of the rows' statistics.
   bool are_few(const at::Tensor& values) const {
     const int64_t n_others = spec_of(values)->mesh()->size() - 1;
     return static_cast<int64_t>(static_cast<double>(values.numel()) / n) * n_others * 2 * int64_t{sizeof(double)} <=
@@ -68,7 +68,7 @@ struct Rows {
   double n;
 };
 
-/// True where the ranks exchange statistics. Arguments that the dense operator rejects go to its rule.
+/// True if the ranks exchange statistics. False for arguments that the dense operator rejects: the rule reports them.
 bool is_shared(const at::Tensor& input, c10::IntArrayRef normalized, const MaybeTensor& weight,
                const MaybeTensor& bias) {
   const auto fits = [&](const MaybeTensor& tensor) { return !is_given(tensor) || tensor->sizes() == normalized; };
@@ -89,7 +89,7 @@ Three layer_norm(const at::Tensor& input, c10::IntArrayRef normalized, const May
   if (rows.are_few(values)) {  // one exchange
     std::tie(variance, mean) = at::var_mean(values, rows.dims, /*correction=*/c10::Scalar(0), /*keepdim=*/true);
     result = values - mean;
-  } else {  // two, of half the bytes
+  } else {  // two exchanges, with half the bytes
     mean = rows.mean(values);
     result = values - mean;
     variance = rows.mean(result.square());
@@ -124,8 +124,8 @@ Three layer_norm_backward(const at::Tensor& grad, const at::Tensor& input, c10::
   return {of_input, of_weight, of_bias};
 }
 
-/// Ranks exchange the mean square where a normalised dim is sharded. torch's composition adds `eps` in place to that
-/// sum while it is still Partial.
+/// If a normalised dim is sharded, ranks exchange the mean square. torch's own composition would not work: it adds `eps` in place to the mean square
+/// while that is still Partial.
 std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& input, c10::IntArrayRef normalized,
                                             const MaybeTensor& weight, std::optional<double> eps) {
   const at::Tensor values = widened(reduced(input));

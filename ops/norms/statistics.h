@@ -1,5 +1,4 @@
-// ops/norms/statistics.h: what the norms share: their axes, optional weights, the dtypes that statistics are computed and kept in, and gradients
-// that are reduced once.
+// ops/norms/statistics.h: code shared by the norms: axes, optional weights, dtypes of statistics, and gradients that are reduced once.
 #pragma once
 
 #include "ops/support/by_rule.h"
@@ -18,7 +17,7 @@ namespace shardwise {
 
 using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-/// The axes of a norm's operands: `parameter` of weight and bias, `statistics` of mean and rstd, `all` of others.
+/// The axes of a norm's operands: `parameter` for weight and bias, `statistics` for mean and rstd, `all` for the other operands.
 struct NormAxes {
   Axes all, statistics, parameter;
 
@@ -31,7 +30,7 @@ struct NormAxes {
   }
 };
 
-/// The rules of a norm and of its backward, whose NormAxes `Norm` works out and adds the inputs of.
+/// The rules of a norm and of its backward. `Norm` derives from NormAxes; its constructor finds the axes and adds the inputs.
 template <class Norm>
 void describe_norm(const OpCall& call, Signature& signature) {
   const Norm norm(call, signature);
@@ -51,8 +50,8 @@ inline at::ScalarType statistics_dtype(const at::Tensor& input, const MaybeTenso
   return is_given(weight) ? weight->scalar_type() : input.scalar_type();
 }
 
-/// The gradient of a norm's output, reduced where several gradients (`mask`: of input, weight and bias) are made of it and `input` is
-/// whole on every mesh dim that it is Partial on: one reduction, of no more bytes than those of the gradients that would be Partial.
+/// The gradient of a norm's output, reduced once if several gradients (`mask`: of input, weight and bias) are computed from it and `input` is
+/// replicated on every mesh dim on which it is Partial. Otherwise each of those gradients would be Partial and reduced, with no fewer bytes in sum.
 inline at::Tensor reduced_for_several(const at::Tensor& grad, const at::Tensor& input, std::array<bool, 3> mask) {
   if (std::ranges::count(mask, true) < 2 || !is_dtensor(grad)) return grad;
   if (!is_dtensor(input)) return reduced(grad);  // a replica

@@ -1,12 +1,12 @@
 // ops/products/attention.cpp: attention, where batch, heads and queries stay sharded.
 //
-// It is the fused operator that torch picks for the dense tensors (fused_attention.cpp), or, where torch picks none, matrix products and a
-// softmax, as it is on plain tensors. These also answer calls whose keys are sharded along their length or their features and would be
-// gathered for a fused kernel, if they send fewer bytes: few queries (a decoder's next token) of many keys. Per rank they receive a sum
-// of results, and of two statistics per query, where the keys' length is sharded, and a sum of scores where features are.
+// Attention runs the fused operator that torch picks for dense tensors (fused_attention.cpp) or, if torch picks none, matrix products and a softmax,
+// as torch does for plain tensors. Products and a softmax also replace the fused operator if they send fewer bytes: a fused kernel needs whole keys,
+// so keys that are sharded along their length or features would be gathered. This pays for few queries (a decoder's next token) and many keys. If the
+// keys' length is sharded, each rank then receives a sum of results and of two statistics per query; if features are sharded, a sum of scores.
 //
-// As on plain tensors, torch has no second derivative of its fused operators, and no forward mode:
-// torch.nn.attention.sdpa_kernel(SDPBackend.MATH) has both.
+// As on plain tensors, torch's fused operators have no second derivative and no forward mode; torch.nn.attention.sdpa_kernel(SDPBackend.MATH) has
+// both.
 #include "ops/families.h"
 #include "ops/products/fused_attention.h"
 #include "ops/support/by_rule.h"
@@ -45,7 +45,7 @@ at::Tensor repeat_heads(const at::Tensor& heads, int64_t n) {
   return heads.unsqueeze(-3).expand(sizes).flatten(-4, -3);
 }
 
-/// True where a query may attend to a key: up to its own position. Replicated.
+/// True where a query may attend to a key, which is up to its own position. Replicated.
 at::Tensor causal_mask(const at::Tensor& scores) {
   const SpecPtr& spec = spec_of(scores);
   const auto options = at::TensorOptions().dtype(at::kBool).device(scores.device());
@@ -56,12 +56,12 @@ at::Tensor causal_mask(const at::Tensor& scores) {
                                                      row_major_strides(sizes), at::kBool));
 }
 
-/// An attention mask, of bools or of terms to add to the scores, and which queries it masks out wholly, [..., 1].
+/// An attention mask (bools, or terms added to the scores), and the queries for which it masks out all keys, [..., 1].
 struct Mask {
   at::Tensor values, is_blind;
 };
 
-/// A softmax over no key is NaN: wholly masked queries attend to all keys, and their results are dropped.
+/// A softmax over no key is NaN. So queries without a key attend to all keys, and their results are dropped.
 Mask without_blind_rows(const at::Tensor& mask) {
   if (mask.scalar_type() == at::kBool) {
     const at::Tensor is_blind = mask.any(-1, /*keepdim=*/true).eq(0);
@@ -77,8 +77,8 @@ at::Tensor masked(const at::Tensor& scores, const at::Tensor& mask) {
 
 using at::SDPBackend;
 
-/// Which kernel torch picks for plain tensors of these shapes, strides and kinds, which are all that it looks at: a number of
-/// at::SDPBackend. Equal on all ranks.
+/// The kernel that torch picks for plain tensors of these shapes, strides and dtypes, as a value of at::SDPBackend. torch's choice depends on nothing
+/// else, so it is equal on all ranks.
 int64_t fused_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const MaybeTensor& mask,
                      double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_fused_sdp_choice", "");
@@ -88,7 +88,7 @@ int64_t fused_choice(const at::Tensor& query, const at::Tensor& key, const at::T
                                                  is_causal, scale, enable_gqa);
 }
 
-/// True where matrix products and a softmax receive fewer bytes per rank than a fused kernel, which needs whole keys.
+/// True if matrix products and a softmax receive fewer bytes per rank than a fused kernel, which needs whole keys.
 bool products_send_less(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
   if (!is_dtensor(query) || !is_dtensor(key) || !is_dtensor(value)) return false;
   const auto gathered = [](const at::Tensor& tensor, int64_t dim) { return bytes_to_gather(*spec_of(tensor), dim); };
@@ -104,7 +104,7 @@ bool products_send_less(const at::Tensor& query, const at::Tensor& key, const at
   return 2 * summed * static_cast<double>(spec_of(query)->element_bytes()) < static_cast<double>(lengths + features);
 }
 
-/// True where each shard of query heads has whole groups of `n_shared`, or the heads are not sharded.
+/// True if each shard of query heads has whole groups of `n_shared` heads, or the heads are not sharded.
 bool has_whole_groups(const at::Tensor& query, int64_t n_shared) {
   if (!is_dtensor(query) || !is_sharded_along(query, 1)) return true;
   return std::ranges::all_of(spec_of(query)->layout().shard_intervals(1), [&](const Interval& heads) {
@@ -112,7 +112,7 @@ bool has_whole_groups(const at::Tensor& query, int64_t n_shared) {
   });
 }
 
-/// The mask as terms to add to the scores. A plain one becomes a replica.
+/// The mask as terms added to the scores. A plain mask becomes a replica.
 MaybeTensor as_terms(const MaybeTensor& mask, at::ScalarType dtype, const MeshPtr& mesh) {
   if (!is_given(mask)) return mask;
   const at::Tensor given = replica_of(*mask, mesh);
@@ -120,12 +120,12 @@ MaybeTensor as_terms(const MaybeTensor& mask, at::ScalarType dtype, const MeshPt
   return at::zeros_like(given, given.options().dtype(dtype)).masked_fill_(given.logical_not(), kMinusInfinity);
 }
 
-/// torch's flash kernel for GPUs takes multiples of 8 features.
+/// torch's flash kernel for GPUs requires a multiple of 8 features.
 at::Tensor with_padded_features(const at::Tensor& tensor) {
   return at::constant_pad_nd(tensor, {0, (8 - tensor.size(-1) % 8) % 8});
 }
 
-/// As at::scaled_dot_product_attention calls it.
+/// Pads features if the kernel requires it, as at::scaled_dot_product_attention does.
 at::Tensor with_fitting_features(SDPBackend backend, const at::Tensor& query, const at::Tensor& key,
                                  const at::Tensor& value, const MaybeTensor& mask, double dropout_p, bool is_causal,
                                  std::optional<double> scale) {
@@ -137,7 +137,7 @@ at::Tensor with_fitting_features(SDPBackend backend, const at::Tensor& query, co
       .narrow(-1, 0, value.size(-1));
 }
 
-/// Throws: c10::ValueError for a plain tensor that is no replica.
+/// Throws: c10::ValueError for a plain tensor that does not count as a replica.
 void check_operand(const MaybeTensor& tensor, const MeshPtr& mesh) {
   if (!is_given(tensor) || is_dtensor(*tensor)) return;
   const bool selects = tensor->scalar_type() == at::kBool;

@@ -31,14 +31,14 @@ namespace {
 
 using at::SDPBackend;
 
-constexpr int64_t kBiasAlignment = 8;  // elements; torch's memory-efficient kernel asks for both
+constexpr int64_t kBiasAlignment = 8;  // elements; torch's memory-efficient kernel requires both
 constexpr int64_t kRowsOfStatistics = 32;
 
 int64_t up_to_multiple(int64_t n, int64_t of) { return (of - n % of) % of; }
 
 at::Tensor with_dense_rows(const at::Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
 
-/// The device's generator begins at a seed while this lives, if something is dropped out.
+/// With dropout, seeds the device's generator while this object lives.
 class SeededDraws {
  public:
   SeededDraws(const AttentionCall& call, c10::Device device) {
@@ -58,7 +58,7 @@ class SeededDraws {
   at::Tensor state_;
 };
 
-/// The mask as the memory-efficient kernel wants it: of full size, its rows aligned.
+/// The mask as the memory-efficient kernel requires it: expanded to full size, with aligned rows.
 std::optional<at::Tensor> aligned_bias(const std::optional<at::Tensor>& mask, const at::Tensor& query,
                                        const at::Tensor& key) {
   if (!mask) return mask;
@@ -68,7 +68,7 @@ std::optional<at::Tensor> aligned_bias(const std::optional<at::Tensor>& mask, co
       .expand({query.size(0), query.size(1), query.size(2), key.size(2)});
 }
 
-/// One kernel, on queries that are all there are.
+/// Runs one kernel, which takes these queries and keys for the whole sequence.
 Attended run(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const AttentionCall& call,
              bool is_causal) {
   const double p = call.dropout_p;
@@ -153,7 +153,7 @@ AttentionGradients run_backward(const at::Tensor& grad, const at::Tensor& query,
   }
 }
 
-/// The keys that causal queries see: [0, past) all of them, [past, end) each its own.
+/// The keys that causal queries see. All queries see [0, past); in [past, end) each query sees the keys up to its own.
 struct SeenKeys {
   SeenKeys(const at::Tensor& query, const at::Tensor& key, const AttentionCall& call)
       : n_queries(query.size(2)),
@@ -164,7 +164,7 @@ struct SeenKeys {
   at::Tensor any(const at::Tensor& tensor) const { return tensor.slice(2, 0, end); }
   at::Tensor before(const at::Tensor& tensor) const { return tensor.slice(2, 0, past); }
   at::Tensor own(const at::Tensor& tensor) const { return tensor.slice(2, past, end); }
-  /// The gradient of all keys, of those of the first ones; the others are 0.
+  /// The gradient of all keys, from the gradients of the keys before `end`. It is 0 for later keys.
   at::Tensor of_all(const std::vector<at::Tensor>& grads) const {
     if (grads.size() == 1 && end == n_keys) return grads[0];
     std::vector<at::Tensor> rows;
@@ -174,7 +174,7 @@ struct SeenKeys {
     return at::cat(rows, 1).transpose(1, 2);
   }
 
-  /// `call` on the keys up to `end`, with a mask that says who sees which.
+  /// `call` on the keys before `end`, with a causal mask.
   AttentionCall masked(AttentionCall call, const at::Tensor& query) const {
     const at::Tensor terms = !call.mask                ? at::zeros({1, 1}, query.options())
                              : call.mask->size(-1) > 1 ? call.mask->narrow(-1, 0, end)
@@ -184,7 +184,7 @@ struct SeenKeys {
     call.is_causal = false;
     return call;
   }
-  /// The gradient of a mask, of that of the mask above.
+  /// The gradient of the caller's mask, from the gradient of masked()'s mask.
   at::Tensor of_mask(const at::Tensor& grad, const at::Tensor& mask) const {
     const int64_t n_unseen = mask.size(-1) > 1 ? n_keys - end : 0;
     return at::sum_to(at::constant_pad_nd(grad, {0, n_unseen}), mask.sizes());
@@ -193,17 +193,19 @@ struct SeenKeys {
   int64_t n_queries, n_keys, past, end;
 };
 
-/// True where the kernel's own causal mask would not do: the queries are not the first ones, and the parts of their keys cannot be weighed.
+/// True if the kernel's own causal mask does not suffice: the queries do not begin at row 0, and with a mask or dropout the results of two parts of
+/// the keys cannot be merged.
 bool needs_mask(const AttentionCall& call) {
   return call.is_causal && call.first_row > 0 && (call.mask || call.dropout_p > 0);
 }
 
-/// Kernels differ in which query is the first to see all keys, where the numbers of both differ: the last one, or that of the last key.
+/// If there are more or fewer queries than keys, kernels align the causal mask differently: the last query sees the keys up to the last one (true),
+/// or query i sees the keys up to i (false).
 bool aligns_last(const at::Tensor& query, const AttentionCall& call) {
   return call.backend == SDPBackend::flash_attention && !query.device().is_cpu();
 }
 
-/// The attention to both parts of the keys. Half-precision parts are weighed in float32.
+/// Merges the attention to both parts of the keys. Half-precision parts are weighed in float32.
 Attended merged(const Attended& past, const Attended& own) {
   const at::Tensor share = at::sigmoid(past.logsumexp.sub(own.logsumexp)).unsqueeze(-1);
   const at::ScalarType dtype = share.scalar_type();

@@ -23,7 +23,7 @@ using at::SDPBackend;
 using at::Tensor;
 using torch::autograd::variable_list;
 
-/// The operator of torch's for a backend that is not SDPBackend::math.
+/// torch's operator for a backend other than SDPBackend::math.
 const char* op_of(SDPBackend backend, bool is_on_cpu) {
   switch (backend) {
     case SDPBackend::flash_attention:
@@ -49,8 +49,8 @@ std::string node_name(std::string_view op) {
   return name + "Backward0";
 }
 
-/// The fused operators' node in torch's graph: torch's own would copy the statistics too. The output is kept as an alias without history, for it would
-/// hold the node that holds it.
+/// The node of fused operators in torch's graph. torch's own node would copy the statistics too. The output is saved as an alias without history,
+/// because output and node would otherwise keep each other alive.
 struct AttentionBackward final : torch::autograd::Node {
   std::optional<Fused> fused;
   std::array<torch::autograd::SavedVariable, 7> kept;  // query, key, value, mask, output, logsumexp, random

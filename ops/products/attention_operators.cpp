@@ -35,7 +35,7 @@ Three flash_on_cpu_backward(const Tensor& grad, const Tensor& query, const Tenso
   return first_three(fused.backward(grad, query, key, value, mask, {output, logsumexp, {}}));
 }
 
-/// The results of an operator that has nine of them; `random` stands for the seed, and for the offset.
+/// The nine results of torch's operator. `random` takes the place of both seed and offset.
 Nine nine(const Attended& result, const Tensor& logsumexp, const Tensor& query, const Tensor& key) {
   return {result.output,
           logsumexp,
@@ -48,7 +48,7 @@ Nine nine(const Attended& result, const Tensor& logsumexp, const Tensor& query, 
           result.output.new_empty({0})};
 }
 
-/// The weights of a debug mask are padded: every rank computes all of them.
+/// The weights of a debug mask are padded, so every rank computes all of them.
 Nine flash_with_weights(const char* op, const Tensor& query, const Tensor& key, const Tensor& value, double dropout_p,
                         bool is_causal, std::optional<double> scale) {
   const MeshPtr& mesh = spec_of(is_dtensor(query) ? query : is_dtensor(key) ? key : value)->mesh();

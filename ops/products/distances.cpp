@@ -57,8 +57,8 @@ void describe_cdist(const OpCall& call, Signature& signature) {
   signature.outputs = {pairs.result};
 }
 
-/// Operands: gradient, left, right, distances. The output, the gradient of the left operand, has the broadcast batch
-/// dims; where there are no pairs, the left operand's own.
+/// Operands: gradient, left, right, distances. The output, the gradient of the left operand, has the broadcast batch dims or, if there are no pairs,
+/// the left operand's own.
 void describe_cdist_backward(const OpCall& call, Signature& signature) {
   const Pairs pairs(call.operands[1].sizes, call.operands[2].sizes, signature);
   signature.inputs = {pairs.result, pairs.left, pairs.right, pairs.result};
@@ -79,7 +79,7 @@ void describe_pdist(const OpCall& call, Signature& signature) {
   signature.outputs.push_back(Axes(call.outputs[0].sizes.size()));
 }
 
-// torch's have no meta kernels outside Python, so operators of our own give the shapes.
+// torch's operators have no meta kernels outside Python, so operators of our own give the shapes.
 
 at::Tensor compute_pdist(const at::Tensor& self, double p) { return at::_pdist_forward(self.contiguous(), p); }
 
@@ -105,7 +105,7 @@ at::Tensor pdist_backward(const at::Tensor& grad, const at::Tensor& self, double
   return op.call(grad, self, p, distances);
 }
 
-/// Each slice along `dim` whose norm exceeds `max_norm`, scaled down to it; 1e-7 as in torch.
+/// Scales each slice along `dim` whose norm exceeds `max_norm` down to it; 1e-7 as in torch.
 at::Tensor renormed(const at::Tensor& self, const at::Scalar& p, int64_t dim, const at::Scalar& max_norm) {
   TORCH_CHECK(self.dim() > 1, "renorm: input needs at least 2 dimensions, got ", self.dim(), " dimensions");
   TORCH_CHECK(p.toDouble() > 0, "renorm: non-positive-norm not supported");

@@ -1,9 +1,9 @@
-// ops/products/fused_attention.cpp: the two operators of our own that stand for torch's fused attention operators and their backwards, with one
-// rule. Each rank runs the kernel on its batches, heads and queries; keys and values are whole there. Where queries are sharded, the gradients of
-// keys and values are Partial sums.
+// ops/products/fused_attention.cpp: two operators of our own replace torch's fused attention operators and their backwards. They share one rule. Each
+// rank runs the kernel on its batches, heads and queries; keys and values are whole there. If queries are sharded, the gradients of keys and values
+// are Partial sums.
 //
-// The kernels take queries from the middle, pieces without elements, and draw for dropout from a seed that the ranks share and the piece's place, so
-// that replicas agree and shards differ. Which weights are dropped depends on the layout.
+// The kernels accept queries that do not begin at row 0, and pieces without elements. For dropout they draw from a seed, which the ranks share, and
+// the piece's place, so that replicas agree and shards differ. Which weights are dropped depends on the layout.
 #include "ops/products/fused_attention.h"
 #include "ops/families.h"
 #include "ops/support/axes.h"
@@ -28,8 +28,8 @@ using at::Tensor;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-// The operators on plain tensors. The pieces' seeds differ by `place`, the index of their first query in the whole. `draws`: dropout_p is not 0, for
-// decisions do not depend on numbers. `records`: with what the backward needs.
+// The operators on plain tensors. The pieces' seeds differ by `place`, the index of their first query in the whole. `draws`: dropout_p is not 0; a
+// separate argument, because a rule's decisions do not depend on numbers. `records`: also returns what the backward needs.
 
 AttentionCall call_of(const MaybeTensor& mask, double dropout_p, bool is_causal, std::optional<double> scale,
                       int64_t backend, int64_t first_row) {
@@ -51,7 +51,7 @@ Three compute_attention(const Tensor& query, const Tensor& key, const Tensor& va
   return {std::move(result.output), std::move(result.logsumexp), std::move(result.random)};
 }
 
-/// Results are ordered in memory as the query or, by torch's memory-efficient kernel, query by query.
+/// Results have the query's memory order or, with torch's memory-efficient kernel, are stored query by query.
 Three shape_of_attention(const Tensor& query, const Tensor& /*key*/, const Tensor& value, const MaybeTensor& /*mask*/,
                          double /*dropout_p*/, bool draws, bool records, bool /*is_causal*/,
                          std::optional<double> /*scale*/, int64_t backend, const at::Scalar& /*seed*/,
@@ -84,7 +84,7 @@ Four shape_of_backward(const Tensor& /*grad*/, const Tensor& query, const Tensor
   return {like(query), like(key), like(value), with_mask ? at::empty(mask->sizes(), mask->options()) : Tensor()};
 }
 
-/// Both as hot operators (runtime/dispatch/unboxed.h), whose kernels are called on the pieces without torch's dispatcher.
+/// Both operators as hot operators (runtime/dispatch/unboxed.h), whose kernels are called on the pieces without torch's dispatcher.
 struct AttentionOp {
   using schema = decltype(compute_attention);
   static constexpr const char* name = "shardwise::fused_attention";
@@ -101,9 +101,9 @@ struct BackwardOp {
   static constexpr auto call = compute_backward;
 };
 
-// Their rule.
+// The rule of both operators.
 
-/// The axes of operands and outputs by name. A head of keys is that of several consecutive heads of queries.
+/// The axes of operands and outputs by name. Several consecutive heads of queries share one head of keys.
 struct Dims4 {
   Dims4(const OpCall& call, Signature& signature)
       : query(call.operands[call.operand_at("query")].sizes), keys(call.operands[call.operand_at("key")].sizes) {
@@ -156,7 +156,7 @@ void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
         (queries.offsets[0] * sizes[1] + queries.offsets[1]) * sizes[2] + queries.offsets[2];
 }
 
-// Calls of them.
+// Calls of the operators.
 
 std::string shape(const Tensor& tensor) {
   return fmt::format("{} [{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));

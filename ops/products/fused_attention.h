@@ -8,7 +8,7 @@
 
 namespace shardwise {
 
-/// One of torch's operators by its name, and how its kernel is called.
+/// The name of one of torch's operators, and the settings of its kernel.
 struct Fused {
   const char* op;
   at::SDPBackend backend;
@@ -16,18 +16,18 @@ struct Fused {
   bool is_causal;
   std::optional<double> scale;
 
-  /// Below autograd. One operand at least is distributed. `records`: with what the backward needs, not the output alone.
+  /// Below autograd. One operand at least is distributed. `records`: also computes what the backward needs.
   /// Throws: c10::ValueError for operands that do not fit each other.
   Attended forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const MaybeTensor& mask,
                    bool records = true) const;
-  /// The gradients of query, key, value and, where asked for, of a mask.
+  /// The gradients of query, key, value and, if `with_mask`, of the mask.
   std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(const at::Tensor& grad, const at::Tensor& query,
                                                                       const at::Tensor& key, const at::Tensor& value,
                                                                       const MaybeTensor& mask, const Attended& saved,
                                                                       bool with_mask = false) const;
 };
 
-/// The result of torch's operator for `backend`, above autograd. Where no gradients are recorded, nothing is made that the backward would need.
+/// The result of torch's operator for `backend`, above autograd. If no gradients are recorded, nothing is computed for the backward.
 /// Throws: as Fused::forward(); c10::NotImplementedError in forward mode.
 at::Tensor fused_attention(at::SDPBackend backend, const at::Tensor& query, const at::Tensor& key,
                            const at::Tensor& value, const MaybeTensor& mask, double dropout_p, bool is_causal,

@@ -28,9 +28,9 @@ using torch::autograd::variable_list;
 
 constexpr const char* kGroupedMm = "aten::_grouped_mm";
 
-// On plain tensors. A rank has the rows from `row` on and the groups from `group` on.
+// Kernels of plain tensors. A rank has the rows from `row` on and the groups from `group` on.
 
-/// Calls `use(i, begin, end)` for each of `n` groups with rows among the `n_rows` at hand.
+/// Calls `use(i, begin, end)` for each of `n` groups with rows among this rank's `n_rows`.
 template <class Use>
 void for_each_group(const at::Tensor& offs, int64_t group, int64_t n, int64_t row, int64_t n_rows, const Use& use) {
   const Dims ends = integers_in(offs);
@@ -70,11 +70,11 @@ at::Tensor shape_of_matrices(const at::Tensor& self, const at::Tensor& mat2, con
   return at::empty({n_groups, self.size(1), mat2.size(1)}, self.options());
 }
 
-// Their rules. Mesh dims that shard the groups are fixed before the call; the others are a matrix product's.
+// Rules of the operators. On mesh dims that shard the groups, placements are fixed before the call; on all others the rule is a matrix product's.
 
 using MeshDims = std::vector<int64_t>;
 
-/// The mesh dims along which the matrices `spec` describes are sharded by group.
+/// The mesh dims along which the matrices of `spec` are sharded by group.
 MeshDims dims_of_groups(const Spec& spec) {
   MeshDims result;
   if (spec.sizes()[0] == 0) return result;
@@ -87,15 +87,15 @@ bool are_sharded_rows(const Spec& spec, const MeshDims& mesh_dims) {
   return std::ranges::all_of(mesh_dims, [&](int64_t m) { return spec.placements()[m].is_shard(0); });
 }
 
-/// `spec` with the placements that `other` has on `mesh_dims`, or Replicate() there where it is null.
+/// `spec` with the placements that `other` has on `mesh_dims`, or with Replicate() there if `other` is null.
 SpecPtr overlaid(const Spec& spec, const MeshDims& mesh_dims, const Spec* other) {
   Placements placements = spec.placements().vec();
   for (const int64_t m : mesh_dims) placements[m] = other ? other->placements()[m] : Placement::replicate();
   return spec.with_placements(std::move(placements));
 }
 
-/// Propagates `call` over the mesh dims that do not shard groups, and gives back what the others have: `rows` are the operands sharded as
-/// they stand, `output` the placements of the result there.
+/// Propagates `call` over the mesh dims that do not shard groups. On the mesh dims `of_groups`, the operands `kept` keep their placements, and the
+/// result has those of `output`.
 std::optional<Propagation> propagate_beside(OpCall call, const Signature& signature, const MeshDims& of_groups,
                                             c10::ArrayRef<size_t> kept, const Spec& output) {
   std::vector<SpecPtr> given;
@@ -157,7 +157,7 @@ void localize_matrices(const LocalCall& local, std::vector<c10::IValue>& args) {
 
 // Layouts by groups.
 
-/// Where each group ends, checked. Throws: c10::ValueError. Pre: this rank has the values.
+/// The end of each group, checked. Throws: c10::ValueError. Pre: this rank has the values.
 Dims checked_ends(const at::Tensor& offs, int64_t n_rows) {
   Dims ends = integers_in(offs);
   int64_t last = 0;
@@ -172,7 +172,7 @@ Dims checked_ends(const at::Tensor& offs, int64_t n_rows) {
   return ends;
 }
 
-/// `rows` laid out so that each rank has those of its groups, where `matrices` are sharded by group.
+/// Redistributes `rows` so that each rank has the rows of its groups, if `matrices` are sharded by group.
 at::Tensor rows_by_group(const at::Tensor& rows, const Spec& matrices, const at::Tensor& offs) {
   const MeshDims of_groups = dims_of_groups(matrices);
   if (of_groups.empty()) return rows;
@@ -198,7 +198,7 @@ at::Tensor rows_by_group(const at::Tensor& rows, const Spec& matrices, const at:
   return redistribute(rows, std::move(wanted));
 }
 
-// The operators, whose rows lie by group already.
+// Calls of the operators. Rows are laid out by group already.
 
 at::Tensor call_rows(const at::Tensor& rows, const at::Tensor& matrices, const at::Tensor& offs) {
   static auto op = operator_of<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, int64_t)>(
@@ -226,7 +226,7 @@ at::Tensor matrices_product(const at::Tensor& left, const at::Tensor& right, con
   return call_matrices(laid_out(left), laid_out(right), offs, like);
 }
 
-// Derivatives: each product is the other's.
+// Derivatives: the derivative of each product is the other product.
 
 std::optional<at::Tensor> if_distributed(const at::Tensor& tensor) {
   return is_dtensor(tensor) ? std::optional(tensor.detach()) : std::nullopt;
@@ -266,7 +266,7 @@ at::Tensor differentiable_matrices(const at::Tensor& self, const at::Tensor& mat
                          });
 }
 
-/// A plain tensor as a replica, one in pieces without them. Throws: c10::ValueError where there is an objection.
+/// A plain tensor becomes a replica; a tensor in pieces is gathered. Throws: c10::ValueError for a plain tensor that plain_operand.h objects to.
 at::Tensor operand_of(const at::Tensor& tensor, const MeshPtr& mesh) {
   if (!is_dtensor(tensor)) {
     const auto objection = objection_to_plain(tensor, OperandRole::kValue, mesh);
@@ -278,13 +278,13 @@ at::Tensor operand_of(const at::Tensor& tensor, const MeshPtr& mesh) {
   return redistribute(operand, replicated_where(spec.placements(), &Placement::in_pieces));
 }
 
-/// `offs` with its values on each rank. Plain ones stay so: ranks outside the mesh know them, too.
+/// `offs`, with its values on each rank. Plain offsets stay plain: ranks outside the mesh know them, too.
 at::Tensor ends_on(const at::Tensor& offs, const MeshPtr& mesh) {
   const at::Tensor ends = index_operand(kGroupedMm, offs, mesh);
   return is_dtensor(offs) ? redistribute(ends, Placements(mesh->ndim())) : offs;
 }
 
-/// What torch checks, on all ranks and before any message.
+/// Makes torch's checks of the arguments, on all ranks and before any message.
 void check_arguments(const at::Tensor& self, const at::Tensor& mat2, const std::optional<at::Tensor>& offs,
                      const std::optional<at::Tensor>& bias, std::optional<at::ScalarType> out_dtype) {
   const auto shape = [](const at::Tensor& tensor) { return fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")); };
@@ -344,7 +344,7 @@ at::Tensor grouped_mm(const at::Tensor& self, const at::Tensor& mat2, const std:
   if (!offs || !offs->defined()) return at::bmm(self, mat2);
   const MeshPtr mesh = spec_of(is_dtensor(self) ? self : is_dtensor(mat2) ? mat2 : *offs)->mesh();
   const at::Tensor left = operand_of(self, mesh), right = operand_of(mat2, mesh), ends = ends_on(*offs, mesh);
-  // Elsewhere torch checks no values, and the host would wait for them.
+  // Values are checked on the CPU only: on other devices torch does not check them either, because the host would wait for them.
   if (mesh->device_type() == at::kCPU && !(is_dtensor(ends) && !mesh->is_member()))
     checked_ends(ends, self.dim() == 3 ? mat2.size(-1) : mat2.dim() == 3 ? self.size(0) : self.size(1));
   if (mat2.dim() == 3) return rows_product(left, right, ends);

@@ -1,7 +1,7 @@
 // ops/products/inference_layers.cpp: the operators that nn.MultiheadAttention and nn.TransformerEncoderLayer call at inference.
 //
-// Where batches alone are sharded, each rank calls torch's operator on its own batches. With all other layouts they are composed of the
-// operators that the layers call in training, which send the same messages.
+// If only batches are sharded, each rank calls torch's operator on its own batches. For all other layouts the operators are composed of the ones that
+// the layers call in training, and send the same messages.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "ops/support/maybe_tensor.h"
@@ -33,7 +33,7 @@ namespace {
 using at::Tensor;
 using Two = std::tuple<Tensor, Tensor>;
 
-/// torch's numbers for what a mask is of. True hides a key.
+/// torch's numbers for the dims of a mask. True hides a key.
 enum MaskType : int64_t {
   kOfPairs = 0,
   kOfKeys = 1,
@@ -86,7 +86,7 @@ MaybeTensor as_bools(const MaybeTensor& mask) {
   return is_given(mask) ? MaybeTensor(mask->to(at::kBool)) : std::nullopt;
 }
 
-/// The weights of an attention layer: the projections of queries, keys and values in a row, and the one behind the heads.
+/// The weights of an attention layer: the concatenated projections of queries, keys and values, and the output projection.
 struct Projections {
   const Tensor &in, &in_bias, &out, &out_bias;
   int64_t n_heads;
@@ -107,7 +107,7 @@ struct Projections {
   }
 };
 
-/// The result and the weights of each head, which are made where they are asked for or masked: masked queries that see no key are NaN.
+/// The result and the weights of each head. Weights are computed if they are requested or if there is a mask. Queries that see no key give NaN.
 Two attend(const std::array<Tensor, 3>& heads, const Projections& weights, const MaybeTensor& mask, bool needs_weights,
            MaskType mask_type) {
   const auto& [query, key, value] = heads;
@@ -147,7 +147,7 @@ Two multi_head_attention(const Tensor& query, const Tensor& key, const Tensor& v
       auto [result, shares] = at::_native_multi_head_attention(
           source, source, source, embed_dim, n_heads, call.piece(in), call.piece(in_bias), call.piece(out),
           call.piece(out_bias), call.mask(), needs_weights, averages, mask_type);
-      if (needs_weights && !shares.defined()) {  // of no batch
+      if (needs_weights && !shares.defined()) {  // the batch is empty
         Dims sizes{0, n_heads, query.size(1), query.size(1)};
         if (averages) sizes.erase(sizes.begin() + 1);
         shares = at::empty(sizes, source.options());
@@ -198,7 +198,7 @@ Tensor encoder_layer(const Tensor& source, int64_t embed_dim, int64_t n_heads, c
   return normed(sum + fed(sum), norm_2, norm_bias_2);
 }
 
-/// nn.TransformerEncoder then keeps the padding, and its layers get the mask.
+/// Always false: nn.TransformerEncoder then keeps the padding and passes the mask to its layers.
 bool is_left_aligned(const Tensor& /*source*/, const Tensor& /*mask*/) { return false; }
 
 Tensor nested_from_mask(const Tensor& /*source*/, const Tensor& /*mask*/, bool /*mask_check*/) {

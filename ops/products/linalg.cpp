@@ -8,8 +8,8 @@
 namespace shardwise {
 namespace {
 
-/// How many last dims of each operand and each output make a matrix (2), a vector (1) or a number (0); those before are
-/// batch dims, which broadcast.
+/// The number of trailing dims of each operand and each output that form a matrix (2), a vector (1) or a number (0). Leading dims are batch dims,
+/// which broadcast.
 struct Cores {
   std::vector<int> operands, outputs;  // the last entry holds for all that follow
 };
@@ -50,7 +50,7 @@ Rule batches_of(const char* text, const std::function<Cores(const OpCall&)>& cor
       const auto lacks_it = [&](const Axes& axes) {
         return std::ranges::none_of(axes, [&](const Axis& axis) { return axis.factor == static_cast<int>(factor); });
       };
-      // An output that was not requested is empty. One without the batch dim is equal on all ranks, so it is no sum.
+      // An output that was not requested is empty. An output without the batch dim is not a sum over the batch, so the batch dim is gathered.
       for (size_t i = 0; i < call.outputs.size(); ++i)
         if (c10::multiply_integers(call.outputs[i].sizes) > 0 && lacks_it(signature.outputs[i]))
           signature.factors[factor].is_whole = true;
@@ -63,7 +63,7 @@ Rule batches_of(const char* text, const Cores& cores) {
   return batches_of(text, [cores](const OpCall&) { return cores; });
 }
 
-/// "*ij,*jk" or, with vectors on the right, "*ij,*j": torch takes a batch of vectors where the sizes say so.
+/// "*ij,*jk" or, with vectors on the right, "*ij,*j": torch infers a batch of vectors from the sizes.
 Cores of_solve(const OpCall& call) {
   const c10::IntArrayRef left = call.operands[0].sizes, right = call.operands[1].sizes;
   const bool is_vector =

@@ -17,7 +17,7 @@ namespace {
 /// "…k,nk,n->…n"; a weight of one dim has no n.
 void describe_linear(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef input = call.operands[0].sizes, weight = call.operands[1].sizes;
-  TORCH_CHECK(!input.empty() && !weight.empty());  // torch says so
+  TORCH_CHECK(!input.empty() && !weight.empty());  // torch reports it
   const Axes batch = add_axes(signature, input.slice(0, input.size() - 1));
   const Axis contracted{signature.add_factor(input.back())};
   Axes columns;
@@ -61,7 +61,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(const at::Tensor&
   return {std::move(result[0]), std::move(result[1]), std::move(result[2])};
 }
 
-/// torch's formula keeps both factors whatever needs a gradient.
+/// torch's formula saves both factors, even those that no gradient needs.
 at::Tensor differentiable_linear(const at::Tensor& input, const at::Tensor& weight,
                                  const std::optional<at::Tensor>& given_bias) {
   const at::Tensor bias = given_bias.value_or(at::Tensor());

@@ -28,7 +28,7 @@ Dims sizes_of_product(c10::IntArrayRef left, c10::IntArrayRef right) {
 /// "…mk,…kn->…mn" with broadcast batch dims; a vector on the left has no m, one on the right no n.
 void describe_matmul(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef left = call.operands[0].sizes, right = call.operands[1].sizes;
-  TORCH_CHECK(!left.empty() && !right.empty());  // torch says so
+  TORCH_CHECK(!left.empty() && !right.empty());  // torch reports it
   const Dims result = sizes_of_product(left, right);
   Axes left_axes(left.size()), right_axes(right.size()), result_axes(result.size());
   const int contracted = signature.add_factor(left.back());
@@ -105,7 +105,8 @@ std::tuple<at::Tensor, at::Tensor> matmul_backward(const at::Tensor& grad, const
   return {std::move(result[0]), std::move(result[1])};
 }
 
-/// torch's formula keeps both factors whatever needs a gradient, and its derivatives of complex numbers are of what it composes matmul of.
+/// torch's formula saves both factors, even those that no gradient needs. Complex products go by torch's composition, whose parts have torch's
+/// derivatives.
 at::Tensor differentiable_matmul(const at::Tensor& left, const at::Tensor& right) {
   const bool is_complex = left.is_complex() || right.is_complex();
   if (is_complex || have_tangents(left, right)) {
@@ -122,7 +123,7 @@ at::Tensor differentiable_matmul(const at::Tensor& left, const at::Tensor& right
   return with_product_node(std::move(product), "MatmulBackward0", &matmul_gradients, left, right);
 }
 
-/// aten::dot has no meta kernel, so aten::matmul and aten::dot go by an operator of our own.
+/// aten::dot has no meta kernel, so aten::matmul and aten::dot call an operator of our own.
 at::Tensor product(const at::Tensor& left, const at::Tensor& right) {
   static const auto op = operator_of<at::Tensor(const at::Tensor&, const at::Tensor&)>("shardwise::matmul");
   return op.call(left, right);

@@ -1,4 +1,4 @@
-// ops/products/transforms.cpp: Fourier transforms, linear: transformed dims are whole, the others may be sharded.
+// ops/products/transforms.cpp: Fourier transforms, linear: transformed dims are whole, all other dims may be sharded.
 #include "ops/families.h"
 #include "ops/support/axes.h"
 

@@ -84,7 +84,7 @@ at::Tensor& feature_dropout_(at::Tensor& input, double p, bool train) {
   return p == 0 || !train || input.numel() == 0 ? input : make(input, p).apply(input);
 }
 
-/// Writes to `noise` the slopes that values of at most 0 are multiplied by, 1 for the others.
+/// Writes to `noise` the slope for each value of at most 0, and 1 for positive values.
 at::Tensor randomised_relu(const at::Tensor& self, at::Tensor& noise, const at::Scalar& lower, const at::Scalar& upper,
                            bool training, std::optional<at::Generator> generator) {
   TORCH_CHECK(self.sym_sizes() == noise.sym_sizes(),

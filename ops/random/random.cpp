@@ -1,6 +1,6 @@
-// ops/random/random.cpp: random numbers drawn in place, and new random tensors like another one.
+// ops/random/random.cpp: random numbers drawn in place, and new random tensors like another tensor.
 //
-// Element i is a function of the draw's seed and of i alone: the same tensor on any mesh, in any layout.
+// Element i is a function of the draw's seed and of i alone, so the tensor is the same on any mesh and in any layout.
 #include "ops/families.h"
 #include "ops/random/random_fill.h"
 #include "ops/support/kernels.h"
@@ -32,7 +32,7 @@ FillPiece of_uniform(const Number& number) {
   };
 }
 
-/// A complex tensor as one of pairs of real numbers.
+/// Fills a complex tensor as pairs of real numbers.
 FillPiece in_real_pairs(const FillPiece& fill) {
   return [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
     if (!piece.is_complex()) return fill(piece, sizes, box, seed);
@@ -92,7 +92,7 @@ at::Tensor& log_normal_(at::Tensor& self, double mean, double std, MaybeGenerato
 }
 
 at::Tensor& exponential_(at::Tensor& self, double lambd, MaybeGenerator generator) {
-  // Never 0, so that a quotient by it is finite.
+  // Never 0, so that division by the number is finite.
   const auto number = [=](double unit) { return std::max(-std::log1p(-unit), 0x1p-54) / lambd; };
   return draw_into(self, generator, of_uniform(number),
                    [=](at::Tensor& one, const at::Generator& scratch) { one.exponential_(lambd, scratch); });
@@ -128,7 +128,7 @@ FillPiece of_bits(const Number& number) {
   };
 }
 
-/// How many consecutive integers from 0 on `dtype` represents exactly; 0 stands for 2^64.
+/// The number of consecutive integers from 0 on that `dtype` represents exactly; 0 stands for 2^64.
 uint64_t n_integers(at::ScalarType dtype) {
   if (dtype == at::kBool) return 2;
   if (dtype == at::kUInt64) return 0;
@@ -152,7 +152,7 @@ at::Tensor& random_(at::Tensor& self, MaybeGenerator generator) {
                    [](at::Tensor& one, const at::Generator& scratch) { one.random_(scratch); });
 }
 
-/// The bounds as torch moves them to numbers that `dtype` has: others would be rounded, and draws be outside of [from, to).
+/// Moves the bounds to numbers that `dtype` represents, as torch does. Other bounds would be rounded, and draws could be outside of [from, to).
 void move_bounds(at::ScalarType dtype, int64_t& from, std::optional<int64_t>& to) {
   if (!c10::isFloatingType(dtype)) return;
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "random_", [&] {

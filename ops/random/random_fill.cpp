@@ -15,7 +15,7 @@
 namespace shardwise {
 namespace {
 
-/// For trial calls, so that they do not advance the caller's generator.
+/// A generator for trial calls, which must not advance the caller's generator.
 at::Generator& scratch_generator() {
   thread_local at::Generator generator = at::detail::createCPUGenerator();
   return generator;
@@ -36,7 +36,7 @@ at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& gene
   at::Tensor one = at::ones({1}, at::TensorOptions(spec->dtype()));
   dense(one, scratch_generator());
   check_writable("random numbers", spec->sizes(), spec->strides());
-  if (spec->mesh()->is_meta()) return self;  // as torch, which draws nothing for such
+  if (spec->mesh()->is_meta()) return self;  // as torch, which draws nothing for meta tensors
   const uint64_t seed = next_seed(*spec->mesh(), generator);
   if (!impl->view_link() && !spec->layout().is_partial()) {
     const MemoryWrite write = impl->begin_write();

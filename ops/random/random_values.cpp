@@ -54,7 +54,7 @@ void check_deviation(const at::Tensor& std) {
   TORCH_CHECK(!is_dtensor(std) || !any_anywhere(std.lt(0)), "normal expects all elements of std >= 0.0");
 }
 
-/// With the layout and sizes of `like` and the dtype of `dtype_of`.
+/// Normal numbers with the layout and sizes of `like` and the dtype of `dtype_of`.
 at::Tensor standard_normal(const at::Tensor& like, const at::Tensor& dtype_of, MaybeGenerator generator) {
   return at::empty_like(like, like.options().dtype(dtype_of.scalar_type())).normal_(0, 1, std::move(generator));
 }
@@ -158,7 +158,7 @@ void check_multinomial(const at::Tensor& self, int64_t n_samples, bool replaceme
   TORCH_CHECK(!any_anywhere(self.sum(-1).le(0)), "invalid multinomial distribution (sum of probabilities <= 0)");
 }
 
-/// The positions of uniform numbers in the running sums of each row; rows stay sharded.
+/// Samples by the position of uniform numbers in the running sums of each row. Rows stay sharded.
 at::Tensor with_replacement(const at::Tensor& self, int64_t n_samples, const MaybeGenerator& generator) {
   const Placements rows = without_partial(whole_along(*spec_of(self), self.dim() - 1));
   const at::Tensor whole = moved_to(self.to(at::kDouble), rows);
@@ -170,7 +170,7 @@ at::Tensor with_replacement(const at::Tensor& self, int64_t n_samples, const May
   for (size_t i = 0; i < maybe_dtensor(whole)->shards().size(); ++i) {
     const at::Tensor sums = maybe_dtensor(whole)->shards()[i].cumsum(-1);
     const at::Tensor total = sums.narrow(-1, sums.size(-1) - 1, 1);
-    // Below the total even where the product is rounded up, so that the last category is the highest.
+    // The sought value stays below the total even if the product is rounded up, so that the last category is the highest.
     const at::Tensor sought = (maybe_dtensor(places)->shards()[i] * total).clamp_max(total * (1 - 0x1p-52));
     maybe_dtensor(chosen)->shards()[i].copy_(
         at::searchsorted(sums.contiguous(), sought.contiguous(), /*out_int32=*/false, /*right=*/true));

@@ -11,7 +11,7 @@ constexpr double kFew = 16;
 }  // namespace
 
 double sample_gamma(double alpha, RandomStream& stream) {
-  if (!(alpha > 0)) return alpha == 0 ? 0 : NAN;  // NaN, too
+  if (!(alpha > 0)) return alpha == 0 ? 0 : NAN;  // NaN gives NaN
   if (std::isinf(alpha)) return alpha;
   if (alpha < 1) {
     const double larger = sample_gamma(alpha + 1, stream);
@@ -53,7 +53,7 @@ double sample_poisson(double rate, RandomStream& stream) {
   if (std::isnan(rate)) return NAN;
   double events = 0;
   while (rate > kFew) {
-    // Draw the time of event m. Within the rate: continue from there; else the events before it are uniform in time.
+    // Draw the time of event m. If it is within the rate, continue from there; else the events before it are uniform in time.
     const double m = std::floor(rate * 7 / 8);
     const double time = sample_gamma(m, stream);
     if (time > rate) return events + sample_binomial(m - 1, rate / time, stream);

@@ -14,7 +14,7 @@ double sample_gamma(double alpha, RandomStream& stream);
 /// Poisson of mean `rate` >= 0.
 double sample_poisson(double rate, RandomStream& stream);
 
-/// The successes of `n` trials of probability `p`.
+/// The number of successes in `n` trials of probability `p`.
 double sample_binomial(double n, double p, RandomStream& stream);
 
 }  // namespace shardwise

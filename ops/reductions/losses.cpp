@@ -19,7 +19,7 @@
 namespace shardwise {
 namespace {
 
-/// What a loss has a term for.
+/// Whether a loss has a term per element or per sample.
 enum class Terms : uint8_t { kElements, kSamples };
 
 /// An operator and its rule, which holds for reduction "none".
@@ -43,7 +43,7 @@ class Loss : public c10::OperatorKernel {
     return std::exchange(arg(stack, reduction_), c10::IValue(int64_t{at::Reduction::None})).toInt();
   }
 
-  /// A single sample has no batch dim to shard, so its classes are gathered. True where it was one.
+  /// A single sample has no batch dim to shard, so its classes are gathered. Returns true if the call had a single sample.
   bool answers_single_sample(torch::jit::Stack* stack) const {
     if (terms_ != Terms::kSamples || arg(*stack, self_).toTensor().dim() > 1) return false;
     dispatch(gathered_, stack);

@@ -1,8 +1,7 @@
 // ops/reductions/nll.cpp: the negative log likelihood of classes, and with log_softmax the cross entropy.
 //
-// Log probabilities never move. Where samples are sharded, each rank computes its own terms. Where classes are sharded,
-// each rank picks the targets among its own classes (as vocabulary-parallel cross entropy does: Megatron-LM, 2019), and
-// the loss is the sum.
+// Log probabilities never move. If samples are sharded, each rank computes its own terms. If classes are sharded, each rank picks the targets among
+// its own classes (as vocabulary-parallel cross entropy does: Megatron-LM, 2019), and the loss is the sum.
 #include "ops/families.h"
 #include "ops/support/agreed_range.h"
 #include "ops/support/axes.h"
@@ -40,9 +39,9 @@ int64_t class_dim(int64_t n_dims) { return n_dims > 1 ? 1 : 0; }
 
 /// The targets among the classes of one shard.
 struct Window {
-  at::Tensor index;  // of the class within the shard, with a class dim of extent 1; 0 where another rank has the class
+  at::Tensor index;    // of the class within the shard, with a class dim of extent 1; 0 if another rank has the class
   at::Tensor is_here;  // false also for ignored targets
-  at::Tensor weights;  // of the targets' classes
+  at::Tensor weights;  // weights of the targets' classes
 
   Window(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight, int64_t ignored, int64_t first) {
     const int64_t dim = class_dim(input.dim()), n_classes = input.size(dim);
@@ -54,7 +53,7 @@ struct Window {
   }
 };
 
-/// Per target: the weighted loss and the weight; 0 where another rank has the class.
+/// Per target: the weighted loss and the weight; 0 if another rank has the class.
 Pair pick(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight, int64_t ignored,
           int64_t first) {
   const int64_t dim = class_dim(input.dim());
@@ -67,7 +66,7 @@ Pair pick(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& 
           at::where(window.is_here, window.weights, zero).squeeze(dim)};
 }
 
-/// The gradient of `input` from that of the losses.
+/// The gradient of `input`, from the gradient of the losses.
 at::Tensor spread(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight,
                   int64_t ignored, int64_t first) {
   const int64_t dim = class_dim(input.dim());
@@ -80,7 +79,7 @@ at::Tensor spread(const at::Tensor& grad, const at::Tensor& input, const at::Ten
 
 Pair pick_shape(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight, int64_t ignored,
                 int64_t /*first*/) {
-  if (input.dim() <= 2) at::nll_loss_forward(input, target, weight, at::Reduction::None, ignored);  // its errors
+  if (input.dim() <= 2) at::nll_loss_forward(input, target, weight, at::Reduction::None, ignored);  // for its errors
   const at::Tensor losses = input.new_empty(target.sizes());
   return {losses, losses};
 }
@@ -134,8 +133,8 @@ at::Tensor spread_over(const at::Tensor& grad, const at::Tensor& input, const at
   return op.call(grad, input, target, weight, ignored, 0);
 }
 
-/// Throws c10::IndexError on all ranks alike where a target is no class: ranks exchange the range of sharded targets; plain ones are
-/// equal on all. Cost: a pass over this rank's targets, for which the host waits.
+/// Throws c10::IndexError on all ranks alike if a target is no class. Ranks exchange the range of sharded targets; plain targets are equal on all
+/// ranks. Cost: a pass over this rank's targets, for which the host waits.
 void check_range(const at::Tensor& target, int64_t n_classes, int64_t ignored) {
   const auto* impl = maybe_dtensor(target);
   if (impl ? !impl->spec()->is_member() || impl->spec()->mesh()->is_meta() : target.is_meta() || is_tracing()) return;
@@ -165,7 +164,7 @@ void check_weight(const at::Tensor& weight, int64_t n_classes) {
               n_classes, " classes or no classes but got weight tensor of shape: ", weight.sizes());
 }
 
-/// Throws: torch's errors, which its kernels say only where there are elements.
+/// Throws: torch's errors. torch's kernels throw them only if there are elements.
 void check_operands(const at::Tensor& self, const at::Tensor& target, const MaybeTensor& weight, int64_t n_classes) {
   TORCH_CHECK(target.scalar_type() == at::kLong || target.scalar_type() == at::kByte,
               "expected target dtype to be Long or Byte, but got ", target.scalar_type());
@@ -188,7 +187,7 @@ Pair forward(const at::Tensor& self, const at::Tensor& targets, const MaybeTenso
   check_range(target, n_classes, ignored);
   if (reduction == at::Reduction::None) return {losses, losses.new_zeros({})};
   const at::ScalarType dtype = self.scalar_type();
-  const auto wide = at::isReducedFloatingType(dtype) ? at::kFloat : dtype;  // a count of halves stops at 2,048
+  const auto wide = at::isReducedFloatingType(dtype) ? at::kFloat : dtype;  // in half precision a count stops at 2,048
   const at::Tensor total_weight = at::sum(weights, wide), total = at::sum(losses, wide);
   return {(reduction == at::Reduction::Mean ? total / total_weight : total).to(dtype), total_weight.to(dtype)};
 }
@@ -229,7 +228,7 @@ at::Tensor smooth_part(const at::Tensor& log_probs, const at::Tensor& target, co
   return terms.sum() / std::get<1>(picked(log_probs.detach(), target, weight, ignored)).sum();
 }
 
-/// As torch composes it, without selections whose sizes depend on values.
+/// The same composition as torch's, without selections whose sizes depend on values.
 at::Tensor cross_entropy(const at::Tensor& self, const at::Tensor& target, const MaybeTensor& weight, int64_t reduction,
                          int64_t ignored, double smoothing) {
   TORCH_CHECK(smoothing >= 0 && smoothing <= 1, "label_smoothing must be between 0.0 and 1.0. Got: ", smoothing);

@@ -36,7 +36,7 @@ Rule whole_reduction() {
       .sampled();
 }
 
-/// For any and all: a list of no dims reduces nothing, no list all dims.
+/// For any() and all(): an empty list of dims reduces nothing; no list reduces all dims.
 Rule reduction_of_listed_dims(Reduce reduce) {
   const Rule some = reduction(reduce);
   return Rule(some.text(),
@@ -58,7 +58,7 @@ int64_t n_reduced(const at::Tensor& self, at::OptionalIntArrayRef dims) {
 /// Half precision sums in float32, as torch does.
 at::ScalarType sum_dtype(at::ScalarType dtype) { return at::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
 
-/// The sum over all ranks, divided by the global count, which holds for uneven shards.
+/// The sum over all ranks, divided by the global count, which is right for uneven shards too.
 at::Tensor mean_dim(const at::Tensor& self, at::OptionalIntArrayRef dims, bool keepdim,
                     std::optional<at::ScalarType> dtype) {
   const at::ScalarType to = dtype.value_or(self.scalar_type());
@@ -72,7 +72,7 @@ at::Tensor mean(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
   return mean_dim(self, {}, false, dtype);
 }
 
-/// Throws: torch's errors for powers that have no norm of nothing.
+/// Throws: torch's errors for powers whose norm of an empty tensor is undefined.
 void check_not_empty(const at::Tensor& self, double p, c10::IntArrayRef dims) {
   TORCH_CHECK(!dims.empty() || self.numel() > 0, "linalg.vector_norm cannot compute the ", p,
               " norm on an empty tensor because the operation does not have an identity");
@@ -82,7 +82,7 @@ void check_not_empty(const at::Tensor& self, double p, c10::IntArrayRef dims) {
                 " because this dimension is empty and the operation does not have an identity");
 }
 
-/// By sums of powers, or maximum and minimum.
+/// Computes the norm by sums of powers, or by maximum and minimum.
 at::Tensor vector_norm(const at::Tensor& self, const at::Scalar& ord, at::OptionalIntArrayRef dims, bool keepdim,
                        std::optional<at::ScalarType> dtype) {
   const double p = ord.toDouble();

@@ -1,5 +1,5 @@
-// ops/reductions/scans.cpp: running sums, products and extremes. Along a sharded dim each rank scans its shard, gathers
-// the last slice of every shard, and combines those before its own with its scan.
+// ops/reductions/scans.cpp: running sums, products and extremes. Along a sharded dim each rank scans its shard, gathers the last slice of every
+// shard, and combines the slices before its own shard with its scan.
 #include "ops/families.h"
 #include "ops/support/derivative.h"
 #include "ops/support/dim_pieces.h"
@@ -29,7 +29,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-/// The last slices (backwards: the first) of all shards, gathered: the dim has one entry per shard.
+/// Gathers the last slices (backwards: the first) of all shards. The dim has one entry per shard.
 Shards edges_of_all(const DimPieces& along, const Shards& scanned, bool is_backward, at::ScalarType dtype) {
   Shards edges;
   for (const at::Tensor& piece : scanned) {
@@ -45,7 +45,7 @@ Shards edges_of_all(const DimPieces& along, const Shards& scanned, bool is_backw
   return maybe_dtensor(moved_to(sharded, along.unsharded()))->shards();
 }
 
-/// The non-empty shards before this rank's (backwards: after it).
+/// The non-empty shards before this rank's shard (backwards: after it).
 std::vector<int64_t> pieces_before(const DimPieces& along, bool is_backward) {
   std::vector<int64_t> result;
   for (size_t i = is_backward ? along.own + 1 : 0; i < (is_backward ? along.intervals.size() : along.own); ++i)
@@ -53,7 +53,7 @@ std::vector<int64_t> pieces_before(const DimPieces& along, bool is_backward) {
   return result;
 }
 
-/// Results have the dtype of the piece: torch's operators widen integers unless told.
+/// Results have the dtype of the piece: torch's operators would widen integers by default.
 using OnPiece = at::Tensor (*)(const at::Tensor& piece, int64_t dim);
 /// `before`: the edges of the shards before, along the dim.
 using Combine = at::Tensor (*)(const at::Tensor& scanned, const at::Tensor& before, int64_t dim);
@@ -105,7 +105,7 @@ constexpr Scan kLogSumExp{[](const at::Tensor& piece, int64_t dim) { return at::
                             return at::logaddexp(scanned, at::logsumexp(before, dim, /*keepdim=*/true));
                           }};
 
-/// As torch sums: integers and bools as int64, or in the given dtype.
+/// Casts as torch does for sums: integers and bools to int64, or to the given dtype.
 at::Tensor as_scanned(const char* op, const at::Tensor& self, std::optional<at::ScalarType> dtype) {
   const bool is_integral = at::isIntegralType(self.scalar_type(), /*includeBool=*/true);
   const at::ScalarType to = dtype.value_or(is_integral ? at::kLong : self.scalar_type());
@@ -123,7 +123,7 @@ at::Tensor running_product(const at::Tensor& self, int64_t dim, std::optional<at
   return run(kProduct, as_scanned("aten::cumprod", self, dtype), dim);
 }
 
-/// What is written has the tensor's own dtype.
+/// The dtype of an in-place scan: the tensor's own.
 at::ScalarType written_dtype(const char* op, const at::Tensor& self, std::optional<at::ScalarType> dtype) {
   const at::ScalarType own = self.scalar_type();
   TORCH_CHECK(dtype.value_or(own) == own,
@@ -142,7 +142,7 @@ at::Tensor& running_product_(at::Tensor& self, int64_t dim, std::optional<at::Sc
 
 at::Tensor running_log_sum(const at::Tensor& self, int64_t dim) { return run(kLogSumExp, self, dim); }
 
-/// The derivative of a running sum is the running sum from the end. torch's formula would flip it.
+/// The derivative of a running sum is the running sum from the end. torch's formula would flip the tensor instead.
 at::Tensor differentiable_sum(const at::Tensor& self, int64_t dim, bool is_backward) {
   const at::Tensor result = [&] {
     const at::AutoDispatchBelowADInplaceOrView guard;
@@ -191,7 +191,7 @@ at::Tensor cumprod_backward(const at::Tensor& grad, const at::Tensor& input, int
 struct Extremes {
   at::Tensor values, indices;
 
-  /// These, with `next` where it is at least as extreme.
+  /// These extremes, replaced by `next` where it is at least as extreme.
   Extremes followed_by(const Extremes& next, bool is_max) const {
     const at::Tensor is_extreme = is_max ? next.values.ge(values) : next.values.le(values);
     const at::Tensor takes = next.values.isnan().logical_or_(is_extreme.logical_and_(values.isnan().logical_not_()));

@@ -1,5 +1,5 @@
-// ops/reductions/softmax.cpp: softmax, log_softmax and logsumexp. A sharded dim stays sharded: the ranks all-reduce
-// maxima and sums, of extent 1 there (as Online normalizer calculation for softmax, 2018, combines parts).
+// ops/reductions/softmax.cpp: softmax, log_softmax and logsumexp. A sharded dim stays sharded: the ranks all-reduce maxima and sums, which have
+// extent 1 along it (as Online normalizer calculation for softmax, 2018, combines parts).
 #include "ops/families.h"
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"

@@ -78,7 +78,7 @@ Dims one_entry(const at::Tensor& self, c10::IntArrayRef dims) {
   return sizes;
 }
 
-// What each rank computes of its shard.
+// Computations of each rank on its shard.
 
 using Moments = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
@@ -148,9 +148,9 @@ std::tuple<at::Tensor, at::Tensor> best_shape(const at::Tensor& self, c10::IntAr
   return {values, values.new_empty(values.sizes(), values.options().dtype(at::kLong))};
 }
 
-// How the entries combine.
+// Combination of the entries.
 
-/// Throws: torch's errors for a dim that does not exist or is given twice, which its kernels would say only where there are elements.
+/// Throws: torch's errors for a dim that does not exist or is given twice, which its kernels throw only if there are elements.
 std::vector<int64_t> dims_of(const at::Tensor& self, at::OptionalIntArrayRef dims) {
   std::vector<int64_t> result;
   if (dims) at::dim_list_to_bitset(*dims, self.dim());
@@ -173,7 +173,7 @@ struct Spread {
   at::Tensor variance, mean;
 };
 
-/// Into how many parts `dims` are sharded. Pre: not in pieces.
+/// The number of shards along `dims`. Pre: `spec` is not in pieces.
 int64_t n_shards(const Spec& spec, const std::vector<int64_t>& dims) {
   int64_t result = 1;
   for (size_t m = 0; m < spec.placements().size(); ++m)
@@ -182,7 +182,7 @@ int64_t n_shards(const Spec& spec, const std::vector<int64_t>& dims) {
   return result;
 }
 
-/// Elements per entry, on every rank: the layout tells them.
+/// Elements per entry, from the layout, so that every rank knows them.
 at::Tensor counts_of(const Spec& spec, const std::vector<int64_t>& dims) {
   Dims sizes(spec.dim(), 1);
   at::Tensor counts = at::ones(sizes, at::kDouble);
@@ -198,7 +198,7 @@ at::Tensor counts_of(const Spec& spec, const std::vector<int64_t>& dims) {
   return wrap(replicas, spec.is_member() ? Shards{counts.to(spec.mesh()->device())} : Shards{});
 }
 
-/// True where the entries of all shards are few bytes: gathered in one exchange they arrive sooner than two sums over the ranks.
+/// True if the entries of all shards are few bytes: one gather of them is faster than two sums over the ranks.
 bool are_gathered(const at::Tensor& self, const std::vector<int64_t>& dims, const at::Tensor& means) {
   const Spec& spec = *spec_of(self);
   if (spec.layout().in_pieces()) return false;
@@ -206,7 +206,7 @@ bool are_gathered(const at::Tensor& self, const std::vector<int64_t>& dims, cons
   return means.numel() / n * (n - 1) * 2 * static_cast<int64_t>(means.element_size()) <= kLatencyBytes;
 }
 
-/// Two tensors of entries, on every rank, in one exchange.
+/// Gathers two tensors of entries to every rank in one exchange.
 std::pair<at::Tensor, at::Tensor> gathered(const at::Tensor& means, const at::Tensor& deviations,
                                            const std::vector<int64_t>& dims) {
   const at::Tensor both = at::stack({means, deviations.to(means.scalar_type())}, -1);
@@ -218,8 +218,8 @@ std::pair<at::Tensor, at::Tensor> gathered(const at::Tensor& means, const at::Te
   return {whole.select(-1, 0), last.is_complex() ? at::real(last) : last};
 }
 
-/// By Updating formulae and a pairwise algorithm for computing sample variances, 1979: deviations are taken from the
-/// shard's own mean, which keeps their digits.
+/// As in "Updating formulae and a pairwise algorithm for computing sample variances", 1979: deviations are taken from the shard's own mean, which
+/// keeps their digits.
 Spread spread_of(const at::Tensor& self, const std::vector<int64_t>& dims, const std::optional<at::Scalar>& correction,
                  bool keepdim) {
   static const auto op = operator_of<decltype(moments)>("shardwise::piece_moments");

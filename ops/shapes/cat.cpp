@@ -23,8 +23,8 @@ Axes all_factors(size_t n) {
   return axes;
 }
 
-/// The concatenated dim is whole: each operand has a factor of its own there, and the result another one. Tensors of
-/// shape [0] are ignored, whatever the others' number of dims.
+/// The concatenated dim is whole: each operand has a factor of its own there, and the result another one. Tensors of shape [0] are ignored, even if
+/// the other tensors have more dims.
 void describe_cat(const OpCall& call, Signature& signature) {
   const auto counts = [](const Operand& operand) { return operand.sizes.size() != 1 || operand.sizes[0] != 0; };
   const auto first = std::ranges::find_if(call.operands, counts);

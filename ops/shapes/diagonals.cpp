@@ -42,7 +42,7 @@ struct Plane {
   int64_t shift = 0;  // an element's column minus its row
 };
 
-/// Both matrix dims are whole; input and output share the others.
+/// Both matrix dims are whole; input and output share all other dims.
 void describe_planes(const OpCall& call, c10::IntArrayRef sizes, Signature& signature, Axes& planes, Axes& diagonals) {
   const Plane plane(call, sizes);
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
@@ -78,7 +78,7 @@ std::optional<Propagation> laid_out(const OpCall& call, const Spec& spec, SpecPt
   return result;
 }
 
-/// Each rank computes its part of the diagonal by rows or by columns. Where both are sharded, columns are gathered.
+/// Each rank computes its part of the diagonal by rows or by columns. If both are sharded, columns are gathered.
 std::optional<Propagation> place_diagonal(const OpCall& call) {
   static const Rule whole = Rule("diagonal", describe_diagonal).linear(Linearity::kPass);
   SpecPtr spec = call.operands[0].spec;
@@ -100,7 +100,7 @@ std::optional<Propagation> place_diagonal(const OpCall& call) {
   return laid_out(call, *spec, moves ? input : SpecPtr(), std::move(placements));
 }
 
-/// A sharded diagonal gives sharded rows. The first rank also has the rows before it, the last rank those after it.
+/// A sharded diagonal gives sharded rows. The first rank also has the rows before the diagonal, the last rank the rows after it.
 std::optional<Propagation> place_diagonal_backward(const OpCall& call) {
   static const Rule whole = Rule("diagonal_backward", describe_spread).linear();
   const SpecPtr& spec = call.operands[0].spec;
@@ -124,7 +124,7 @@ std::optional<Propagation> place_diagonal_backward(const OpCall& call) {
   return laid_out(call, *spec, {}, std::move(placements));
 }
 
-/// `matrices`: this rank's box of them.
+/// `matrices`: this rank's box of the matrices.
 void shift_offset(const LocalCall& local, const Box& matrices, std::vector<c10::IValue>& args) {
   const size_t at = local.call.op.arg_index("offset");
   const Plane plane(local.call, matrices.sizes);

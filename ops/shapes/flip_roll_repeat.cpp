@@ -20,7 +20,7 @@
 namespace shardwise {
 namespace {
 
-/// True where the mesh has one dim and it shards `dim`.
+/// True if the mesh has only one dim, and that shards `dim`.
 bool is_only_shard(const at::Tensor& self, int64_t dim) {
   const Spec& spec = *spec_of(self);
   return spec.mesh()->ndim() == 1 && n_shards_along(spec, dim) > 1 && self.numel() > 0;
@@ -31,7 +31,7 @@ Placements without_shards(c10::ArrayRef<Placement> placements) {
   return replicated_where(placements, &Placement::is_sharded);
 }
 
-/// The intervals `sources_of(own interval)` of `dim`, in order, fetched from the ranks that have them.
+/// Fetches the intervals `sources_of(own interval)` of `dim`, in order, from the ranks that have them.
 template <class Sources>
 std::vector<at::Tensor> fetched(const at::Tensor& self, int64_t dim, const Sources& sources_of) {
   const Spec& spec = *spec_of(self);
@@ -51,7 +51,7 @@ std::vector<at::Tensor> fetched(const at::Tensor& self, int64_t dim, const Sourc
   return {pieces.begin(), pieces.end()};
 }
 
-/// The parts in a row along `dim`, laid out as `self`, and row-major.
+/// Concatenates the parts along `dim`; the result is laid out as `self` and row-major.
 at::Tensor laid_out_as(const at::Tensor& self, const std::vector<at::Tensor>& parts, int64_t dim) {
   const SpecPtr& spec = spec_of(self);
   Shards pieces;
@@ -127,7 +127,7 @@ at::Tensor flip(const at::Tensor& self, c10::IntArrayRef dims) {
 }
 
 at::Tensor roll(const at::Tensor& self, c10::IntArrayRef shifts, c10::IntArrayRef dims) {
-  const bool is_empty = self.numel() == 0;  // of such torch takes any dims
+  const bool is_empty = self.numel() == 0;  // for an empty tensor torch accepts any dims
   at::roll(is_empty ? at::empty(self.sizes(), at::TensorOptions()) : one_element(self), shifts, dims);
   if (is_empty) return self.clone();
   if (dims.empty()) {

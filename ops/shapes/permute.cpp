@@ -27,7 +27,7 @@ Dims permuted(const OpCall& call) {
   return order;
 }
 
-/// Two dims swapped, where the tensor has two.
+/// Two dims swapped, if the tensor has two or more.
 Dims exchanged(const OpCall& call, int64_t dim0, int64_t dim1) {
   Dims order = same_order(call);
   if (order.size() > 1) std::swap(order[wrapped(dim0, order.size())], order[wrapped(dim1, order.size())]);

@@ -1,4 +1,4 @@
-// ops/shapes/slice.cpp: slices, and the operators composed of them: select, split, unbind.
+// ops/shapes/slice.cpp: slices, and the operators composed of slices: select, split, unbind.
 //
 // A slice of a sharded dim keeps the chosen elements of each shard; nothing moves. Selecting an index of a sharded dim
 // is a slice of one element, which is then broadcast along that mesh dim.
@@ -19,7 +19,7 @@
 namespace shardwise {
 namespace {
 
-/// start:end:step of one dim, as the user gave it.
+/// start:end:step of one dim, as the user passed it.
 struct Range {
   int64_t dim = 0;
   std::optional<int64_t> start, end;
@@ -30,7 +30,7 @@ at::Tensor slice(const at::Tensor& self, const Range& range) {
   return self.slice(range.dim, range.start, range.end, range.step);
 }
 
-/// Which elements of a dim a slice keeps. Pre: the dense operator accepts these arguments.
+/// The elements of a dim that a slice keeps. Pre: the dense operator accepts these arguments.
 class Chosen {
  public:
   explicit Chosen(const OpCall& call) {
@@ -46,7 +46,7 @@ class Chosen {
 
   int64_t dim() const { return dim_; }
   int64_t step() const { return step_; }
-  /// How many kept elements are before `index`.
+  /// The number of kept elements before `index`.
   int64_t before(int64_t index) const {
     return index <= start_ ? 0 : std::min(length_, (index - start_ + step_ - 1) / step_);
   }
@@ -81,8 +81,7 @@ void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
   args[local.call.op.arg_index("end")] = kept.length() == 0 ? 0 : start + (kept.length() - 1) * chosen.step() + 1;
 }
 
-/// Zeros with the base's layout, and `grad` in the slice. Where the base is replicated and the gradient is
-/// Partial(sum), the result is Partial(sum).
+/// Zeros with the base's layout, and `grad` in the slice. If the base is replicated and the gradient is Partial(sum), the result is Partial(sum).
 at::Tensor spread(const at::Tensor& grad, const Spec& base, const Range& range) {
   Placements placements = base.placements().vec();
   for (size_t m = 0; m < placements.size(); ++m) {
@@ -101,7 +100,7 @@ at::Tensor spread(const at::Tensor& grad, const Spec& base, const Range& range) 
   return whole;
 }
 
-/// torch's derivative formula has the base's sizes, not its layout.
+/// torch's derivative formula knows the base's sizes, not its layout.
 at::Tensor differentiable_slice(const at::Tensor& self, int64_t dim, std::optional<int64_t> start,
                                 std::optional<int64_t> end, int64_t step) {
   const Range range{dim, start, end, step};
@@ -126,7 +125,7 @@ at::Tensor select_index(const at::Tensor& self, int64_t dim, int64_t index) {
   return self.slice(dim, first, first + 1).squeeze(dim);
 }
 
-/// What torch makes of an operator that returns several views: under autograd none may be written to in place.
+/// Marks views as torch does for an operator that returns several of them: under autograd none may be written to in place.
 std::vector<at::Tensor> as_one_of_several(std::vector<at::Tensor> views) {
   if (c10::GradMode::is_enabled())
     for (const at::Tensor& view : views)
@@ -186,7 +185,7 @@ void register_slices(RuleTable& table) {
   add_composition("select.int", &select_index);
   add_composition("split.Tensor", &split_evenly);
   add_composition("split_with_sizes", &split_by_sizes);
-  // torch's unsafe_ forms share memory, too, but autograd does not take them for views: the caller does not write to two that overlap.
+  // torch's unsafe_ forms share memory, too, but autograd does not treat them as views: the caller promises not to write to overlapping parts.
   aten_kernels().impl("unsafe_split.Tensor", &parts_evenly);
   aten_kernels().impl("unsafe_split_with_sizes", &parts_by_sizes);
   add_composition("unbind.int", &unbind_dim);

@@ -8,7 +8,7 @@
 namespace shardwise {
 namespace {
 
-/// Answers "slice_copy.Tensor" by a clone of "slice.Tensor", whose derivative applies.
+/// Implements "slice_copy.Tensor" as a clone of "slice.Tensor", whose derivative applies.
 class ViewThenClone final : public c10::OperatorKernel {
  public:
   explicit ViewThenClone(c10::OperatorHandle view) : view_(std::move(view)) {}
@@ -39,7 +39,7 @@ void add_copied_view(const std::string& name, const std::string& overload) {
     kernels->impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ViewThenClone>(*view)));
 }
 
-/// Also of shapes that only a copy can have.
+/// Also for shapes that no view of `self` can have.
 at::Tensor view_copy(const at::Tensor& self, c10::IntArrayRef size) {
   return self.is_contiguous() ? self.view(size).clone() : self.contiguous().view(size);
 }

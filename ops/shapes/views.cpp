@@ -75,7 +75,7 @@ class Regrouping {
   size_t i_ = 0, j_ = 0;
 };
 
-/// A view of the same sizes takes tensors in pieces as they are.
+/// A view with the same sizes accepts tensors in pieces as they are.
 void describe_view(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef from = call.operands[0].sizes, to = call.outputs[0].sizes;
   Regrouping(from, to, signature);
@@ -94,7 +94,7 @@ void describe_expand(const OpCall& call, Signature& signature) {
   signature.is_pointwise = from == to;
 }
 
-/// Elements of another size change the extent of the last dim: [3, 8] of 2 bytes are [3, 4] of 4 bytes.
+/// A dtype of another element size changes the extent of the last dim: [3, 8] of 2 bytes are [3, 4] of 4 bytes.
 void describe_view_as_dtype(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef from = call.operands[0].sizes, to = call.outputs[0].sizes;
   Axes before, after;
@@ -111,7 +111,7 @@ void describe_view_as_dtype(const OpCall& call, Signature& signature) {
     signature.linearity = Linearity::kPass;
 }
 
-/// The global tensor can be viewed so. A piece may begin in its memory where an element of `dtype` does not: its values are copied then.
+/// Pre: the global tensor can be viewed as `dtype`. If a piece begins at an address where no element of `dtype` begins, its values are copied.
 at::Tensor view_as_dtype(const at::Tensor& piece, at::ScalarType dtype) {
   const auto from = static_cast<int64_t>(piece.element_size()), to = static_cast<int64_t>(c10::elementSize(dtype));
   const auto is_fit = [&](int64_t n) { return n * from % to == 0; };
@@ -124,7 +124,7 @@ at::Tensor view_as_dtype(const at::Tensor& piece, at::ScalarType dtype) {
 at::Tensor reshape_alias(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef) { return self.view(sizes); }
 
 /// Removes dims of global extent 1; a shard may have extent 1 along another dim.
-/// Throws: c10::IndexError for dims out of range, of tensors without dims too.
+/// Throws: c10::IndexError for dims out of range, also for tensors without dims.
 at::Tensor squeeze_dims(const at::Tensor& self, c10::IntArrayRef dims) {
   Dims sizes;
   for (int64_t dim : dims) c10::maybe_wrap_dim(dim, self.dim());
@@ -144,7 +144,7 @@ at::Tensor squeeze(const at::Tensor& self) {
 
 at::Tensor squeeze_dim(const at::Tensor& self, int64_t dim) { return squeeze_dims(self, dim); }
 
-/// What as_strided reads: elements at `offset` and behind it, up to `end`, of the memory of the global tensor.
+/// The elements that as_strided reads: [offset, end) in the memory of the global tensor.
 struct Strided {
   c10::IntArrayRef sizes, strides;
   int64_t offset;
@@ -157,14 +157,14 @@ struct Strided {
     }
     return last + 1;
   }
-  /// True where all of it is in `tensor`, whose elements fill their memory.
+  /// True if all of these elements are in `tensor`, and the elements of `tensor` fill their memory.
   bool is_within(const at::Tensor& tensor) const {
     const int64_t begin = tensor.storage_offset();
     return tensor.is_non_overlapping_and_dense() && offset >= begin && end() <= begin + tensor.numel();
   }
 };
 
-/// as_strided() with an offset from where the tensor begins: a piece begins elsewhere in its memory than the global tensor does.
+/// as_strided() with an offset from the tensor's first element, because a piece begins elsewhere in its memory than the global tensor does.
 at::Tensor strided_from_begin(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                               int64_t offset) {
   return self.as_strided(sizes, strides, self.storage_offset() + offset);
@@ -181,7 +181,7 @@ at::Tensor gathered_as_strided(const at::Tensor& self, const Strided& strided) {
     const at::Tensor dense = piece.new_empty_strided(self.sizes(), self.strides()).copy_(piece);
     pieces.push_back(dense.as_strided(strided.sizes, strided.strides, offset));
   }
-  const c10::InferenceMode as_self(self.is_inference());  // a view is a normal tensor where what it views is
+  const c10::InferenceMode as_self(self.is_inference());  // a view of a normal tensor is a normal tensor
   at::Tensor result =
       wrap(Spec::intern(spec->mesh(), strided.sizes, everywhere, strided.strides, spec->dtype()), std::move(pieces));
   static const OpInfo op(c10::Dispatcher::singleton().findSchemaOrThrow("shardwise::strided_from_begin", ""));
@@ -191,7 +191,7 @@ at::Tensor gathered_as_strided(const at::Tensor& self, const Strided& strided) {
   return result;
 }
 
-/// As torch's, it sees the memory that a view shares with its base, not the view's elements only.
+/// Like torch's as_strided(), it reads the memory that a view shares with its base, not only the view's elements.
 at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                       std::optional<int64_t> storage_offset) {
   const Strided strided{sizes, strides, storage_offset.value_or(self.storage_offset())};

@@ -17,7 +17,7 @@
 namespace shardwise {
 namespace {
 
-/// The entries of the sparse tensor that gave these indices; null without one, and once they were written to.
+/// The entries of the sparse tensor that these indices are from. Null if they are from none, or if they were written to since.
 const SparseEntries* origin_of(const at::Tensor& indices) {
   const auto* entries = maybe_dtensor(indices)->entries().get();
   return entries && !indices.is_inference() && indices._version() == 0 ? entries : nullptr;
@@ -31,7 +31,7 @@ at::Tensor assembled(const at::Tensor& indices, const at::Tensor& values, const 
     const Box& box = spec->boxes()[i];
     const at::Tensor local = indices_within(of_indices->shards()[i], box);
     at::Tensor columns = columns_of(of_values->shards()[i], box, entries.sparse_dim);
-    // torch's add_ takes stride(0) for the size of an entry; a single row of a wider tensor has another stride.
+    // torch's add_ assumes that stride(0) is the size of an entry, which is wrong for a single row of a wider tensor.
     if (columns.stride(0) != c10::multiply_integers(columns.sizes().slice(1)))
       columns = columns.clone(at::MemoryFormat::Contiguous);
     pieces.push_back(at::_sparse_coo_tensor_unsafe(local, columns, box.sizes, {}, {}, {}, {}, entries.is_coalesced));
@@ -142,7 +142,7 @@ at::Tensor from_entries(int64_t sparse_dim, int64_t dense_dim, c10::SymIntArrayR
                    is_coalesced.value_or(false));
 }
 
-/// torch's composition reads the tensors' memory to check them, so it is composed here.
+/// torch's composition reads the tensors' memory to check them, so the operator is composed here instead.
 template <class Sizes>
 at::Tensor from_entries_of_size(const at::Tensor& indices, const at::Tensor& values, Sizes size,
                                 std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
@@ -232,7 +232,7 @@ void register_sparse_construction() {
   aten_kernels().impl("_sparse_coo_tensor_with_dims_and_tensors", &from_entries);
   aten_kernels().impl("_to_sparse", &to_sparse_layout);
   aten_kernels().impl("_to_sparse.sparse_dim", &to_sparse);
-  // Its options ask for a sparse tensor, so it comes under that key too.
+  // Its options request a sparse tensor, so it is dispatched under the sparse key too.
   aten_sparse_kernels().impl("_sparse_coo_tensor_with_dims_and_tensors", &from_entries);
 }
 

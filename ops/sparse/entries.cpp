@@ -47,7 +47,7 @@ at::Tensor values_of(const at::Tensor& self) {
   return wrap(std::move(of_values), std::move(pieces));
 }
 
-/// A tensor that shares the local shards: writes to one are seen by the other.
+/// A tensor that shares the local shards of `self`, so that a write to one changes both.
 at::Tensor aliased(const at::Tensor& self) {
   const auto* impl = maybe_sparse(self);
   at::Tensor result = wrap_sparse(impl->spec(), impl->shards());

@@ -7,7 +7,7 @@
 
 namespace shardwise {
 
-/// Indices [sparse dims, n] of the whole tensor, relative to the box; and the reverse.
+/// Converts indices [sparse dims, n] from the whole tensor to the box, and back.
 at::Tensor indices_within(const at::Tensor& indices, const Box& box);
 at::Tensor indices_of_whole(const at::Tensor& indices, const Box& box);
 

@@ -40,7 +40,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   refuse(c10::toString(op.operator_name()));
 }
 
-/// True where torch composes it of other operators for any layout of the tensors.
+/// True if torch composes the operator of other operators, for any layout of the tensors.
 bool decomposes(const c10::OperatorHandle& op) {
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return true;
   return op.operator_name().name.starts_with("aten::_foreach_") &&

@@ -13,11 +13,11 @@ void check_is_coo(std::optional<at::Layout> layout);
 
 /// Sparse tensors from indices and values, or from dense tensors. Called before register_dispatch().
 void register_sparse_construction();
-/// Their indices, values and flags. Called before register_sparse().
+/// The indices, values and flags of sparse tensors. Called before register_sparse().
 void register_sparse_entries();
-/// Sums, norms and any() of all their values. Called before register_sparse().
+/// Sums, norms and any() over all values of sparse tensors. Called before register_sparse().
 void register_sparse_reductions();
-/// All other operators: by a SparseRule, or with an error that names to_dense(). Called when there is a sparse tensor.
+/// All other operators: by a SparseRule, or with an error that names to_dense(). Called when the first sparse tensor is made.
 void register_sparse();
 
 }  // namespace shardwise

@@ -35,7 +35,7 @@ const std::unordered_map<std::string_view, SparseRule>& rules() {
     add({"empty_like", "zero", "zeros_like"}, {.result = Result::kOther, .is_linear = true});
     add({"sparse_mask", "_to_copy"}, {});  // a cast to integers truncates each entry, so it is not linear
     add({"_to_dense"}, {.result = Result::kDense, .is_linear = true});
-    // These map 0 to 0, so that indices without an entry stay without.
+    // These map 0 to 0, so that indices without an entry stay without one.
     add({"abs",   "asin", "asinh",   "atan",  "atanh", "ceil",       "deg2rad", "erf",     "erfinv", "expm1",
          "floor", "frac", "isinf",   "isnan", "log1p", "nan_to_num", "pow",     "rad2deg", "relu",   "round",
          "sgn",   "sign", "signbit", "sin",   "sinh",  "sqrt",       "tan",     "tanh",    "trunc"},
@@ -99,7 +99,7 @@ class SparseCall {
     }
   }
 
-  /// Chooses the leader, and reduces and coalesces it where the rule needs that.
+  /// Chooses the leader, and reduces and coalesces it if the rule requires that.
   void lead() {
     const auto is_dense = [](const Given& operand) { return !operand.tensor.is_sparse() && !operand.is_number(); };
     const bool has_dense = std::ranges::any_of(operands_, is_dense);

@@ -1,5 +1,5 @@
-// ops/spatial/convolution.cpp: convolutions, plain and transposed, of any number of groups. Batch and channels may be
-// sharded. Sharded spatial dims are computed by convolution_halo.cpp where it can, and are gathered otherwise.
+// ops/spatial/convolution.cpp: convolutions, plain and transposed, of any number of groups. Batch and channels may be sharded. convolution_halo.cpp
+// handles sharded spatial dims if it can; otherwise they are gathered.
 //
 // Our own operators compute them: they have meta kernels outside Python, accept empty shards, and leave the gradient of
 // the bias to sum().
@@ -80,11 +80,11 @@ at::Tensor compute(const at::Tensor& input, const at::Tensor& weight, const Mayb
   return convolve_piece(input, weight, bias, {stride, padding, dilation, transposed, output_padding, groups});
 }
 
-/// Throws: torch's errors, which it says only of inputs with elements.
+/// Throws: torch's errors, which torch throws only for inputs with elements.
 void check_weight(const at::Tensor& input, const at::Tensor& weight, bool is_transposed, int64_t groups) {
   TORCH_CHECK_NOT_IMPLEMENTED(input.scalar_type() != at::kBool || input.numel() == 0,
                               "[aten::convolution] is not implemented for Bool. Convert the tensors first.");
-  if (input.dim() < 3 || weight.dim() != input.dim() || groups <= 0) return;  // torch says what is wrong
+  if (input.dim() < 3 || weight.dim() != input.dim() || groups <= 0) return;  // torch reports the error
   TORCH_CHECK(weight.size(0) >= groups, "Given groups=", groups, ", expected weight to be at least ", groups,
               " at dimension 0, but got weight of size ", weight.sizes(), " instead");
   const int64_t n_channels = is_transposed ? weight.size(0) : weight.size(1) * groups;
@@ -95,8 +95,8 @@ void check_weight(const at::Tensor& input, const at::Tensor& weight, bool is_tra
               " has no elements. Give it a kernel and channels of at least 1.");
 }
 
-/// The dense result's sizes. The dense operator runs on an empty batch, for its checks without its work; where it
-/// rejects that, on the whole batch, for its error.
+/// The dense result's sizes. Runs the dense operator on an empty batch, which makes its checks without its work. If the operator rejects the empty
+/// batch, runs it on the whole batch for its error.
 Dims sizes_of_dense(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias, c10::IntArrayRef stride,
                     c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
                     c10::IntArrayRef output_padding, int64_t groups) {

@@ -24,7 +24,7 @@ struct ShardedDim {
 
 class ShardedImage {
  public:
-  /// nullopt where the layouts or the scheme are not supported.
+  /// nullopt if the layouts or the scheme are not supported.
   static std::optional<ShardedImage> of(const at::Tensor& input, const at::Tensor& weight,
                                         const ConvolutionScheme& scheme) {
     if (!is_dtensor(input) || !is_dtensor(weight) || spec_of(input)->mesh() != spec_of(weight)->mesh()) return {};
@@ -81,7 +81,7 @@ class ShardedImage {
                         input_->dtype());
   }
 
-  /// Of the result and of both gradients, on every rank.
+  /// The memory format of the result and of both gradients, equal on every rank.
   c10::MemoryFormat format() const { return format_; }
 
  private:

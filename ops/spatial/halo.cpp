@@ -21,8 +21,8 @@ int64_t rank_along(const Halo& halo, int64_t coord) {
   return halo.mesh->grid().rank_at(place);
 }
 
-/// Sends the intersection of `from`, the interval of `tensor`, with `to[i]` to rank i along the mesh dim, and receives
-/// from it that of `of` with `sources[i]`. Returns what arrived, by rank; else undefined.
+/// Sends the intersection of `from`, the interval of `tensor`, with `to[i]` to rank i along the mesh dim, and receives from rank i the intersection
+/// of `of` with `sources[i]`. Returns the received tensors by rank, undefined where nothing was received.
 std::vector<at::Tensor> send_parts(const Halo& halo, const at::Tensor& tensor, const Interval& from,
                                    const std::vector<Interval>& to, const Interval& of,
                                    const std::vector<Interval>& sources) {

@@ -19,9 +19,9 @@ struct Halo {
   int64_t dim = 0;
   std::vector<Interval> held, windows;
 
-  /// This rank's window. `piece` is the held interval; the rest is received. Collective along the mesh dim.
+  /// This rank's window. `piece` is the held interval; the rest of the window is received. Collective along the mesh dim.
   at::Tensor fetch(const at::Tensor& piece) const;
-  /// The gradient of fetch(): the sum of all windows, each index at the rank that holds it. Collective as fetch().
+  /// The gradient of fetch(): the sum of all ranks' windows; each index goes to the rank that holds it. Collective as fetch().
   at::Tensor add_to_owners(const at::Tensor& window) const;
 
   const Interval& own_window() const { return windows[(*mesh->coord())[mesh_dim]]; }

@@ -18,7 +18,7 @@ struct Border {
 
   bool is_none() const { return before == 0 && after == 0; }
   int64_t padded() const { return length + before + after; }
-  /// Where the border of a shard goes that stood at `index`.
+  /// The index in the result of a shard boundary that was at `index`.
   int64_t place_of(int64_t index) const {
     return index == 0 ? 0 : index == length ? padded() : std::clamp<int64_t>(index + before, 0, padded());
   }
@@ -28,7 +28,7 @@ struct Border {
   }
 };
 
-/// One per dim; argument "pad" begins with the last dim.
+/// One border per dim; argument "pad" begins with the last dim.
 std::vector<Border> borders_of(const OpCall& call) {
   const c10::IntArrayRef sizes = call.operands[0].sizes;
   const std::vector<int64_t> pads = call.arg("pad").toIntVector();
@@ -42,7 +42,7 @@ std::vector<Border> borders_of(const OpCall& call) {
   return borders;
 }
 
-/// A Partial sum may stay where the padding is zeros. A dim of extent 0 is not sharded: no shard would get its padding.
+/// A Partial sum may stay if the padding is zeros. A dim of extent 0 is not sharded: no shard would get its padding.
 std::vector<Placement> placements_before(const OpCall& call, const std::vector<Border>& borders) {
   const bool is_linear_call = call.arg("value").toScalar().equal(0);
   std::vector<Placement> placements = call.operands[0].spec->placements().vec();

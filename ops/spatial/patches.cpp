@@ -13,7 +13,7 @@
 namespace shardwise {
 namespace {
 
-/// A dim of `size` elements in steps of `scale`; whole where `scale` does not divide `size`, an error.
+/// A dim of `size` elements, sharded in steps of `scale`. Whole if `scale` does not divide `size`, which the operator reports as an error.
 Axis scaled_axis(int64_t size, int64_t scale, Signature& signature) {
   const bool fits = scale > 0 && size % scale == 0;
   const Axis axis{signature.add_factor(fits ? size / scale : size), fits ? scale : 1};

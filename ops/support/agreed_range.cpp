@@ -9,9 +9,9 @@ namespace shardwise {
 
 std::pair<int64_t, int64_t> agreed_range(const Spec& spec, std::pair<int64_t, int64_t> own) {
   if (spec.layout().is_replicated()) return own;
-  const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram);  // two numbers, whatever the layouts are
+  const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram);  // two numbers for every layout
   at::Tensor bounds =
-      at::tensor({~own.first, own.second}, at::kLong).to(spec.mesh()->device());  // a maximum is a minimum's
+      at::tensor({~own.first, own.second}, at::kLong).to(spec.mesh()->device());  // ~: the minimum as a maximum
   for (size_t m = 0; m < spec.placements().size(); ++m)
     if (!spec.placements()[m].is_replicate())
       all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), bounds, Reduce::kMax);

@@ -1,4 +1,4 @@
-// ops/support/agreed_range.h: bounds of a tensor's values that every rank knows.
+// ops/support/agreed_range.h: bounds of a tensor's values, equal on every rank.
 #pragma once
 
 #include "runtime/tensor/spec.h"

@@ -15,7 +15,7 @@ inline Axes add_axes(Signature& signature, c10::IntArrayRef sizes, bool is_whole
   return axes;
 }
 
-/// The axes of a tensor of `sizes` that broadcasts to `result`: the result's last axes, no factor where it expands.
+/// The axes of a tensor of `sizes` that broadcasts to `result`: the result's last axes, without a factor where the tensor expands.
 inline Axes broadcast_axes(c10::IntArrayRef sizes, c10::IntArrayRef result, const Axes& result_axes) {
   TORCH_INTERNAL_ASSERT(sizes.size() <= result.size(), sizes, " does not broadcast to ", result);
   Axes axes(sizes.size());
@@ -26,7 +26,7 @@ inline Axes broadcast_axes(c10::IntArrayRef sizes, c10::IntArrayRef result, cons
   return axes;
 }
 
-/// The schema's name of the argument that `operand` is: "weight".
+/// The schema's name of the argument, as in "weight".
 inline const std::string& arg_name(const OpCall& call, const Operand& operand) {
   return call.op.handle.schema().arguments()[operand.arg].name();
 }

@@ -1,4 +1,4 @@
-// ops/support/by_rule.h: calls an operator by its rule, from a kernel that answers only some of its calls itself.
+// ops/support/by_rule.h: calls an operator by its rule, from a kernel that handles only some of the operator's calls itself.
 //
 //   static const ByRule softmax("aten::_softmax");
 //   return softmax(self, dim, half_to_float);
@@ -41,9 +41,9 @@ class ByRule {
   OpInfo info_;
 };
 
-/// True where tensor dim `dim` (negative from the end) is sharded and the tensor has elements.
+/// True if tensor dim `dim` (negative: from the end) is sharded and the tensor has elements.
 bool is_sharded_along(const at::Tensor& tensor, int64_t dim);
-/// The same for any of `dims`, or any dim where `dims` is empty.
+/// The same for any of `dims`, or for any dim at all if `dims` is empty.
 bool is_sharded_along(const at::Tensor& tensor, c10::IntArrayRef dims);
 
 /// The tensor with every Partial reduced.

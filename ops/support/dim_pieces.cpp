@@ -16,7 +16,7 @@ Placements DimPieces::with_lengths(const std::vector<int64_t>& lengths) const {
   for (size_t m = 0; m < result.size(); ++m) {
     if (!result[m].is_shard(dim)) continue;
     n_pieces *= spec.mesh()->size(static_cast<int64_t>(m));
-    // Each shard of the mesh dims up to this one holds equally many of the final shards.
+    // Each shard of the mesh dims up to this one contains the same number of final shards.
     std::vector<int64_t> rows(n_pieces);
     const size_t n_within = lengths.size() / n_pieces;
     for (size_t i = 0; i < lengths.size(); ++i) rows[i / n_within] += lengths[i];

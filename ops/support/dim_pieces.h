@@ -8,14 +8,14 @@ namespace shardwise {
 /// redistribute() below autograd: no gradient is recorded.
 at::Tensor moved_to(const at::Tensor& tensor, Placements placements);
 
-/// `tensor`, or a copy of it with the strides that at::empty_like(like) has. Below autograd.
+/// `tensor`, or a copy of it with the strides of at::empty_like(like). Below autograd.
 at::Tensor in_order_of(const at::Tensor& like, const at::Tensor& tensor);
 
 /// The shards of `tensor` along one dim, in order.
 struct DimPieces {
   at::Tensor tensor;  // without EnumerableShard, and without Partial unless `keeps_sums`
   int64_t dim = 0;
-  std::vector<Interval> intervals;  // of all shards along the dim; one where it is not sharded
+  std::vector<Interval> intervals;  // of all shards along the dim; one interval if it is not sharded
   size_t own = 0;                   // index of this rank's interval
 
   bool is_sharded() const { return intervals.size() > 1; }
@@ -27,8 +27,8 @@ struct DimPieces {
   at::Tensor wrapped(const Shards& pieces, int64_t length, Placements placements, at::ScalarType dtype) const;
 };
 
-/// `keeps_sums`: Partials of sum and avg stay. Throws: c10::IndexError for a dim out of range. Moves EnumerableShard
-/// and other Partials.
+/// `keeps_sums`: Partials of sum and avg stay as they are. Throws: c10::IndexError for a dim out of range. Redistributes EnumerableShard and other
+/// Partials.
 DimPieces pieces_along(const at::Tensor& tensor, int64_t dim, bool keeps_sums = false);
 
 }  // namespace shardwise

@@ -20,7 +20,7 @@ namespace shardwise {
 
 namespace detail {
 
-/// An argument of a kernel: a copied view is fetched again where its source was written to.
+/// Refreshes an argument of a kernel: a copied view is fetched again if its source was written to.
 template <class Arg>
 void refresh(const Arg& arg) {
   if constexpr (std::is_same_v<Arg, at::Tensor>) {
@@ -33,7 +33,7 @@ void refresh(const Arg& arg) {
   }
 }
 
-/// Nothing for an argument that a kernel only reads.
+/// Null for an argument that a kernel only reads.
 template <class Arg>
 std::nullptr_t write_to(const Arg&) {
   return nullptr;
@@ -50,8 +50,8 @@ class AtenKernels {
  public:
   explicit AtenKernels(c10::DispatchKey key) : library_(torch::Library::IMPL, "aten", key, __FILE__, __LINE__) {}
 
-  /// Messages that the kernel sends are counted for `op`, and a trace of operators has a line for it, unless the operators that it
-  /// calls have lines of their own.
+  /// Messages that the kernel sends are counted for `op`. A trace of operators has a line for `op`, unless the operators that the kernel calls have
+  /// lines of their own.
   template <class Return, class... Args>
   void impl(const char* op, Return (*kernel)(Args...)) {
     library_.impl(op, [name = std::string("aten::") + op, kernel](Args... args) -> Return {
@@ -69,20 +69,20 @@ class AtenKernels {
   torch::Library library_;
 };
 
-/// Kernels below autograd: torch's derivative formula stays. Registered before register_dispatch(), which answers all other operators.
+/// Kernels below autograd: torch's derivative formula stays. Registered before register_dispatch(), which registers all other operators.
 AtenKernels& aten_kernels();
 
 /// Kernels above autograd, in place of torch's derivative formula.
 AtenKernels& aten_autograd_kernels();
 
-/// Answers `op` ("select.int") by other operators on distributed tensors, whose derivatives apply.
+/// Implements `op` ("select.int") by a composition of other operators on distributed tensors. Their derivatives apply.
 template <class Kernel>
 void add_composition(const char* op, Kernel* kernel) {
   aten_kernels().impl(op, kernel);
   aten_autograd_kernels().impl(op, kernel);
 }
 
-/// The operator `name` ("shardwise::gather"), which has the signature `Function`.
+/// The operator `name` ("shardwise::gather") with signature `Function`.
 template <class Function>
 auto operator_of(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();

@@ -24,7 +24,7 @@ constexpr const char* kOverloads[] = {"",
                                       "ScalarAndTensor",
                                       "tensor_lr"};
 
-/// True where torch composes it of other operators, above autograd; those have their own rules.
+/// True if torch composes the operator, above autograd, of other operators, which have their own rules.
 bool decomposes(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::Autograd);

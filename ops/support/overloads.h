@@ -8,9 +8,9 @@
 
 namespace shardwise {
 
-/// States `rule` for each of these operators ("add"): every overload with tensors and scalars (add.Tensor, add.Scalar)
-/// and its in-place form (add_.Tensor), where this torch has them and does not compose them of other operators. Not
-/// out=, which may resize, nor overloads that reduce (max.dim).
+/// Adds `rule` for each of these operators ("add"): for every overload with tensors and scalars (add.Tensor, add.Scalar) and its in-place form
+/// (add_.Tensor), if this torch has them and does not compose them of other operators. Not for out=, which may resize, nor for overloads that reduce
+/// (max.dim).
 void add_overloads(RuleTable& table, std::initializer_list<std::string_view> names, const Rule& rule);
 
 }  // namespace shardwise

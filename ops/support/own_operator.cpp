@@ -7,7 +7,7 @@
 namespace shardwise {
 namespace {
 
-/// As long as the process.
+/// The library of our operators; lives as long as the process.
 torch::Library& own_library() {
   static auto* library = new torch::Library(torch::Library::FRAGMENT, "shardwise", std::nullopt, __FILE__, __LINE__);
   return *library;

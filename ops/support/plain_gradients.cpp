@@ -30,7 +30,7 @@ at::Tensor with_distributed_gradient(const at::Tensor& input) {
   const bool has_tangent = input._fw_grad(/*level=*/0).defined();
   if (!impl || !input.requires_grad() || has_tangent) return input;
   at::Tensor same(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_change=*/false));
-  // A plain gradient is equal on all ranks; each takes its shard.
+  // A plain gradient is equal on all ranks, so each rank takes its shard of it.
   return with_derivative(input, same, {}, "LaidOutBackward",
                          [spec = impl->spec()](const at::Tensor& grad, const auto&) {
                            if (is_dtensor(grad)) return grad;

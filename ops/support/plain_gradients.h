@@ -7,11 +7,11 @@
 
 namespace shardwise {
 
-/// For an operator ("sgn", "normal.Tensor_float") whose formula returns plain zeros for some operand: distributes every
-/// operand's gradient with the operand's layout (replicated where that is Partial).
+/// For an operator ("sgn", "normal.Tensor_float") whose formula returns plain zeros for some operand: distributes every operand's gradient with the
+/// operand's layout (replicated if the operand is Partial).
 void lay_out_gradients(const std::string& op);
 
-/// `input`, with a node in its graph that distributes a plain gradient as above.
+/// `input`, with a node in its graph that distributes a plain gradient as lay_out_gradients() does.
 at::Tensor with_distributed_gradient(const at::Tensor& input);
 
 }  // namespace shardwise

@@ -1,5 +1,5 @@
-// ops/support/plain_self.h: kernels whose first operand may be plain: torch's derivative formulas and compositions call them on plain
-// zeros that they made, and models on tensors of their own.
+// ops/support/plain_self.h: kernels whose first operand may be plain: torch's derivative formulas and compositions call such kernels on plain zeros
+// that they made, and models call them on their own plain tensors.
 #pragma once
 
 #include "ops/support/kernels.h"
@@ -8,12 +8,12 @@
 
 namespace shardwise {
 
-/// The plain argument `arg` of aten's `op` as a replica on `mesh` that shares its memory; `keeps_history`: and through which gradients go.
+/// The plain argument `arg` of aten's `op`, as a replica on `mesh` that shares its memory. `keeps_history`: gradients flow through the replica.
 /// Throws: as check_plain().
 at::Tensor replica_of_plain(const char* op, const at::Tensor& plain, const MeshPtr& mesh, bool keeps_history,
                             size_t arg = 0);
 
-/// Sets `mesh` to that of a distributed operand.
+/// Sets `mesh` to the mesh of `operand`, if it is distributed.
 void find_mesh(const at::Tensor& operand, MeshPtr& mesh);
 void find_mesh(const c10::List<std::optional<at::Tensor>>& operands, MeshPtr& mesh);
 template <class Value>
@@ -49,7 +49,7 @@ void add_with_plain_self(const char* name) {
   aten_kernels().impl(name, &PlainSelf<kernel, false>::call);
 }
 
-/// The same as add_composition().
+/// The same for add_composition().
 template <auto kernel>
 void add_composition_with_plain_self(const char* name) {
   PlainSelf<kernel, true>::name = name;

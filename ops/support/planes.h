@@ -11,7 +11,7 @@ Rule planes(const char* name, size_t n);
 /// Appends to `axes` the last `n` dims of `sizes`, as whole factors.
 void add_whole_axes(c10::IntArrayRef sizes, size_t n, Signature& signature, Axes& axes);
 
-/// Makes all factors whole where an operand has no elements: whether the operator accepts that depends on global sizes.
+/// Makes all factors whole if an operand has no elements, because global sizes decide whether the operator accepts it.
 void keep_whole_if_empty(const OpCall& call, Signature& signature);
 
 }  // namespace shardwise

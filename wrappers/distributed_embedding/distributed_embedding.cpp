@@ -46,7 +46,7 @@ void check_features(const std::vector<Feature>& features, const TableLanes& lane
                                   lanes.tables[t].name));
 }
 
-/// Throws: c10::ValueError where results cannot stand side by side.
+/// Throws: c10::ValueError if results cannot be concatenated.
 void check_concatenation(const std::vector<Feature>& features, const std::vector<FeatureIds>& ids) {
   for (size_t f = 1; f < ids.size(); ++f)
     TORCH_CHECK_VALUE(
@@ -72,7 +72,7 @@ std::vector<FeatureIds> ids_of(const std::vector<Feature>& features, const Distr
   return ids;
 }
 
-/// Collective where tables lie in files, which a rank may have no room for.
+/// Collective if tables are stored in files, because the disk of a rank may be full.
 std::shared_ptr<LayerTables> new_tables(TableLanes lanes, std::vector<Feature> features, bool has_files) {
   const MeshPtr mesh = lanes.mesh;
   std::shared_ptr<LayerTables> tables;

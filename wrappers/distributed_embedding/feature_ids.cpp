@@ -95,7 +95,7 @@ at::Tensor offsets_of_lengths(const Feature& feature, const at::Tensor& given, i
   return offsets;
 }
 
-/// [samples]: those that IdBags has.
+/// [samples], as in IdBags.
 at::Tensor offsets_of_shape(const at::Tensor& ids) {
   const int64_t per_sample = ids.dim() == 1 ? 1 : ids.size(1);
   return at::arange(ids.size(0), at::kLong).mul_(per_sample);
@@ -127,7 +127,7 @@ FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, at:
       fmt::format("[{}] the ids of feature {} have shape [{}]. Give [samples], [samples, ids per sample], or "
                   "flat ids with offsets or lengths.",
                   kLayer, feature.name, fmt::join(input.ids.sizes(), ", ")));
-  // Copies: a program may fill its tensors anew before the backward, or while ids are on their way.
+  // Copies the input: a program may overwrite its tensors before the backward, or while ids are being sent.
   FeatureIds result{flat_copy(input.ids, at::TensorOptions().dtype(at::kLong).device(at::kCPU)),
                     pooling_of(feature.combiner),
                     {},

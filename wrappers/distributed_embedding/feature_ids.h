@@ -9,14 +9,14 @@
 
 namespace shardwise {
 
-/// An input: where its ids go, and what becomes of their rows.
+/// An input: the table of its ids, and the combiner for their rows.
 struct Feature {
   std::string name;
   size_t table = 0;  // index into TableLanes::tables
   Combiner combiner = Combiner::kSum;
 };
 
-/// What a program gives for one feature: ids [samples] or [samples, ids per sample], or flat ids with `offsets` or `lengths`.
+/// A program's input for one feature: ids [samples] or [samples, ids per sample], or flat ids with `offsets` or `lengths`.
 struct FeatureInput {
   at::Tensor ids;
   std::optional<at::Tensor> offsets;  // [samples + 1]: sample i has the ids [offsets[i], offsets[i + 1])
@@ -24,19 +24,20 @@ struct FeatureInput {
   std::optional<at::Tensor> weights;  // of the ids' shape and the table's dtype; with sums and means only
 };
 
-/// The same, flat.
+/// The same input with flat ids.
 struct FeatureIds {
   at::Tensor ids;                           // [n] int64, on the CPU
-  std::optional<kernels::Pooling> pooling;  // none: rows are not combined, or each sample has one id
+  std::optional<kernels::Pooling> pooling;  // nullopt: rows are not combined, or each sample has one id
   at::Tensor offsets;                       // with pooling: [samples] int64, on the table's device
   at::Tensor weights;                       // [n]; undefined: 1
   std::vector<int64_t> sizes;               // of the result, without columns
 
-  /// The bags of samples, of ids numbered otherwise.
+  /// The bags of samples, with `numbers` in place of ids.
   IdBags bags(at::Tensor numbers) const { return {std::move(numbers), offsets, -1, weights}; }
-  /// The sizes of a result of so many columns.
+  /// The sizes of a result with `n_columns` columns.
   std::vector<int64_t> sizes_with(int64_t n_columns) const;
-  /// What `rows` [n, columns] give: [samples or ids, columns]. `numbers`: of the ids in `rows`. `chosen`: of maxima, the ids that they came from.
+  /// Combines `rows` [n, columns] into the result, [samples or ids, columns]. `numbers`: the row of each id in `rows`. `chosen`: receives, for
+  /// maxima, the index of the id that each maximum came from.
   at::Tensor combined(const at::Tensor& rows, const at::Tensor& numbers, at::Tensor* chosen) const;
   template <class Visit>
   void for_each_tensor(const Visit& visit) {

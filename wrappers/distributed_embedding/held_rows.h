@@ -1,5 +1,5 @@
-// wrappers/distributed_embedding/held_rows.h: where the rows that a lookup asks this rank for are while it lasts: in its blocks, or, of
-// tables in files, in the slots of its caches.
+// wrappers/distributed_embedding/held_rows.h: where this rank keeps the rows that a lookup requests from it: in its blocks or, for tables in files,
+// in slots of its caches.
 #pragma once
 
 #include "wrappers/distributed_embedding/request_exchange.h"
@@ -10,9 +10,9 @@
 
 namespace shardwise {
 
-/// That rows do not fit into the cache of a lane.
+/// An error: rows do not fit into the cache of a lane.
 struct CacheShortage {
-  int64_t lane = -1;  // none: they fit
+  int64_t lane = -1;  // -1: all rows fit
   int64_t n_rows = 0, n_held = 0, n_slots = 0;
 
   /// Throws: c10::ValueError that names the table, the numbers and the option, for the cache of `rank`.
@@ -23,27 +23,27 @@ using HoldPtr = std::shared_ptr<HotRows::Hold>;
 
 class HeldRows {
  public:
-  /// Brings rows of files to slots. No messages.
+  /// Copies rows of files to slots. No messages.
   HeldRows(const TableLanes& lanes, const TableMemory& memory, const IncomingRows& incoming);
 
-  /// False where they do not fit; then there is nothing to look up. Those of a lane are `rows(lane)` of `block(lane)`.
+  /// False if the rows of the lane do not fit, and cannot be looked up. Otherwise they are the rows `rows(lane)` of `block(lane)`.
   bool has(size_t lane) const { return rows_[lane].defined(); }
   const at::Tensor& block(size_t lane) const { return blocks_[lane]; }
   const at::Tensor& rows(size_t lane) const { return rows_[lane]; }
 
-  /// Messages by which all ranks hear of all shortages: a few bytes per pair, where a table lies in files.
+  /// Adds messages that report all shortages to all ranks: a few bytes per pair, if a table is stored in files.
   void add_notices(std::vector<Message>& sends, std::vector<Message>& receives);
-  /// To be called when these have arrived. Throws: on all ranks alike, where rows of a rank do not fit.
+  /// Call it when the notices have arrived. Throws: on all ranks alike, if rows of some rank do not fit.
   void check() const;
 
-  /// What keeps the rows in their slots.
+  /// Takes the holds that keep the rows in their slots.
   std::vector<HoldPtr> take_holds() { return std::move(holds_); }
 
  private:
   const TableLanes* lanes_;
   std::vector<at::Tensor> blocks_, rows_;  // by lane
   std::vector<HoldPtr> holds_;
-  CacheShortage shortage_;           // the first lane's
+  CacheShortage shortage_;           // of the first lane with a shortage
   std::vector<at::Tensor> notices_;  // by rank
 };
 

@@ -116,8 +116,8 @@ std::vector<PartRows> rows_of_feature(const LookupStep& step, size_t f, const st
 
 namespace {
 
-/// Writes the rows of all columns, combined, into `place` [samples or ids, columns], whose last dim has stride 1, and down in `chosen`
-/// which id each maximum came from.
+/// Writes the combined rows of all columns into `place` [samples or ids, columns], whose last dim has stride 1. For maxima, `chosen` gets the index
+/// of the id that each one came from.
 void write_result(const at::Tensor& place, const FeatureIds& feature, const std::vector<PartRows>& parts,
                   at::Tensor& chosen) {
   std::vector<at::Tensor> chosen_parts;
@@ -168,7 +168,7 @@ bool any_requires_grad(at::TensorList tensors) {
   return std::ranges::any_of(tensors, [](const at::Tensor& each) { return each.defined() && each.requires_grad(); });
 }
 
-/// The parts of a concatenated result's gradient.
+/// Splits the gradient of a concatenated result by feature.
 variable_list by_feature(const LookupStep& step, const at::Tensor& grad) {
   variable_list grads(step.ids.size());
   for (size_t f = 0; f < grads.size() && grad.defined(); ++f) {
@@ -205,7 +205,7 @@ struct Combine : torch::autograd::Function<Combine> {
     StepGradients result = step_gradients(step, step.layer->concatenates ? by_feature(step, grads[0]) : grads,
                                           wanted_tables(*step.layer, ctx));
     for (const HoldPtr& hold : step.holds) hold->release();
-    for (size_t i = 0; i < step.weighted.size(); ++i) {  // a product of rows and weights
+    for (size_t i = 0; i < step.weighted.size(); ++i) {  // the result is a product of rows and weights
       at::Tensor& table = result.tables[step.layer->features[step.weighted[i]].table];
       table = of_first_order(std::move(table), no_second_order());
       result.weights[i] = of_first_order(std::move(result.weights[i]), no_second_order());

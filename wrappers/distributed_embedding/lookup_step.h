@@ -22,16 +22,16 @@
 
 namespace shardwise {
 
-/// What the steps of a layer share.
+/// Settings and memory that all steps of a layer share.
 struct LayerTables {
   TableLanes lanes;
   std::vector<Feature> features;
   TableMemory memory;
   mutable RowBuffers buffers;
-  /// Gradients are multiplied by it. 1 / ranks: they are those of the mean of the ranks' losses, as data parallelism has it.
+  /// Gradients are multiplied by this factor. With 1 / ranks they are those of the mean of the ranks' losses, as in data parallelism.
   double gradient_factor = 1;
-  int64_t number = 0;         // among the layers over the mesh
-  bool is_sparse = false;     // gradients that no fused optimizer takes
+  int64_t number = 0;         // the layer's number among the layers over the mesh
+  bool is_sparse = false;     // of gradients that no fused optimizer takes
   bool concatenates = false;  // results: one tensor [samples, columns of all features]
 
   std::vector<std::vector<size_t>> features_of;  // by table
@@ -41,30 +41,30 @@ struct LayerTables {
   std::string words(const char* what, int64_t lookup) const {
     return fmt::format("{} of lookup {} of layer {}", what, lookup, number);
   }
-  /// Says where the gradients of `parameters`, the tables, go. Throws: as GradientSink::check_cached().
+  /// The destinations of the gradients of `parameters`, the tables. Throws: as GradientSink::check_cached().
   std::vector<GradientSink> sinks_of(const std::vector<at::Tensor>& parameters) const;
 
-  /// Pre: features name tables that there are.
+  /// Pre: every feature's table exists.
   LayerTables(TableLanes of, std::vector<Feature> for_features);
   LayerTables(const LayerTables&) = delete;
   LayerTables& operator=(const LayerTables&) = delete;
 };
 using LayerTablesPtr = std::shared_ptr<const LayerTables>;
 
-/// What a step knows besides the values of rows.
+/// The state of a step, without the values of rows.
 struct LookupStep {
   LayerTablesPtr layer;
-  int64_t number = 0;           // among the layer's lookups, from 1
+  int64_t number = 0;           // the step's number among the layer's lookups, from 1
   std::vector<FeatureIds> ids;  // by feature
   RowRequests requests;
   IncomingRows incoming;
   std::vector<GradientSink> sinks;  // by table
-  std::vector<HoldPtr> holds;       // until the backward is over
-  // Of the forward, for the backward.
-  std::vector<at::Tensor> chosen;  // by feature: of maxima
-  bool trains_tables = false;      // some table wants a gradient: the same on all ranks
+  std::vector<HoldPtr> holds;       // released at the end of the backward
+  // Saved by the forward for the backward.
+  std::vector<at::Tensor> chosen;  // by feature, for maxima
+  bool trains_tables = false;      // some table requires a gradient; equal on all ranks
   std::vector<size_t> weighted;    // features whose weights are differentiated
-  // Kept where there are any: by lane, and by table the memory of those that are replicated.
+  // Kept if there are weighted features: arrivals by lane, and the memory of replicated tables, by table.
   std::vector<at::Tensor> arrivals, replicated;
 
   template <class Visit>
@@ -77,28 +77,28 @@ struct LookupStep {
   }
 };
 
-/// Throws: c10::NotImplementedError where the gradients of a lookup would be differentiated again.
+/// Throws: c10::NotImplementedError if the gradients of a lookup would be differentiated again.
 void check_first_order(const std::vector<at::Tensor>& grads);
 
-/// By table: whether this backward is asked for its gradient. Pre: the layer's tables are the function's first inputs.
+/// By table: true if this backward must compute its gradient. Pre: the layer's tables are the function's first inputs.
 std::vector<bool> wanted_tables(const LayerTables& layer, torch::autograd::AutogradContext* ctx);
 
 /// Rows of some columns of a feature's table.
 struct PartRows {
   at::Tensor rows;     // [n, columns]
-  at::Tensor numbers;  // of the feature's ids in `rows`
+  at::Tensor numbers;  // the row of each of the feature's ids in `rows`
   Interval columns;
 };
-/// Those of all columns. `arrivals`: by lane; `replicated`: the table's memory where it is replicated.
+/// The rows of a feature, by part of its table's columns. `arrivals`: by lane; `replicated`: the table's memory, if it is replicated.
 std::vector<PartRows> rows_of_feature(const LookupStep& step, size_t feature, const std::vector<at::Tensor>& arrivals,
                                       const at::Tensor& replicated);
 
-/// The rows of each lane that this rank asks for, on their way: what their owners' blocks hold now.
+/// The messages with the rows of each lane that this rank requested. They carry the current values of the owners' blocks.
 class RowsUnderWay {
  public:
   /// Collective.
   explicit RowsUnderWay(const LookupStep& step);
-  /// By lane. Throws: c10::ValueError, on all ranks, where rows did not fit into the cache of a table in files.
+  /// Returns the rows by lane. Throws: c10::ValueError, on all ranks, if rows did not fit into the cache of a table in files.
   std::vector<at::Tensor> wait();
   std::vector<HoldPtr> take_holds() { return held_.take_holds(); }
 
@@ -108,8 +108,9 @@ class RowsUnderWay {
   std::shared_ptr<Messages> messages_;
 };
 
-/// The result of each feature, [samples, columns] or, not combined, [ids..., columns], or the one of all; differentiable by `tables` (the layer's, perhaps
-/// parameters) and by `weights` (those of the step's `weighted` features, in their order). No messages; its backward is collective.
+/// The result of each feature, [samples, columns] or, without a combiner, [ids..., columns]; or the concatenated result of all. Differentiable by
+/// `tables` (the layer's tables or parameters made of them) and by `weights` (of the step's `weighted` features, in order). No messages; its backward
+/// is collective.
 std::vector<at::Tensor> combine(LookupStep step, RowsUnderWay rows, const std::vector<at::Tensor>& tables,
                                 const std::vector<at::Tensor>& weights);
 

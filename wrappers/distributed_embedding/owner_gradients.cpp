@@ -8,7 +8,7 @@
 namespace shardwise {
 namespace {
 
-/// By feature and slice of its table that this rank has: the gradients of all samples' vectors.
+/// Gathers the gradients of all samples' vectors, by feature and by slice of its table on this rank.
 std::vector<std::vector<at::Tensor>> gathered_gradients(const OwnerStep& step, const std::vector<at::Tensor>& grads) {
   const TableLanes& lanes = step.layer->lanes;
   const int64_t own = lanes.own_rank();
@@ -28,7 +28,7 @@ std::vector<std::vector<at::Tensor>> gathered_gradients(const OwnerStep& step, c
   });
   exchange_lanes(lanes, sent, received);
 
-  std::vector<std::vector<std::vector<at::Tensor>>> parts(step.ids.size());  // of the ranks, one after the other
+  std::vector<std::vector<std::vector<at::Tensor>>> parts(step.ids.size());  // of all ranks, in rank order
   for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank)
     rows[static_cast<size_t>(rank)].for_each([&](const MessageRows::Part& part) {
       if (part.slice.rank != own) return;
@@ -43,7 +43,7 @@ std::vector<std::vector<at::Tensor>> gathered_gradients(const OwnerStep& step, c
   return whole;
 }
 
-/// The features of a table that this rank has ids of, and all these ids.
+/// The features of a table for which this rank has ids, and these ids concatenated.
 struct TableIds {
   std::vector<size_t> features;
   std::vector<int64_t> n_ids;

@@ -18,7 +18,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 int64_t n_samples_of(const FeatureIds& ids) { return ids.sizes[0]; }
-/// 0 where results have no dim for the rows of a sample, else one more than these.
+/// 0 if results have no dim for the rows of a sample, else 1 + rows per sample.
 int64_t rows_code_of(const FeatureIds& ids) { return ids.sizes.size() == 1 ? 0 : ids.sizes[1] + 1; }
 
 bool has_part(const LayerTable& table, int64_t rank) {
@@ -26,7 +26,7 @@ bool has_part(const LayerTable& table, int64_t rank) {
          std::ranges::any_of(table.slices, [&](const auto& slice) { return slice.rank == rank; });
 }
 
-/// What this rank combines for all samples, by feature and slice of its table.
+/// The vectors that this rank combines for all samples, by feature and slice of its table.
 std::vector<std::vector<at::Tensor>> combined_here(OwnerStep& step) {
   const TableLanes& lanes = step.layer->lanes;
   const TableMemory& memory = step.layer->memory;
@@ -115,8 +115,7 @@ struct CombineAtOwners : torch::autograd::Function<CombineAtOwners> {
   }
 };
 
-/// This rank's ids, and the numbers that all ranks must agree on: the type of an error, samples, rows per sample by feature; -1 where this rank
-/// does not know.
+/// The numbers that all ranks must agree on: the type of an error, samples, rows per sample by feature; -1 if this rank does not know a number.
 std::vector<int64_t> numbers_of(const LayerTablesPtr& layer, const std::vector<std::optional<FeatureIds>>& ids,
                                 const RankError& error) {
   std::vector<int64_t> numbers{static_cast<int64_t>(error.type), -1, -1};
@@ -155,7 +154,7 @@ std::optional<FeatureIds> own_ids(const LayerTablesPtr& layer, size_t f, const s
   return ids;
 }
 
-/// Brings the rows of all ids to slots where tables lie in files.
+/// For tables in files: copies the rows of all ids to slots.
 void hold_rows(OwnerStep& step) {
   const TableLanes& lanes = step.layer->lanes;
   for (size_t t = 0; t < lanes.tables.size(); ++t) {

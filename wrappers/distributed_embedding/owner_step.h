@@ -1,4 +1,5 @@
-// wrappers/distributed_embedding/owner_step.h: one lookup whose ids are with the tables, and where vectors lie in its messages.
+// wrappers/distributed_embedding/owner_step.h: one lookup whose ids are passed to the owners of the tables, and the places of vectors in its
+// messages.
 #pragma once
 
 #include "wrappers/distributed_embedding/lookup_step.h"
@@ -9,19 +10,19 @@
 
 namespace shardwise {
 
-/// What a lookup at the owners knows besides the values of rows.
+/// The state of a lookup at the owners, without the values of rows.
 struct OwnerStep {
   LayerTablesPtr layer;
-  int64_t number = 0;                           // among the layer's lookups, from 1
-  std::vector<std::optional<FeatureIds>> ids;   // by feature; none where this rank has no part of its table
+  int64_t number = 0;                           // the step's number among the layer's lookups, from 1
+  std::vector<std::optional<FeatureIds>> ids;   // by feature; nullopt if this rank has no part of its table
   int64_t n_samples = 0;                        // of all ranks
-  std::vector<int64_t> rows_per_sample;         // by feature: 1, or of ids that are not combined their number
+  std::vector<int64_t> rows_per_sample;         // by feature: 1, or ids per sample if not combined
   std::vector<bool> has_rows;                   // by feature: results have a dim for these rows
   std::vector<GradientSink> sinks;              // by table
-  std::vector<std::vector<at::Tensor>> chosen;  // by feature and slice of its table: of maxima
+  std::vector<std::vector<at::Tensor>> chosen;  // by feature and slice of its table, for maxima
   std::vector<std::vector<at::Tensor>>
-      slots;                   // likewise, until they are combined: of the ids, where this rank's slice has a cache
-  std::vector<HoldPtr> holds;  // until the backward is over
+      slots;                   // likewise, until combined: slots of the ids, if this rank's slice has a cache
+  std::vector<HoldPtr> holds;  // released at the end of the backward
 
   /// The samples of one rank.
   Interval samples_of(int64_t rank) const;
@@ -35,14 +36,14 @@ struct OwnerStep {
   }
 };
 
-/// Where the vectors of one rank's samples lie in the messages of each lane: by sender, then feature, then slice.
+/// The places of the vectors of one rank's samples in the messages of each lane: ordered by sender, then feature, then slice.
 class MessageRows {
  public:
   MessageRows(const OwnerStep& step, int64_t rank);
 
   int64_t n_from(size_t lane, int64_t sender) const { return n_rows_[lane][static_cast<size_t>(sender)]; }
 
-  /// The rows [first, first + n), counted from the first of the sender, are those of slice number `place` of feature `feature`'s table.
+  /// The rows [first, first + n) of a sender's message belong to slice number `place` of the table of feature `feature`.
   struct Part {
     size_t feature;
     size_t place;
@@ -58,18 +59,18 @@ class MessageRows {
   std::vector<std::vector<int64_t>> n_rows_;  // by lane and sender
 };
 
-/// Of every rank.
+/// MessageRows of every rank.
 std::vector<MessageRows> message_rows(const OwnerStep& step);
 
 /// Tensors of messages, by lane and rank.
 using LaneTensors = std::vector<std::vector<at::Tensor>>;
-/// [rows, width of the lane], uninitialised; `n_rows(lane, rank)` says how many.
+/// Uninitialised tensors [n_rows(lane, rank), width of the lane].
 LaneTensors lane_tensors(const TableLanes& lanes, const std::function<int64_t(size_t, int64_t)>& n_rows);
 /// One message per pair and lane: `sent[lane][rank]` to each rank, `received[lane][rank]` from it. Collective.
 void exchange_lanes(const TableLanes& lanes, const LaneTensors& sent, const LaneTensors& received);
 
-/// The gradients of tables from those of results, by feature; undefined ones are zeros. `wanted`: by table; what is not wanted is neither
-/// computed nor given to an optimizer. Collective: one exchange.
+/// The gradients of tables from the gradients of results. `grads`: by feature; an undefined gradient is zero. `wanted`: by table; gradients that are
+/// not wanted are neither computed nor passed to an optimizer. Collective: one exchange.
 std::vector<at::Tensor> owner_gradients(const OwnerStep& step, const std::vector<at::Tensor>& grads,
                                         const std::vector<bool>& wanted);
 

@@ -10,8 +10,8 @@
 namespace shardwise {
 namespace {
 
-/// The room of the next message, after one that named `n` rows and had room for `room`: a little more than `n`, and no less than before
-/// unless it was twice too much.
+/// The room of the next message, if the last one had `n` rows and room for `room`. It grows to a little more than `n`, and shrinks only if less than
+/// half would do.
 int64_t next_room(int64_t n, int64_t room) {
   const int64_t wanted = n + n / 16 + 16;
   return n > room || wanted < room / 2 ? wanted : room;
@@ -114,7 +114,7 @@ IncomingRows RequestExchange::read(Step& step, const RowRequests& requests) {
     agree(group, kLayer, Facts(), step.error_);
   check_alike(*lanes_, facts, step.own_);
 
-  // What did not fit. Ranks that have nothing more to say to each other stay away.
+  // A second message with the rows that did not fit, only between ranks that have any.
   std::vector<Message> sends, receives;
   std::vector<at::Tensor> rest(n_ranks);
   for (size_t rank = 0; rank < n_ranks; ++rank) {

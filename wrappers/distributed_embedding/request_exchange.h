@@ -1,11 +1,11 @@
-// wrappers/distributed_embedding/request_exchange.h: each rank tells the others which of their rows it asks for, in one message per pair.
+// wrappers/distributed_embedding/request_exchange.h: each rank requests rows from the other ranks, in one message per pair.
 //
-// A receiver must know a message's length. Both ends of a pair remember how many rows the last ones named, and make the message a little
-// longer than that: its first words say how many there are. What does not fit follows in a second message, whose length both then know, and
-// the next one is longer. So steps like the one before take one exchange.
+// A receiver must know the length of a message in advance. Both ends of a pair remember the number of rows in the last message and make the next one
+// a little longer; its first words give the actual number. Rows that do not fit follow in a second message, whose length both ends then know, and the
+// next message is longer. So a step similar to the previous one takes one exchange.
 //
-// A rank whose input is wrong says so in place of its rows, and all ranks throw its error. The first words say too which lookup they belong
-// to (StepFacts), which all ranks compare.
+// A rank whose input is wrong sends its error in place of rows, and all ranks throw that error. The first words also identify the lookup (StepFacts),
+// and all ranks compare them.
 #pragma once
 
 #include "runtime/comm/agreement.h"
@@ -15,11 +15,11 @@
 
 namespace shardwise {
 
-/// The rows of this rank's blocks that all ranks ask for.
+/// The rows of this rank's blocks that all ranks request.
 struct IncomingRows {
-  std::vector<at::Tensor> rows;  // by lane: int32 or int64 [n], those of rank 0 first, ascending within a rank
+  std::vector<at::Tensor> rows;  // by lane: int32 or int64 [n], requests of rank 0 first, ascending within a rank
   std::vector<std::vector<int64_t>> counts;  // by lane and rank
-  std::vector<std::vector<int64_t>> firsts;  // by lane and rank: the first of a rank's
+  std::vector<std::vector<int64_t>> firsts;  // by lane and rank: where a rank's requests begin
 
   template <class Visit>
   void for_each_tensor(const Visit& visit) {
@@ -28,20 +28,20 @@ struct IncomingRows {
 };
 
 class RequestExchange {
-  /// What this rank asks of another: a head and the rows, of which `first` takes as many as it has room for.
+  /// A request to another rank: a head and the rows. `first` holds as many rows as it has room for.
   struct Outgoing {
     int64_t n_rows = 0;
     at::Tensor first, rest;
   };
 
  public:
-  /// `lanes` outlives it.
+  /// Pre: `lanes` outlives this object.
   explicit RequestExchange(const TableLanes& lanes);
 
-  /// The first messages of one step, under way. Steps are finished in the order in which they were started.
+  /// The first messages of one step, while they are being sent. Steps are finished in the order in which they were started.
   class Step {
    public:
-    /// Collective. Throws: on all ranks what the first rank with a wrong input has to say; as check_alike().
+    /// Collective. Throws: on all ranks the error of the first rank with a wrong input; as check_alike().
     IncomingRows finish(const RowRequests& requests);
 
    private:
@@ -55,7 +55,7 @@ class RequestExchange {
     std::shared_ptr<Messages> messages_;
   };
 
-  /// Collective: tells all ranks what this one asks for, or what is wrong.
+  /// Sends this rank's requests, or its error, to all ranks. Collective.
   Step start(const RowRequests& requests, const RankError& error, OwnFacts own);
 
  private:
@@ -64,7 +64,7 @@ class RequestExchange {
   template <class Word>
   IncomingRows read(Step& step, const RowRequests& requests);
   int64_t n_rows(const std::vector<int64_t>& head) const;
-  /// The type of this rank's error, the facts, and the rows of each lane that it asks `rank` for.
+  /// The type of this rank's error, the facts, and the number of rows of each lane that it requests from `rank`.
   std::vector<int64_t> head_for(const Step& step, const RowRequests& requests, int64_t rank) const;
   int64_t head_words() const { return kCounts + static_cast<int64_t>(lanes_->lanes.size()); }
   at::Tensor words(int64_t n) const;
@@ -73,7 +73,7 @@ class RequestExchange {
 
   const TableLanes* lanes_;
   at::ScalarType word_;
-  std::vector<int64_t> sent_room_, received_room_;  // of the next step
+  std::vector<int64_t> sent_room_, received_room_;  // of the next step's messages
 };
 
 }  // namespace shardwise

@@ -32,13 +32,13 @@ at::Tensor RowBuffers::take(int64_t n_rows, int64_t width, const at::TensorOptio
       ++idle_[i];
   }
   if (best == buffers_.size()) {
-    const c10::InferenceMode normal(false);               // steps that train take it again
-    buffers_.push_back(at::empty({n + n / 8}, options));  // steps differ a little
+    const c10::InferenceMode normal(false);               // training steps reuse the buffer
+    buffers_.push_back(at::empty({n + n / 8}, options));  // room to grow, because steps differ a little
     idle_.push_back(0);
     prefer_large_pages(buffers_.back());
   }
   idle_[best] = 0;
-  // A tensor of its own: the pool's has one owner while the memory is free.
+  // A new tensor: the pool's own has a use count of 1 while the memory is free.
   const at::Tensor result = buffers_[best].narrow(0, 0, n).view({n_rows, width});
   for (size_t i = buffers_.size(); i-- > 0;)
     if (idle_[i] > kMostIdle) {
@@ -62,7 +62,7 @@ void prefer_large_pages(const at::Tensor& tensor) {
   if (!tensor.device().is_cpu() || tensor.nbytes() < kLarge) return;
   const auto begin = (reinterpret_cast<uintptr_t>(tensor.mutable_data_ptr()) + kPage - 1) / kPage * kPage;
   const auto end = (reinterpret_cast<uintptr_t>(tensor.mutable_data_ptr()) + tensor.nbytes()) / kPage * kPage;
-  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // a wish: where it fails nothing is lost
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // a hint, so failure is harmless
 #else
   static_cast<void>(tensor);
 #endif

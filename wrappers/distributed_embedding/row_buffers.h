@@ -1,5 +1,5 @@
-// wrappers/distributed_embedding/row_buffers.h: memory for rows under way that steps use again: fresh memory costs a page fault per 4 KiB,
-// about as much time as filling it.
+// wrappers/distributed_embedding/row_buffers.h: reused memory for rows in messages. Fresh memory costs a page fault per 4 KiB, about as much time as
+// filling it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,22 +9,22 @@
 
 namespace shardwise {
 
-/// Buffers that nobody holds are given out again. Safe to use from several threads.
+/// A pool of buffers; free buffers are reused. Safe to use from several threads.
 class RowBuffers {
  public:
-  /// [n_rows, width], uninitialised. Free again when the last tensor of its memory is gone.
+  /// [n_rows, width], uninitialised. The buffer is free again when the last tensor over its memory is gone.
   at::Tensor take(int64_t n_rows, int64_t width, const at::TensorOptions& options);
-  /// Of all buffers, those in use too.
+  /// Bytes of all buffers, including those in use.
   int64_t n_bytes() const;
 
  private:
   mutable std::mutex mutex_;
-  std::vector<at::Tensor> buffers_;  // flat; those that were free in vain kMostIdle times are dropped
+  std::vector<at::Tensor> buffers_;  // flat; buffers that were free and not taken kMostIdle times in a row are dropped
   std::vector<int64_t> idle_;
 };
 
-/// Asks the system for large pages for a CPU tensor's memory that nobody has touched: rows here and there then cost fewer misses of the
-/// translation cache. Does nothing where the system has none.
+/// Asks the system for large pages for the untouched memory of a CPU tensor, so that access to scattered rows has fewer TLB misses. Does nothing if
+/// the system has no large pages.
 void prefer_large_pages(const at::Tensor& tensor);
 
 }  // namespace shardwise

@@ -14,7 +14,7 @@ namespace {
 
 using kernels::Pooling;
 
-/// By table: what becomes of its gradients. Collective calls are in the same order on all ranks.
+/// Computes the gradients of a step table by table, so that collective calls have the same order on all ranks.
 class Backward {
  public:
   Backward(const LookupStep& step, const std::vector<at::Tensor>& grads, const std::vector<bool>& wanted)
@@ -31,7 +31,7 @@ class Backward {
     return result;
   }
 
-  /// Of a feature's weights: per id the dot product of its row and its gradient.
+  /// The gradient of a feature's weights: per id the dot product of its row and its gradient.
   at::Tensor weights(size_t f) const {
     const FeatureIds& feature = step_.ids[f];
     const RowGrads& grads = of_features_[f];
@@ -72,7 +72,7 @@ class Backward {
     return joined(std::move(parts), n_ids);
   }
 
-  /// Sums the gradients of each row that this rank asked for, and sends them to its owner.
+  /// Sums the gradients of each row that this rank requested, and sends the sums to the owner.
   void send_sums() {
     std::vector<at::Tensor> sums;  // by lane, as the arrivals
     for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
@@ -111,7 +111,7 @@ class Backward {
     std::vector<Message> sends, receives;
     for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
       for (int64_t rank = 0; rank < lanes_.n_ranks(); ++rank) {
-        if (rank == lanes_.own_rank()) continue;  // they are in place
+        if (rank == lanes_.own_rank()) continue;  // own rows need no message
         const auto at_rank = static_cast<size_t>(rank);
         const at::Tensor sent =
             sums[lane].narrow(0, step_.requests.first_from(lane, rank), step_.requests.n_from(lane, rank));
@@ -138,7 +138,7 @@ class Backward {
     return wanted_[t] && !lanes_.tables[t].is_replicated && step_.sinks[t].updates_alone(*lanes_.tables[t].spec);
   }
 
-  /// One call per lane for all tables whose optimizers need nothing of other ranks.
+  /// Updates tables whose optimizers need nothing from other ranks, in one call per lane.
   void update_lanes() const {
     std::vector<std::vector<UpdatedRows>> updated(lanes_.lanes.size());
     for (size_t t = 0; t < lanes_.tables.size(); ++t) {
@@ -182,7 +182,8 @@ class Backward {
     return step_.sinks[t].take_groups(table.spec, boxes);
   }
 
-  /// Partial: reduced with those of other replicated leaves at the end of the backward; or taken by an optimizer.
+  /// The gradient of a replicated table: Partial, and reduced together with those of other replicated leaves at the end of the backward; or taken by
+  /// an optimizer.
   at::Tensor replicated(size_t t) const {
     const std::vector<size_t>& features = step_.layer->features_of[t];
     if (features.empty()) return {};
@@ -214,7 +215,7 @@ StepGradients step_gradients(const LookupStep& step, const std::vector<at::Tenso
   for (const size_t f : step.weighted) result.weights.push_back(backward.weights(f));
   if (step.trains_tables)
     result.tables = backward.tables();
-  else  // nothing to send: other ranks may have no graph at all
+  else  // sends nothing, because other ranks may have no graph
     result.tables.resize(step.layer->lanes.tables.size());
   return result;
 }

@@ -1,4 +1,4 @@
-// wrappers/distributed_embedding/row_gradients.h: the backward of one lookup: gradients of results -> of rows -> of tables.
+// wrappers/distributed_embedding/row_gradients.h: the backward of one lookup: from gradients of results to gradients of rows and of tables.
 #pragma once
 
 #include "wrappers/distributed_embedding/lookup_step.h"
@@ -6,12 +6,13 @@
 namespace shardwise {
 
 struct StepGradients {
-  /// Undefined where it is not wanted, where an optimizer took it, and where no feature uses the table.
+  /// By table. Undefined if it is not wanted, if an optimizer took it, or if no feature uses the table.
   std::vector<at::Tensor> tables;
   std::vector<at::Tensor> weights;  // of the step's weighted features, in their order
 };
 
-/// `grads`: by feature, of its result; undefined ones are zeros. `wanted`: by table; what is not wanted goes to no optimizer.
+/// `grads`: the gradients of results, by feature; an undefined gradient is zero. `wanted`: by table; gradients that are not wanted are not passed to
+/// an optimizer.
 /// Collective: one exchange.
 StepGradients step_gradients(const LookupStep& step, const std::vector<at::Tensor>& grads,
                              const std::vector<bool>& wanted);

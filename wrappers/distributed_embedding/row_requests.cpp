@@ -17,7 +17,7 @@ std::vector<std::vector<int64_t>> no_counts(const TableLanes& lanes) {
   return {lanes.lanes.size(), std::vector<int64_t>(static_cast<size_t>(lanes.n_ranks()))};
 }
 
-/// The ids of all features of a table, one after the other.
+/// Concatenates the ids of all features of a table.
 at::Tensor ids_of(const TableRequests& table, const std::vector<FeatureIds>& features) {
   if (table.features.size() == 1) return features[table.features[0]].ids;
   std::vector<at::Tensor> parts;
@@ -63,7 +63,7 @@ RowRequests::RowRequests(const TableLanes& lanes, const std::vector<Feature>& fe
       const LaneSlice& slice = table.slices[s];
       RowRequest request{s, first_from(slice.rows.begin), first_from(slice.rows.end), 0};
       int64_t& count = counts_[slice.lane][static_cast<size_t>(slice.rank)];
-      request.arrival = count;  // among those of its rank, for now
+      request.arrival = count;  // relative to its rank's first arrival, for now
       count += request.n();
       own.requests.push_back(request);
     }

@@ -11,9 +11,9 @@
 namespace shardwise {
 namespace {
 
-constexpr int64_t kMask = (int64_t{1} << 31) - 1;  // ids may travel as int32
+constexpr int64_t kMask = (int64_t{1} << 31) - 1;  // words of messages may be int32
 
-enum GradientKind : int64_t { kNone, kDense, kSparse, kFused };  // from kFused on: fused optimizers by their kind
+enum GradientKind : int64_t { kNone, kDense, kSparse, kFused };  // kFused + k: fused optimizer of kind k
 
 int64_t kind_of(const GradientSink& sink, const at::Tensor& table) {
   if (!table.requires_grad()) return kNone;

@@ -21,7 +21,7 @@ bool are_one(const Lane& lane, const Lane& other) {
   return lane.dtype == other.dtype && lane.width == other.width && lane.stored == other.stored;
 }
 
-/// The slices' columns, ascending, each once.
+/// The distinct column intervals of the slices, ascending.
 std::vector<Interval> parts_of(const TablePlan& plan) {
   std::vector<Interval> parts;
   if (plan.treatment == Treatment::kReplicated) return parts;
@@ -31,7 +31,7 @@ std::vector<Interval> parts_of(const TablePlan& plan) {
   return parts;
 }
 
-/// Rows are put together of one slice from each part, so that these must not overlap.
+/// A row is composed of one slice from each part, so parts must not overlap.
 void check_parts(const std::string& table, const std::vector<Interval>& parts) {
   Interval last{0, 0};
   for (const Interval& part : parts) {
@@ -92,7 +92,7 @@ void check_storages(const std::vector<LayerTable>& tables, const std::vector<Tab
   }
 }
 
-/// By rows over all ranks where that says it, else in pieces.
+/// Shard(0, sizes=...) if that describes the slices, else an EnumerableShard.
 Placement placement_of(const TableConfig& config, const TablePlan& plan, const MeshPtr& mesh) {
   if (plan.treatment == Treatment::kReplicated) return Placement::replicate();
   const auto n_ranks = static_cast<size_t>(mesh->size());

@@ -1,12 +1,12 @@
-// wrappers/distributed_embedding/table_lanes.h: which slices of which tables lie in which block of memory of which rank.
+// wrappers/distributed_embedding/table_lanes.h: places the slices of tables in blocks of memory on ranks.
 //
-// A lane is all that has one width and dtype. On each rank the slices of a lane lie one below the other in one block, so that one kernel
-// call serves them all and one message per pair of ranks brings their rows:
+// A lane is the set of all slices of one width and dtype. On each rank the slices of a lane are stacked in one block, so that one kernel call serves
+// them all and one message per pair of ranks carries their rows:
 //
 //   tables a [10, 8], b [4, 8] on rank 0, c [7, 16] on ranks 0 and 1, 8 columns each:
 //   lane 0 (width 8, float32)    rank 0: a, rows 0 to 9; b, rows 10 to 13; c[:, 0:8], rows 14 to 20    rank 1: c[:, 8:16], rows 0 to 6
 //
-// The slices of a table that lies in files have lanes of their own, one slice per rank: each has a file and a cache.
+// The slices of a table in files have lanes of their own, with one slice per rank, because each slice has its own file and cache.
 #pragma once
 
 #include "runtime/tensor/spec.h"
@@ -19,18 +19,18 @@
 
 namespace shardwise {
 
-/// By table; those that are not here lie in memory.
+/// By table; other tables are in memory.
 using TableStorages = std::map<size_t, TableStorage>;
 
 struct Lane {
   int64_t width = 0;
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> heights;  // rows of the block, by rank
-  /// Of the part (LayerTable::parts) of a table that lies in files: (table, part).
+  /// For a lane of a table in files: (table, part), with part an index into LayerTable::parts.
   std::optional<std::pair<size_t, size_t>> stored = std::nullopt;
 };
 
-/// A slice, and its place in its rank's block of its lane.
+/// A slice, and its place in the block of its lane on its rank.
 struct LaneSlice {
   int64_t rank = 0;
   Interval rows, columns;  // of the table
@@ -43,9 +43,9 @@ struct LaneSlice {
 struct LayerTable {
   std::string name;
   SpecPtr spec;
-  bool is_replicated = false;     // no slices then: every rank has it outside of the lanes
+  bool is_replicated = false;     // then it has no slices: every rank stores it outside of the lanes
   std::vector<LaneSlice> slices;  // by first row, then first column
-  std::vector<Interval> parts;    // the slices' columns, ascending, each once
+  std::vector<Interval> parts;    // the distinct column intervals of slices, ascending
   std::optional<TableStorage> storage = std::nullopt;
 };
 
@@ -53,24 +53,24 @@ struct LayerTable {
 struct TableLanes {
   MeshPtr mesh;
   std::vector<LayerTable> tables;
-  std::vector<Lane> lanes;  // those of larger elements first
+  std::vector<Lane> lanes;  // larger elements first
 
-  /// Throws: c10::ValueError for a mesh of several dims, for a plan of another number of ranks or whose slices of columns differ from rows
-  /// to rows so that they overlap, and for storage of a table that is replicated or of whose columns a rank has two slices, of none, or
-  /// without a cache.
+  /// Throws: c10::ValueError for a mesh of several dims; for a plan with another number of ranks, or with column slices that differ from rows to rows
+  /// so that they overlap; and for storage of a table that is replicated or does not exist, without a cache, or with two slices of the same columns
+  /// on one rank.
   static TableLanes of(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
                        const MeshPtr& mesh, const TableStorages& storages = {});
 
-  /// This rank's slice that is `box` of the table; null where that has no rows.
+  /// This rank's slice that is `box` of the table; null if the box has no rows.
   const LaneSlice* own_slice(const LayerTable& table, const Box& box) const;
-  /// Of the slices with the columns of part number `part`.
+  /// The lane of the slices with the columns of part number `part`.
   static size_t lane_of(const LayerTable& table, size_t part);
 
   int64_t n_ranks() const { return mesh->size(); }
   int64_t own_rank() const { return mesh->group()->index; }
 };
 
-/// "float32" -> at::kFloat. Throws: c10::TypeError for what is no floating dtype.
+/// "float32" -> at::kFloat. Throws: c10::TypeError for a name that is no floating dtype.
 at::ScalarType table_dtype(std::string_view name);
 
 }  // namespace shardwise

@@ -36,7 +36,7 @@ TableMemory::TableMemory(const TableLanes& lanes) : lanes_(&lanes) {
   watch_writes();
 }
 
-/// DTensors of one table share a memory, so that a write to any of them is seen.
+/// All DTensors of a table share one TensorMemory, so that the cache notices a write to any of them.
 void TableMemory::watch_writes() {
   for (size_t t = 0; t < lanes_->tables.size(); ++t) {
     memories_.push_back(c10::make_intrusive<TensorMemory>());
@@ -106,7 +106,7 @@ void TableMemory::check(c10::ArrayRef<at::Tensor> tables) const {
                                 lanes_->tables.size()));
   for (size_t t = 0; t < tables.size(); ++t) {
     const auto* impl = maybe_dtensor(tables[t]);
-    // By the memory, and not by addresses of pieces: a rank that has no rows of the table must find what the others find.
+    // Compares the TensorMemory, not the addresses of pieces, so that a rank without rows of the table comes to the same result as all others.
     TORCH_CHECK_VALUE(
         impl != nullptr && impl->spec() == lanes_->tables[t].spec && impl->known_memory() == memories_[t].get(),
         fmt::format("[{}] the parameter of table {} is not the layer's own any more: lookups would "

@@ -40,7 +40,7 @@ at::Tensor gathered_rows(const TableLanes& lanes, const TableMemory& memory, siz
     if (part.length() == 0 || slice.columns.length() == 0) continue;
     if (slice.rank == own) {
       const int64_t first_row = slice.first_row + part.begin - slice.rows.begin;
-      // A block in files is on the CPU.
+      // A block in a file is on the CPU.
       const at::Tensor held = memory.block(slice.lane).narrow(0, first_row, part.length()).to(device);
       for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank)
         if (rank != own && (!root || *root == rank)) sends.push_back({group.ranks[static_cast<size_t>(rank)], held});

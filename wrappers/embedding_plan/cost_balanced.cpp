@@ -21,12 +21,12 @@ namespace shardwise::detail {
 namespace {
 
 constexpr double kEndless = std::numeric_limits<double>::infinity();
-// Targets over the bound, and the share of a target that one slice may take.
+// Targets as multiples of the bound, and the shares of a target that one slice may take.
 constexpr std::array kTargets{1.0, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.45, 1.6, 2.0, 3.0};
 constexpr std::array kShares{1.0, 0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05};
-constexpr double kCloseEnough = 1.0005;  // to the bound: no better plan is looked for
+constexpr double kCloseEnough = 1.0005;  // to the bound: the search stops
 constexpr int64_t kMostMoves = 20000;
-constexpr int64_t kMostTrials = 200000;  // slices and ranks of all divisions that a refinement tries
+constexpr int64_t kMostTrials = 200000;  // limit of a refinement: (slices + ranks) * divisions tried
 
 std::string duration(double seconds) {
   return seconds < 1e-3 ? fmt::format("{:.3g} us", seconds * 1e6) : fmt::format("{:.3g} ms", seconds * 1e3);
@@ -69,7 +69,7 @@ class CostBalancer {
     return sum / model_.n_ranks();
   }
 
-  /// Keeps the plan where it is better and fits.
+  /// Keeps the plan if it is better and fits.
   void keep_if_better(std::vector<TablePlan> plans) {
     const std::vector<RankLoad> loads = rank_loads(model_, plans);
     double seconds = 0, n_bytes = 0;
@@ -87,7 +87,7 @@ class CostBalancer {
     try {
       slicings = slice_by_thresholds(model_.tables(), model_.n_ranks(), options_);
     } catch (const c10::ValueError&) {
-      return;  // fewer slices than ranks: nothing that this strategy minds
+      return;  // fewer slices than ranks, which this strategy allows
     }
     const auto slices = loose_slices(model_, slicings);
     for (Slicing& slicing : slicings) slicing.reason += "; faster so than by any other division that was tried";
@@ -114,18 +114,18 @@ class CostBalancer {
     if (fixed + best.seconds * (1 - 1e-9) < best_seconds_) keep_if_better(plans_of(choices, best));
   }
 
-  /// Treatments and slices of all tables, dealt.
+  /// Treatments and slices of all tables, and the ranks of the slices.
   struct Division {
     std::vector<Choice> chosen;
     std::vector<LooseSlice> slices;
     std::vector<int64_t> ranks;  // of the slices
     int64_t last_rank = 0;
-    double seconds = kEndless;  // of the last rank, without what every rank pays
+    double seconds = kEndless;  // of the last rank, without the time that every rank pays
   };
 
-  /// Of tables that are to be done in `seconds`, in slices of at most `share` of what is left for them.
+  /// The division for a target of `seconds`, in which a slice takes at most `share` of the time and memory left for slices.
   Division divide(const std::vector<TableChoices>& choices, double seconds, double share) {
-    // What replicas take is known only when they are chosen, so it is done twice.
+    // Chooses twice, because the cost of replicas is known only after they are chosen.
     auto chosen = choose(choices, {seconds * share, memory_ * share}, seconds);
     double replicated = 0, n_bytes = 0;
     for (const Choice& choice : chosen)
@@ -138,7 +138,7 @@ class CostBalancer {
     return deal_chosen(std::move(chosen));
   }
 
-  /// Gives tables of the last rank more slices, or another treatment, as long as that brings it forward.
+  /// Gives tables of the last rank more slices, or another treatment, as long as that makes the rank finish earlier.
   void refine(const std::vector<TableChoices>& choices, Division& best, double close_enough) {
     auto n_tries =
         std::clamp<int64_t>(kMostTrials / (static_cast<int64_t>(best.slices.size()) + model_.n_ranks()), 4, 1000);
@@ -160,7 +160,7 @@ class CostBalancer {
     }
   }
 
-  /// Those that take most first.
+  /// Tables with slices on the last rank, the most expensive first.
   std::vector<size_t> tables_of_last_rank(const Division& division) const {
     std::vector<std::pair<double, size_t>> found;
     for (size_t i = 0; i < division.slices.size(); ++i)
@@ -191,7 +191,7 @@ class CostBalancer {
     return others;
   }
 
-  /// `room`: seconds of a rank.
+  /// `room`: the seconds that a rank may take.
   std::vector<Choice> choose(const std::vector<TableChoices>& choices, const SliceLimit& limit, double room) const {
     std::vector<Choice> chosen = choose_at(choices, limit, room, {});
     if (std::isinf(memory_)) return chosen;
@@ -199,7 +199,7 @@ class CostBalancer {
       return std::accumulate(chosen.begin(), chosen.end(), 0.0,
                              [](double sum, const Choice& choice) { return sum + choice.n_bytes; });
     };
-    // Replicas give way to slices as bytes become dearer, until slices have some room to spare.
+    // Raises the price of a byte, which turns replicas into slices, until slices have some room to spare.
     double price = room / memory_ / 64;
     for (int i = 0; i < 40 && n_bytes() > 0.97 * memory_; ++i, price *= 2)
       chosen = choose_at(choices, limit, room, {0, price});
@@ -212,7 +212,7 @@ class CostBalancer {
     chosen.reserve(choices.size());
     for (const TableChoices& table : choices) {
       auto choice = table.cheapest(limit, prices);
-      // Where nothing keeps to the limit: what comes closest, rows first.
+      // If no choice keeps to the limit, takes the closest one, row-parallel first.
       if (!choice) choice = table.row_parallel({kEndless, kEndless});
       if (!choice) choice = table.finest();
       chosen.push_back(choice ? *choice : *table.replicated());
@@ -221,7 +221,7 @@ class CostBalancer {
     return chosen;
   }
 
-  /// The first rows of skewed tables meet on rank 0: where they take more than `room` seconds, tables that relieve it at the least loss
+  /// Rank 0 has the first rows of all skewed row-parallel tables. If they take more than `room` seconds, the tables that relieve it at the least cost
   /// get another treatment.
   static void relieve_first_rank(const std::vector<TableChoices>& choices, const SliceLimit& limit, double room,
                                  const Prices& prices, std::vector<Choice>& chosen) {
@@ -288,7 +288,7 @@ class CostBalancer {
     return place(model_.tables(), slicings, division.slices, division.ranks, model_.n_ranks());
   }
 
-  /// What a replicated or row-parallel table takes of each rank.
+  /// Adds the load of a replicated or row-parallel table to each rank.
   void add_common(size_t t, const Choice& choice, Ranks& ranks) {
     const TableConfig& table = model_.tables()[t];
     if (choice.treatment == Treatment::kTableParallel) return;
@@ -330,7 +330,7 @@ class CostBalancer {
   const LoadModel& model_;
   const EmbeddingPlanOptions& options_;
   double memory_;
-  std::vector<std::vector<double>> row_seconds_;  // per table and rank, of those that were row-parallel once
+  std::vector<std::vector<double>> row_seconds_;  // per table and rank, for tables that were row-parallel once
   double bound_ = 0;
   double best_seconds_ = kEndless;
   std::vector<TablePlan> best_;

@@ -1,9 +1,9 @@
 // wrappers/embedding_plan/cost_balanced.h: the strategy that chooses treatments, slices and ranks by time. Pure.
 //
-// For targets from the bound upwards, each table gets the treatment of the least mean time per rank among those whose slices keep to
-// a share of the target; slices go largest first onto the rank that is done first and has room; then slices move and change
-// places between the rank that is done last and those that are done early. The best plan found counts, and what the
-// other strategies make of the same options is among them.
+// For targets from the bound upwards: each table gets the treatment with the least mean time per rank, among the treatments whose slices take at most
+// a share of the target. Slices are placed, largest first, on the rank that finishes first and has room. Then slices are moved and swapped between
+// the rank that finishes last and ranks that finish early. The result is the best plan found, the plans of the other strategies for the same options
+// included.
 #pragma once
 
 #include "wrappers/embedding_plan/load_model.h"
@@ -13,9 +13,9 @@
 
 namespace shardwise::detail {
 
-/// Without groups and first rows. Deterministic.
+/// The plan of each table, without groups and first rows. Deterministic.
 ///
-/// Throws: c10::ValueError where no plan is found that keeps to memory_per_rank, with the bytes that one needs at least.
+/// Throws: c10::ValueError if no plan is found that keeps to memory_per_rank. The text names the bytes that a plan needs at least.
 std::vector<TablePlan> balance_cost(const LoadModel& model, const EmbeddingPlanOptions& options);
 
 }  // namespace shardwise::detail

@@ -32,7 +32,7 @@ DistinctIds::DistinctIds(int64_t n_rows, double skew, double n_ids) : n_rows_(n_
     return;
   }
   ends_ = run_ends(n_rows);
-  std::vector<double> weights;  // of a row of each run
+  std::vector<double> weights;  // weight of one row of each run
   double total = 0;
   int64_t begin = 0;
   for (const int64_t end : ends_) {

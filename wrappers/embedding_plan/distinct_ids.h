@@ -11,17 +11,17 @@
 
 namespace shardwise::detail {
 
-/// Rows by frequency: row k is named with probability p(k), proportional to (k + 1)^-skew, independently by each of `n_ids` ids, so by at
-/// least one of them with probability 1 - (1 - p(k))^n_ids.
+/// Rows are ordered by frequency. Each of `n_ids` ids independently names row k with probability p(k), proportional to (k + 1)^-skew. So at least one
+/// id names row k with probability 1 - (1 - p(k))^n_ids.
 ///
-/// The first rows are summed one by one, later ones in runs that each are 8 % longer than the one before, by the row in its
-/// middle: within 0.1 % of the sum over all rows.
+/// The first rows are summed one by one. Later rows are summed in runs, each 8 % longer than the one before, by the row in the middle of the run. The
+/// result is within 0.1 % of the sum over all rows.
 class DistinctIds {
  public:
   /// Pre: n_rows > 0, skew >= 0, n_ids > 0. Cost: O(log n_rows); O(1) without skew.
   DistinctIds(int64_t n_rows, double skew, double n_ids);
 
-  /// Of rows [rows.begin, rows.end). Parts add up to the whole. Cost: O(log log n_rows).
+  /// The expected number of distinct rows within [rows.begin, rows.end). Parts add up to the whole. Cost: O(log log n_rows).
   double within(Interval rows) const { return below(rows.end) - below(rows.begin); }
   double all() const { return below(n_rows_); }
 
@@ -29,7 +29,7 @@ class DistinctIds {
   double below(int64_t row) const;
 
   int64_t n_rows_;
-  double uniform_ = 0;             // probability per row, where all are alike
+  double uniform_ = 0;             // expected per row, if all rows are equally frequent
   std::vector<int64_t> ends_;      // of the runs
   std::vector<double> until_end_;  // rows expected before each end
 };

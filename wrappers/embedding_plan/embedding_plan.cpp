@@ -26,7 +26,7 @@ void check_memory(const EmbeddingPlan& plan) {
                   rank, detail::with_commas(n_bytes), detail::with_commas(*plan.options.memory_per_rank)));
 }
 
-/// Of a plan whose slices are known to be right.
+/// Computes groups, loads and bound of a plan whose slices are valid.
 EmbeddingPlan finish(std::vector<TableConfig> tables, int64_t n_ranks, const EmbeddingPlanOptions& options,
                      std::vector<TablePlan> table_plans, const detail::LoadModel& model) {
   EmbeddingPlan plan{std::move(tables), n_ranks, options, std::move(table_plans), {}, 0};

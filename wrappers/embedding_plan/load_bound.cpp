@@ -13,7 +13,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kHalvings = 40;
 
 struct Sums {
-  double worth = 0, seconds = 0, first_seconds = 0, n_bytes = 0;  // infinite where a table has no choice
+  double worth = 0, seconds = 0, first_seconds = 0, n_bytes = 0;  // infinite if a table has no choice
 };
 
 Sums cheapest(const std::vector<TableChoices>& choices, const SliceLimit& limit, const Prices& prices) {
@@ -29,8 +29,8 @@ Sums cheapest(const std::vector<TableChoices>& choices, const SliceLimit& limit,
   return sums;
 }
 
-/// True where no plan has every rank done within `seconds`. Each price's sum is concave in it, and largest where what it stands for just
-/// fits.
+/// True if in no plan every rank finishes within `seconds`. The sum is a concave function of each price, and is largest at the price at which the
+/// priced resource just fits.
 bool is_ruled_out(const std::vector<TableChoices>& choices, double seconds, double memory) {
   const SliceLimit limit{seconds, memory};
   const Sums fastest = cheapest(choices, limit, {});
@@ -67,7 +67,7 @@ double load_bound(const LoadModel& model, const EmbeddingPlanOptions& options, b
   const auto choices = table_choices(model, options, may_replicate, may_shard);
   if (!std::ranges::all_of(choices, &TableChoices::any)) return kInfinity;
   const double memory = options.memory_per_rank ? static_cast<double>(*options.memory_per_rank) : kInfinity;
-  // Without limits on slices, the means are the least that they can be.
+  // Without limits on slices, the means are as small as possible.
   double low = cheapest(choices, {kInfinity, kInfinity}, {}).seconds, high = low;
   for (int i = 0; is_ruled_out(choices, high, memory); ++i) {
     if (i == 2 * kHalvings) return kInfinity;  // nothing fits the memory

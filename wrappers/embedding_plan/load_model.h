@@ -1,19 +1,18 @@
-// wrappers/embedding_plan/load_model.h: what a step costs a rank, from a stated model. Pure.
+// wrappers/embedding_plan/load_model.h: the cost of a step for a rank, by the following model. Pure.
 //
-// A step looks up a batch on each rank, comes back with gradients, and updates the rows. Of each table a rank's batch names n = batch *
-// ids_per_sample ids, u different ones; all R ranks together name U different ones (distinct_ids.h).
+// A step looks up a batch on each rank, sends gradients back, and updates the rows. For each table, a rank's batch has n = batch * ids_per_sample
+// ids, u of them distinct; the batches of all R ranks together have U distinct ids (distinct_ids.h).
 //
-//   client, every rank alike    n ids found among the different ones; n vectors read, written and given a gradient
-//   a slice, on its rank        R u ids arrive, each once per asking rank, and as many rows leave: reach and copy them. As many gradients
+//   client, every rank alike    n ids found among the distinct ones; n vectors read, written and given a gradient
+//   a slice, on its rank        R u ids arrive, once per requesting rank, and as many rows are reached, copied and sent. As many gradients
 //                               arrive and are summed; U rows are updated, with the optimizer's state
 //   a replicated table          u rows are looked up on the rank, the dense gradient is written, all-reduced and applied to all rows
-//   exchanges                   ids, vectors and gradients: three, of R - 1 messages, whatever the number of tables, and a count per
-//                               slice and asking rank; one all-reduce of all replicated tables, mesh dim by mesh dim as a ring
+//   exchanges                   three: ids, vectors and gradients, of R - 1 messages for any number of tables, and a count per
+//                               slice and requesting rank; one all-reduce of all replicated tables, mesh dim by mesh dim as a ring
 //
-// Where a slice has part of the rows, u and U are those of its rows: low rows are hot where ids are skewed. What is read or
-// written counts by memory_gb_per_s, reaching a row by ns_per_row, a message by its link. Both directions of an exchange are
-// under way at once. What ranks serve is what ranks ask for, so the rank that serves most sets the exchange's time, and
-// only what a rank serves is counted.
+// If a slice has only some of the rows, u and U count its rows only; low rows are hot if ids are skewed. Bytes read or written cost by
+// memory_gb_per_s, reaching a row by ns_per_row, a message by its link. The two directions of an exchange overlap. Ranks together serve as much as
+// they request, so the rank that serves most determines the time of an exchange, and only the bytes that a rank serves are counted.
 #pragma once
 
 #include "wrappers/embedding_plan/distinct_ids.h"
@@ -26,12 +25,12 @@ namespace shardwise::detail {
 
 class LoadModel {
  public:
-  /// Pre: check_tables() and check_options() passed. `tables` outlive this. Cost: O(tables).
+  /// Pre: check_tables() and check_options() passed. `tables` outlive this object. Cost: O(tables).
   LoadModel(const std::vector<TableConfig>& tables, int64_t n_ranks, const EmbeddingPlanOptions& options);
 
-  /// Rows that ranks ask of these rows of a table in a step: each once per asking rank.
+  /// The number of lookups of these rows of a table in a step: distinct rows, summed over the requesting ranks.
   double lookups(size_t table, Interval rows) const;
-  /// Bytes that cross links for a slice: ids and gradients to it, vectors from it, counts.
+  /// Bytes over links for a slice: ids and gradients to it, vectors from it, counts.
   double served_bytes(size_t table, Interval rows, int64_t n_columns) const;
 
   /// A slice costs its rank per_slice + n_columns * per_column.
@@ -44,18 +43,18 @@ class LoadModel {
   double slice_seconds(size_t table, Interval rows, int64_t n_columns) const {
     return slice_seconds(table, rows).of(n_columns);
   }
-  /// Of a slice of which nothing is asked: its counts.
+  /// The seconds of a slice without requests: its counts only.
   double seconds_of_empty_slice() const;
-  /// Every rank's share of a replicated table, without latencies.
+  /// The seconds that every rank spends on a replicated table, without latencies.
   double replicated_seconds(size_t table) const;
   double replicated_lookups(size_t table) const;
-  /// Bytes that a rank sends (and receives) of the all-reduce of a replicated table.
+  /// Bytes that a rank sends (and receives) in the all-reduce of a replicated table.
   double all_reduced_bytes(size_t table) const;
 
   double client_seconds() const { return client_seconds_; }
-  /// Latencies of the three exchanges, paid where any table is sharded.
+  /// Latencies of the three exchanges, paid if any table is sharded.
   double exchange_latency() const { return exchange_latency_; }
-  /// Latencies of the all-reduce, paid where any table is replicated.
+  /// Latencies of the all-reduce, paid if any table is replicated.
   double all_reduce_latency() const { return all_reduce_latency_; }
 
   int64_t weight_bytes(size_t table, int64_t n_rows, int64_t n_columns) const;

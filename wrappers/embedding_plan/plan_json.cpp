@@ -22,7 +22,7 @@ using Json = nlohmann::ordered_json;
 constexpr std::string_view kFormat = "shardwise.embedding_plan";
 constexpr int64_t kVersion = 1;
 
-/// A value within a JSON text, which knows its place.
+/// A value within a JSON text, and its path for errors.
 class Place {
  public:
   Place(const Json& value, std::string path) : value_(value), path_(std::move(path)) {}
@@ -37,7 +37,7 @@ class Place {
   bool is_list() const { return value_.is_array(); }
   size_t size() const { return value_.size(); }
 
-  /// An object of no other keys than these.
+  /// Checks that the value is an object without other keys than these.
   const Place& object(std::initializer_list<std::string_view> keys) const {
     if (!value_.is_object()) refuse("an object");
     for (const auto& [key, value] : value_.items())
@@ -76,7 +76,7 @@ class Place {
     if (!value_.is_array() || value_.size() != 2) refuse("a pair [begin, end]");
     return {at(size_t{0}).integer(), at(size_t{1}).integer()};
   }
-  /// What `read` makes of the text, its errors told with this place.
+  /// The result of `read` for the text; its errors are prefixed with this path.
   template <class Read>
   auto word(const Read& read) const {
     const std::string name = text();
@@ -273,7 +273,7 @@ void save_embedding_plan(const EmbeddingPlan& plan, const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code unknown;
   std::string file = path;
-  if (fs::is_symlink(path, unknown))  // the link stays
+  if (fs::is_symlink(path, unknown))  // the file behind the link is replaced, not the link
     file = fs::weakly_canonical(fs::path(path).parent_path() / fs::read_symlink(path, unknown), unknown).string();
   const bool is_device = fs::exists(file, unknown) && !fs::is_regular_file(file, unknown);
   const std::string part = is_device ? file : file + ".part", text = to_json(plan);

@@ -4,7 +4,7 @@
 //    "tables": [{"name": "users", "n_rows": 1000, "n_columns": 64, "dtype": "float32", "combiner": "sum", ...}],
 //    "plans": [{"treatment": "table-parallel", "slices": [{"rank": 1, "columns": [0, 64]}], "reason": "..."}]}
 //
-// What follows from the rest (groups, offsets, loads, the bound, slices of replicas and of balanced rows) is worked out anew.
+// Derived values (groups, offsets, loads, the bound, slices of replicas and of balanced rows) are not stored but computed on reading.
 #pragma once
 
 #include "wrappers/embedding_plan/embedding_plan.h"
@@ -20,10 +20,10 @@ std::string to_json(const EmbeddingPlan& plan);
 /// Throws: c10::ValueError for anything that to_json() would not have written, naming the place in it: "$.tables[3].n_rows".
 EmbeddingPlan embedding_plan_from_json(std::string_view text);
 
-/// A list of tables, or an object that has one as "tables", such as a plan. All but name, n_rows and n_columns may be left out.
+/// Reads a list of tables, or an object with such a list as "tables", for example a plan. All fields but name, n_rows and n_columns may be left out.
 std::vector<TableConfig> tables_from_json(std::string_view text);
 
-/// Replaces the file as a whole: it has the old or the new content, whatever happens. Throws: c10::ValueError naming the file and the reason.
+/// Replaces the file atomically: after a failure it still has the old content. Throws: c10::ValueError naming the file and the reason.
 void save_embedding_plan(const EmbeddingPlan& plan, const std::string& path);
 EmbeddingPlan load_embedding_plan(const std::string& path);
 

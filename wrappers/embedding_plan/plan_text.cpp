@@ -21,7 +21,7 @@ constexpr size_t kMostLines = 40, kFirstLines = 26, kLastLines = 8;
 
 std::string count_text(double number) { return with_commas(std::llround(number)); }
 
-/// Calls show(i) for [0, n), of many without the middle, for which it calls fold(begin, end).
+/// Calls show(i) for [0, n). If n is large, the middle is replaced by one call fold(begin, end).
 template <class Show, class Fold>
 void for_lines(size_t n, const Show& show, const Fold& fold) {
   for (size_t i = 0; i < n; ++i) {
@@ -144,7 +144,7 @@ class PictureColumns {
   int64_t size() const { return n_; }
   Interval ranks(int64_t column) const { return balanced_part(plan_.n_ranks, n_, column); }
 
-  /// One word per column, or one word of a character per column.
+  /// One text per column, or one string with a character per column.
   std::vector<std::string> line(size_t t) const {
     const TablePlan& plan = plan_.table_plans[t];
     std::vector<std::string> words(static_cast<size_t>(n_), "·");
@@ -167,7 +167,7 @@ class PictureColumns {
     return words;
   }
 
-  /// Bars of the most that a rank of each column has, against the most of all.
+  /// Bars: the largest amount of a rank in each column, relative to the largest of all.
   template <class Amount>
   std::vector<std::string> bars(const Amount& amount) const {
     constexpr std::array<const char*, 8> kBars{"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};

@@ -1,4 +1,4 @@
-// wrappers/embedding_plan/plan_text.h: a plan of embedding tables as words, as tables and as a picture. Pure.
+// wrappers/embedding_plan/plan_text.h: a plan of embedding tables as text and as a picture. Pure.
 //
 //   3 tables on 2 ranks, memory_optimized: a step takes 412 us on rank 0, the most loaded; none takes less than 398 us (ratio 1.04)
 //   table  shape      dtype    combiner  treatment       ranks   bytes  why
@@ -19,12 +19,12 @@ namespace shardwise {
 /// "412 us": the unit that leaves one to three digits before the point.
 std::string time_text(double seconds);
 
-/// The line of the step, the bound and the bytes; a line per table with the reason; a line per rank. Of many the middle is left out, and a line
-/// says so.
+/// A line with the step's time, the bound and the bytes; a line per table with the reason; a line per rank. If there are many lines, one line
+/// replaces the middle ones.
 std::string to_string(const EmbeddingPlan& plan);
 
-/// Tables downwards, ranks to the right: what each rank has of each table; below, each rank's bytes and seconds as bars. A cell is words up to 8
-/// ranks, a character up to 64, and beyond that stands for a run of ranks, darker where more of them have a part.
+/// A grid with tables as rows and ranks as columns: the part of each table on each rank. Below it, each rank's bytes and seconds as bars. A cell is
+/// text up to 8 ranks, a character up to 64 ranks, and beyond that a shade for a run of ranks, darker if more of them have a part.
 std::string picture(const EmbeddingPlan& plan);
 
 }  // namespace shardwise

@@ -55,7 +55,7 @@ std::vector<int64_t> deal(const std::vector<LooseSlice>& slices, int64_t n_ranks
     for (size_t i = 0; i < slices.size(); ++i) ranks[i] = static_cast<int64_t>(i) % n_ranks;
     return ranks;
   }
-  int64_t turn = 0;  // forth, then back
+  int64_t turn = 0;  // first forward, then backward
   for (const size_t i : by_size(slices)) {
     const int64_t at = turn++ % (2 * n_ranks);
     ranks[i] = at < n_ranks ? at : 2 * n_ranks - 1 - at;
@@ -67,7 +67,7 @@ std::vector<TablePlan> place(const std::vector<TableConfig>& tables, const std::
                              const std::vector<LooseSlice>& slices, const std::vector<int64_t>& ranks,
                              int64_t n_ranks) {
   std::vector<TablePlan> plans(tables.size());
-  size_t next = 0;  // of the loose slices, which come in the order of tables
+  size_t next = 0;  // position in the loose slices, which are in the order of tables
   for (size_t t = 0; t < tables.size(); ++t) {
     const TableConfig& table = tables[t];
     plans[t].treatment = slicings[t].treatment;

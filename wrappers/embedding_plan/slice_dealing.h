@@ -1,4 +1,4 @@
-// wrappers/embedding_plan/slice_dealing.h: a rank for each slice of the table-parallel tables. Pure.
+// wrappers/embedding_plan/slice_dealing.h: assigns a rank to each slice of the table-parallel tables. Pure.
 //
 //   slices of 5, 4, 3, 3, 3 bytes on 2 ranks
 //     round robin       0 1 0 1 0    11 and 7 bytes
@@ -20,14 +20,14 @@ struct LooseSlice {
   int64_t n_bytes = 0;  // with optimizer state
 };
 
-/// In the order of tables, then of columns: the first n_columns mod n_slices of a table are one wider.
+/// Slices in the order of tables, then of columns. The first (n_columns mod n_slices) slices of a table are one column wider.
 std::vector<LooseSlice> loose_slices(const LoadModel& model, const std::vector<Slicing>& slicings);
 
 /// The rank of each slice. Pre: `strategy` is not kCostBalanced. Cost: O(slices log slices).
 std::vector<int64_t> deal(const std::vector<LooseSlice>& slices, int64_t n_ranks, EmbeddingStrategy strategy);
 
-/// The plan of each table: slices that meet on a rank are merged, by laying a table's columns out in the order of its ranks' first slices.
-/// Groups and first rows are left out.
+/// The plan of each table, without groups and first rows. Slices of a table on the same rank are merged: the table's columns are assigned in the
+/// order of the ranks' first slices.
 std::vector<TablePlan> place(const std::vector<TableConfig>& tables, const std::vector<Slicing>& slicings,
                              const std::vector<LooseSlice>& slices, const std::vector<int64_t>& ranks, int64_t n_ranks);
 

@@ -61,11 +61,11 @@ bool overlap(const TableSlice& a, const TableSlice& b) {
   return meet(a.rows, b.rows) && meet(a.columns, b.columns);
 }
 
-/// Slices by rows, then columns, are the table once: none overlaps another, and together they have its elements.
+/// Checks that slices, sorted by rows, then columns, cover the table exactly once: none overlaps another, and together they have all its elements.
 void check_tiling(const TableConfig& table, const std::vector<TableSlice>& slices) {
   int64_t n_elements = 0;
   std::set<int64_t> ranks;
-  // A sweep over rows: what a slice may overlap began before it and has not ended.
+  // A sweep over rows: a slice can only overlap slices that began before it and have not ended.
   std::vector<const TableSlice*> open;
   for (const TableSlice& slice : slices) {
     TORCH_CHECK_VALUE(ranks.insert(slice.rank).second,
@@ -88,7 +88,7 @@ void check_tiling(const TableConfig& table, const std::vector<TableSlice>& slice
                   table.name, n_elements, table.n_elements()));
 }
 
-/// Index of the group of these slices, a new one where there is none.
+/// Index of the group of these slices; adds a group if there is none.
 size_t group_index(std::vector<EmbeddingGroup>& groups, const EmbeddingGroup& wanted) {
   for (size_t i = 0; i < groups.size(); ++i)
     if (groups[i].is_replicated == wanted.is_replicated && groups[i].n_columns == wanted.n_columns &&
@@ -169,7 +169,7 @@ std::vector<RankLoad> rank_loads(const LoadModel& model, const std::vector<Table
   RankLoad common;
   std::vector<RankLoad> loads(static_cast<size_t>(model.n_ranks()));
   bool any_replicated = false, any_sharded = false;
-  double asked_bytes = 0;  // of all slices: what one rank asks of them, were all on other ranks
+  double asked_bytes = 0;  // bytes of one rank's requests to all slices, if all were on other ranks
   const auto n_ranks = static_cast<double>(model.n_ranks());
   for (size_t t = 0; t < table_plans.size(); ++t) {
     const TableConfig& table = model.tables()[t];
@@ -190,7 +190,7 @@ std::vector<RankLoad> rank_loads(const LoadModel& model, const std::vector<Table
       load.state_bytes += model.state_bytes(n_rows, n_columns);
       load.lookups += model.lookups(t, slice.rows);
       load.seconds += model.slice_seconds(t, slice.rows, n_columns);
-      // A rank asks every other rank's slice for what each of that slice's askers asks.
+      // All ranks request equally many bytes from a slice, so one request is 1 / (n_ranks - 1) of the bytes that the slice serves.
       const double served = model.served_bytes(t, slice.rows, n_columns);
       const double per_asker = model.n_ranks() > 1 ? served / (n_ranks - 1) : 0;
       load.exchange_bytes += served - per_asker;

@@ -11,9 +11,9 @@ namespace shardwise::detail {
 
 namespace {
 
-constexpr size_t kEarlyRanks = 8;  // that a move looks at
+constexpr size_t kEarlyRanks = 8;  // number of early ranks that a move considers
 
-/// Items on ranks, and the exchanges of items that bring the last rank forward.
+/// Items on ranks, and the moves and swaps that make the last rank finish earlier.
 class Packing {
  public:
   Packing(const std::vector<PackedItem>& items, Ranks ranks)
@@ -58,7 +58,7 @@ class Packing {
 
   /// `item` leaves the last rank for `rank`; `other`, if any, comes back.
   struct Move {
-    double later = 0;  // of the two ranks, afterwards
+    double later = 0;  // seconds of the later of the two ranks, after the move
     size_t item = kNone, other = kNone;
     int64_t rank = -1;
   };
@@ -113,7 +113,7 @@ class Packing {
         others, [&](size_t a, size_t b) { return std::pair(items_[a].seconds, a) < std::pair(items_[b].seconds, b); });
     for (const size_t item : members_[last]) {
       consider(item, kNone);
-      // The best partner takes half of the gap less.
+      // The best partner takes gap / 2 seconds less than the item.
       const double wanted = items_[item].seconds - gap / 2;
       const auto seconds = [&](size_t other) { return items_[other].seconds; };
       const auto above = static_cast<size_t>(std::ranges::lower_bound(others, wanted, {}, seconds) - others.begin());

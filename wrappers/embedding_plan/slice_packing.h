@@ -1,4 +1,4 @@
-// wrappers/embedding_plan/slice_packing.h: slices onto ranks so that the rank that is done last is done early, within memory. Pure.
+// wrappers/embedding_plan/slice_packing.h: packs slices onto ranks so that the last rank finishes early, within a memory limit. Pure.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ struct PackedItem {
   double n_bytes = 0;
 };
 
-/// What ranks have before, and may have: seconds and bytes per rank.
+/// The load that ranks have before packing, and the limit of bytes.
 struct Ranks {
   std::vector<double> seconds;
   std::vector<double> n_bytes;
@@ -21,15 +21,16 @@ struct Ranks {
 };
 
 struct Packed {
-  std::vector<int64_t> ranks;  // of the items
-  int64_t last_rank = 0;       // that is done last
-  double seconds = 0;          // that it takes
+  std::vector<int64_t> ranks;  // by item
+  int64_t last_rank = 0;       // the rank that finishes last
+  double seconds = 0;          // of the last rank
 };
 
-/// Puts the item that takes the largest share of `target` seconds, or of the room for bytes, first, onto the rank that is done first and has
-/// room. Then, at most `n_moves` times, an item of the last rank moves to one of the first, or changes places with one there.
+/// Items are ordered by their share of `target` seconds or of the room for bytes, whichever is larger, largest first. Each is put on the rank that
+/// finishes first and has room. Then, at most `n_moves` times, an item of the last rank moves to one of the first ranks, or is swapped with an item
+/// there.
 ///
-/// None where an item fits nowhere. Cost: O(items log) and, per move, the items of a few ranks.
+/// Returns nullopt if an item fits nowhere. Cost: O(items log) and, per move, the items of a few ranks.
 std::optional<Packed> pack(const std::vector<PackedItem>& items, Ranks ranks, double target, int64_t n_moves);
 
 }  // namespace shardwise::detail

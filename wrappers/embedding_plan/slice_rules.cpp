@@ -19,7 +19,7 @@ int64_t most_slices(const TableConfig& table, int64_t n_ranks) { return std::min
 /// Halves the largest slices until there are `n_ranks` of them, or none can be halved.
 void halve_largest(const std::vector<TableConfig>& tables, const std::vector<size_t>& members, int64_t n_ranks,
                    std::vector<Slicing>& slicings) {
-  // Largest slice first, then the first table. A table's power of two may be above the number of its slices.
+  // Largest slice first, then the first table. A table's power of two may exceed the number of its slices.
   using Entry = std::tuple<double, int64_t, size_t>;  // elements of a slice, minus the table's index, power of two
   std::priority_queue<Entry> largest;
   for (const size_t t : members)
@@ -45,7 +45,7 @@ int64_t total_slices(const std::vector<size_t>& members, const std::vector<Slici
   return n;
 }
 
-/// The largest column threshold at which there are enough slices; 0 where there is none.
+/// The largest column threshold that gives enough slices; 0 if there is none.
 int64_t sufficient_threshold(const std::vector<TableConfig>& tables, const std::vector<size_t>& members,
                              int64_t n_ranks) {
   const auto suffices = [&](int64_t threshold) {

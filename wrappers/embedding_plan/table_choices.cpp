@@ -11,7 +11,7 @@ TableChoices::TableChoices(const LoadModel& model, size_t table, const Embedding
   const TableConfig& config = model.tables()[table];
   const Treatment asked = treatment_by_thresholds(config, options);
   const bool is_replicated = asked == Treatment::kReplicated, is_sharded_by_rows = asked == Treatment::kRowParallel;
-  // A threshold that is given decides; one that is not leaves the choice.
+  // A given threshold decides; without it both are allowed.
   may_replicate_ = may_replicate && (is_replicated || (!options.data_parallel_threshold && !is_sharded_by_rows));
   may_shard_rows_ = may_shard && !is_replicated && (is_sharded_by_rows || !options.row_slice_threshold);
   may_be_table_parallel_ = may_shard && !is_replicated && !is_sharded_by_rows;

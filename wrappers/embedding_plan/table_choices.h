@@ -1,4 +1,4 @@
-// wrappers/embedding_plan/table_choices.h: what a planner may do with each table, and what each choice costs. Pure.
+// wrappers/embedding_plan/table_choices.h: the treatments that a planner may choose for each table, and their costs. Pure.
 #pragma once
 
 #include "wrappers/embedding_plan/load_model.h"
@@ -9,16 +9,16 @@
 
 namespace shardwise::detail {
 
-/// A choice for one table: its share of a rank's time and bytes, were it spread over all ranks evenly.
+/// A choice for one table, and its mean time and bytes per rank.
 struct Choice {
   Treatment treatment = Treatment::kTableParallel;
   int64_t n_slices = 1;
   double seconds = 0;
   double n_bytes = 0;
-  double first_seconds = 0;  // on rank 0, which has the first rows; 0 where another rank may have the slice
+  double first_seconds = 0;  // on rank 0, which has the first rows; 0 if another rank may have the slice
 };
 
-/// What a choice is worth: the mean over ranks of its seconds, weighed against those of rank 0, and a price per byte.
+/// The price of a choice: a weighted sum of its mean seconds over ranks and its seconds on rank 0, and a price per byte.
 struct Prices {
   double first_rank = 0;  // weight of rank 0's own seconds, in [0, 1]
   double byte = 0;        // seconds
@@ -42,15 +42,15 @@ class TableChoices {
 
   bool any() const { return may_replicate_ || may_shard_rows_ || may_be_table_parallel_; }
   std::optional<Choice> replicated() const;
-  /// In balanced parts; none where a part is over the limit.
+  /// Row-parallel in balanced parts; nullopt if a part exceeds the limit.
   std::optional<Choice> row_parallel(const SliceLimit& limit) const;
-  /// In the fewest slices that keep to the limit.
+  /// Table-parallel in the fewest slices that keep to the limit.
   std::optional<Choice> table_parallel(const SliceLimit& limit) const;
-  /// In so many slices; none where there may not be as many.
+  /// Table-parallel in `n_slices` slices; nullopt if the options do not allow as many.
   std::optional<Choice> in_slices(int64_t n_slices) const;
-  /// In as many slices as there may be.
+  /// Table-parallel in as many slices as the options allow.
   std::optional<Choice> finest() const { return in_slices(most_slices_); }
-  /// Of these the one that is worth least; none where no choice keeps to the limit.
+  /// The choice with the lowest price; nullopt if no choice keeps to the limit.
   std::optional<Choice> cheapest(const SliceLimit& limit, const Prices& prices) const;
 
  private:

@@ -18,7 +18,7 @@ constexpr std::array<std::pair<Combiner, std::string_view>, 4> kCombiners{
 constexpr std::array<std::pair<std::string_view, int64_t>, 6> kDtypes{
     {{"float32", 4}, {"float64", 8}, {"float16", 2}, {"bfloat16", 2}, {"int8", 1}, {"uint8", 1}}};
 
-constexpr int64_t kMaxElements = int64_t{1} << 50;  // whose bytes, with those of an optimizer's state, count in 64 bits
+constexpr int64_t kMaxElements = int64_t{1} << 50;  // their bytes, with optimizer state, fit in 64 bits
 constexpr double kMaxIdsPerSample = 1e9;
 
 void check_table(const TableConfig& table) {

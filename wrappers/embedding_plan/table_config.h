@@ -8,12 +8,12 @@
 
 namespace shardwise {
 
-/// What becomes of the rows of one sample: all of them, or one row.
+/// How the rows of one sample are combined: kNone keeps all rows, the others give one row.
 enum class Combiner : uint8_t { kNone, kSum, kMean, kMax };
 
 /// "none", "sum", "mean", "max".
 std::string_view to_string(Combiner combiner);
-/// The reverse. Throws: c10::ValueError naming the four words.
+/// The reverse. Throws: c10::ValueError listing the four names.
 Combiner combiner_from_string(std::string_view name);
 
 /// One table: [n_rows, n_columns].
@@ -23,8 +23,8 @@ struct TableConfig {
   int64_t n_columns = 0;
   std::string dtype = "float32";  // as torch names it, without "torch."
   Combiner combiner = Combiner::kSum;
-  double ids_per_sample = 1;  // of all its inputs together, on average
-  double skew = 0;            // of ids: the exponent of Zipf's law, row 0 the most frequent; 0: uniform
+  double ids_per_sample = 1;  // for all inputs of the table together, on average
+  double skew = 0;            // exponent of Zipf's law for ids, row 0 the most frequent; 0: uniform
 
   int64_t n_elements() const { return n_rows * n_columns; }
   bool operator==(const TableConfig&) const = default;
@@ -33,8 +33,8 @@ struct TableConfig {
 /// Bytes of one element of a dtype as torch names it. Throws: c10::ValueError naming the dtypes that tables may have.
 int64_t element_bytes(std::string_view dtype);
 
-/// Throws: c10::ValueError naming the table, for no table at all, names that are empty or come twice, fewer rows or columns than
-/// one, more than 2^50 elements in all, unknown dtypes, and numbers of ids or skews that are no such thing.
+/// Throws: c10::ValueError naming the table, for no table at all, names that are empty or occur twice, fewer than one row or column, more than 2^50
+/// elements in all, unknown dtypes, and invalid numbers of ids or skews.
 void check_tables(const std::vector<TableConfig>& tables);
 
 }  // namespace shardwise

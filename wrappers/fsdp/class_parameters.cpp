@@ -29,7 +29,7 @@ std::string list_of(const Tensors& tensors) {
   return result.empty() ? "no tensor" : fmt::format("{}", fmt::join(result, ", "));
 }
 
-/// `piece` as it is sent: without the rows by which a class filled it up to the longest part, which torch's fully_shard asks for.
+/// `piece` as it is sent: without the rows by which a class padded it to the longest part, as torch's fully_shard requires.
 at::Tensor unpadded(const at::Tensor& piece, const ShardedParameter& placed, int64_t index) {
   const Split& split = placed.split();
   if (!split.is_sharded) return piece;
@@ -142,7 +142,7 @@ void ClassParameters::agree_on(const Group& ranks, GatheredMemory& memory,
   try {
     facts = agree(ranks, "fully_shard", own, error);
   } catch (const std::exception&) {
-    if (failure) std::rethrow_exception(failure);  // the class's own
+    if (failure) std::rethrow_exception(failure);  // the exception of the class, with its own type
     throw;
   }
   std::vector<FactReader> readers(facts.begin(), facts.end());

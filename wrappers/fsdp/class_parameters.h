@@ -1,11 +1,11 @@
-// wrappers/fsdp/class_parameters.h: parameters of classes of their own (runtime/tensor/subclass.h), which are gathered as their classes say.
+// wrappers/fsdp/class_parameters.h: parameters that are tensor subclasses (runtime/tensor/subclass.h) and are gathered by the hooks of their classes.
 //
-//   weight, a class of bfloat16 rows and a scale per rank, [10, 4] over 3 ranks:
+//   weight, a subclass with bfloat16 rows and a scale per rank, [10, 4] over 3 ranks:
 //     pieces()  this rank's tensors: BFloat16 [4, 4] and Float [1]            (fsdp_pre_all_gather)
 //     gather    with all other parameters of the group: [10, 4] and [3]
 //     whole()   makes the tensor that modules compute with from these         (fsdp_post_all_gather)
 //
-// The ranks tell each other once, before the first gather, how many tensors they have, of which dtypes and sizes. These stay.
+// Before the first gather the ranks exchange the number, dtypes and sizes of their tensors. These may not change afterwards.
 #pragma once
 
 #include "wrappers/fsdp/gathered_memory.h"
@@ -18,23 +18,23 @@
 
 namespace shardwise {
 
-/// The answer of a class for a rank's piece of a parameter.
+/// The result of a class's hook for a rank's piece of a parameter.
 struct ClassPieces {
   std::vector<at::Tensor> tensors;
-  std::string fault;  // what it gave instead of a tuple of tensors and metadata; else ""
+  std::string fault;  // what the hook returned instead of a tuple of tensors and metadata; else ""
 };
 
-/// A whole parameter, and tensors whose memory is to be freed with that of the gathered ones.
+/// A whole parameter, and further tensors whose memory is freed together with the gathered memory.
 struct ClassWhole {
   at::Tensor whole;
   std::vector<at::Tensor> inner;
 };
 
-/// The calls of classes, by parameter of the group. They run without recording gradients, and may throw.
+/// The hooks of classes, by parameter of the group. They run without recording gradients, and may throw.
 struct ClassCalls {
   /// `sizes`: of the whole parameter.
   std::function<ClassPieces(size_t parameter, std::vector<int64_t> sizes)> pieces;
-  /// Nothing where `kept`, what an earlier call gave, is defined: then that gets the values.
+  /// `kept`: the whole parameter of an earlier call, or undefined. If it is defined, the hook writes the values into it and returns nullopt.
   std::function<std::optional<ClassWhole>(size_t parameter, const std::vector<at::Tensor>& gathered,
                                           const at::Tensor& kept)>
       whole;
@@ -42,7 +42,7 @@ struct ClassCalls {
 
 class ClassParameters {
  public:
-  /// Holds the parameters whose `sharded` is an object of a class. Pre: the arguments outlive this.
+  /// Holds the parameters whose `sharded` is a tensor subclass. Pre: the arguments outlive this object.
   ClassParameters(const std::vector<std::string>& names, const std::vector<ShardedParameter>& parameters,
                   const std::vector<at::Tensor>& sharded);
 
@@ -52,27 +52,27 @@ class ClassParameters {
   /// The dtypes of the tensors that are sent for a parameter, "Byte and Float". Pre: take_pieces() was called.
   std::string sent_as(size_t parameter) const;
 
-  /// Puts this rank's tensors into `own`, by tensor of `memory`. The first call adds these to `memory`, and is collective over `ranks`.
-  /// Throws: c10::TypeError or c10::ValueError for what no exchange can carry, and what a class throws; in the first call alike on all ranks.
+  /// Puts this rank's tensors into `own`, by tensor of `memory`. The first call adds the tensors to `memory`, and is collective over `ranks`.
+  /// Throws: c10::TypeError or c10::ValueError for tensors that cannot be sent, and any exception of a hook; in the first call alike on all ranks.
   void take_pieces(const Group& ranks, GatheredMemory& memory, std::vector<at::Tensor>& own);
 
-  /// Has the classes make whole parameters of what was gathered. `leaves[i]` is replaced by the first one, which keeps its place then.
-  /// Returns true where some were replaced. Throws: c10::ValueError for sizes other than the parameter's, and what a class throws.
+  /// Lets the classes make whole parameters from the gathered tensors. The first call replaces `leaves[i]`; later calls write into it. Returns true
+  /// if some leaf was replaced. Throws: c10::ValueError for sizes other than the parameter's, and any exception of a hook.
   bool make_wholes(const GatheredMemory& memory, std::vector<at::Tensor>& leaves);
-  /// Frees the memory of the tensors that whole() named.
+  /// Frees the memory of the tensors in ClassWhole::inner.
   void release();
 
  private:
   struct Tensor {
     c10::ScalarType dtype;
-    Dims sizes;  // this rank's
+    Dims sizes;  // of this rank's tensor
   };
   struct Parameter {
     size_t index;                        // in the group
     std::vector<Tensor> tensors;         // known since the first gather
-    size_t first = 0;                    // of them, in the memory
-    bool is_made = false;                // its leaf is there
-    std::vector<c10::Storage> storages;  // beside the memory
+    size_t first = 0;                    // the first of these tensors in the memory
+    bool is_made = false;                // the leaf exists
+    std::vector<c10::Storage> storages;  // outside the gathered memory
   };
 
   std::vector<at::Tensor> pieces_of(const Parameter& parameter, c10::Device device, int64_t index) const;
@@ -85,8 +85,8 @@ class ClassParameters {
   const std::vector<at::Tensor>& sharded_;
   std::vector<Parameter> parameters_;
   ClassCalls calls_;
-  bool are_known_ = false;   // the tensors' sizes
-  bool have_memory_ = true;  // the storages
+  bool are_known_ = false;   // sizes of the tensors are agreed
+  bool have_memory_ = true;  // `storages` are allocated
 };
 
 }  // namespace shardwise

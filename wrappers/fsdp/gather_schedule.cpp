@@ -42,7 +42,7 @@ void GatherSchedule::listen(const ParameterGroupPtr& group) {
   group->on_first_gradient([self = weak_from_this()] {
     const auto schedule = self.lock();
     if (!schedule) return;
-    schedule->begin_backward();  // it may have come by no module's output: by what a module keeps of its forward
+    schedule->begin_backward();  // a kept tensor may bypass the outputs' hooks
     schedule->finish_reduction();
     schedule->gather_ahead_in_backward();
   });
@@ -68,7 +68,7 @@ void GatherSchedule::enter_forward(const ParameterGroupPtr& group) {
     return;
   }
   if (n_open_ == 0) {
-    if (is_in_backward_) reset();  // a backward that failed
+    if (is_in_backward_) reset();  // the last backward failed
     entered_before_ = std::exchange(entered_, {});
     if (at::GradMode::is_enabled() && n_awaited_++ == 0)
       for (Member& member : members_) member.has_run = false;
@@ -120,7 +120,7 @@ void GatherSchedule::reshard_after_forward(const ParameterGroupPtr& group) {
 }
 
 bool GatherSchedule::may_be_ignored(const GroupSchedule& settings) {
-  // A gather for the backward is collective: where there is one, no rank's loss ignores the outputs.
+  // A gather for the backward is collective. So if there is one, no rank's loss may ignore the outputs.
   return settings.fills_unused && !(settings.reshards_after_forward && settings.gathers_in_backward);
 }
 
@@ -131,12 +131,12 @@ void GatherSchedule::begin_backward() {
   backward_ = token;
   torch::autograd::Engine::get_default_engine().queue_callback(
       [self = shared_from_this(), token] { self->end_backward(); });
-  for (Member& member : members_) {  // also where this rank's loss ignores the outputs
+  for (Member& member : members_) {  // even if this rank's loss ignores the outputs
     const GroupSchedule& settings = *member.settings;
     if (!settings.fills_unused || !member.has_run) continue;
     member.is_unsettled = true;
     if (may_be_ignored(settings) && settings.gathers_in_backward)
-      member.group->start_gather();  // which a backward before has released
+      member.group->start_gather();  // an earlier backward may have released it
   }
 }
 
@@ -166,7 +166,7 @@ void GatherSchedule::gather_ahead_in_backward() {
   for (const auto& next : given) start(next.lock().get());
   const auto last = std::find(left_.rbegin(), left_.rend(), group.get());
   if (last == left_.rend()) return;
-  left_.resize(left_.rend() - last - 1);  // of a module that is called several times each call comes once
+  left_.resize(left_.rend() - last - 1);  // a module that is called several times is in left_ once per call
   if (given.empty() && !left_.empty()) start(left_.back());
 }
 
@@ -194,7 +194,7 @@ void GatherSchedule::after_backward(const ParameterGroupPtr& group) {
   Member& member = member_of(*group);
   if (--member.n_backwards > 0) return;
   member.n_backwards = 0;
-  if (computing_ == group) {  // no gradient of this rank's came; it did of others', whose messages have this order
+  if (computing_ == group) {  // this rank had no gradient, others had; keeps their order of messages
     finish_reduction();
     gather_ahead_in_backward();
   }
@@ -204,7 +204,7 @@ void GatherSchedule::after_backward(const ParameterGroupPtr& group) {
 }
 
 void GatherSchedule::release_after_backward(const Member& member) {
-  if (member.n_forwards > 0) return;  // within which a program asks for gradients
+  if (member.n_forwards > 0) return;  // the backward runs within a forward
   member.group->put_back();
   if (member.settings->reshards_after_backward) member.group->release();
 }
@@ -212,8 +212,8 @@ void GatherSchedule::release_after_backward(const Member& member) {
 void GatherSchedule::end_backward() {
   for (auto member = members_.rbegin(); member != members_.rend(); ++member) {
     const ParameterGroup& group = *member->group;
-    member->n_backwards = 0;  // of inputs without gradients nobody tells the end
-    const bool waits = group.has_accumulated() || group.awaits_all_reduce();  // since a backward before
+    member->n_backwards = 0;  // no hook reports the end for inputs without gradients
+    const bool waits = group.has_accumulated() || group.awaits_all_reduce();  // from an earlier backward
     if (has_gradients_to_finish(*member) || waits || !member->settings->reduces) finish_gradients(*member);
     member->is_unsettled = false;
     release_after_backward(*member);

@@ -38,7 +38,7 @@ void GatheredMemory::add(std::vector<GatheredLayout> layouts) {
   memory_.set_nbytes(n_bytes_);
   has_memory_ = true;
   if (!device().is_meta()) allocate_storage(*memory_.unsafeGetStorageImpl());
-  while (wholes_.size() < layouts_.size()) {  // set_() wants memory
+  while (wholes_.size() < layouts_.size()) {  // set_() needs memory
     const GatheredLayout& layout = layouts_[wholes_.size()];
     const auto offset = static_cast<int64_t>(offsets_[wholes_.size()] / c10::elementSize(layout.dtype));
     wholes_.push_back(at::empty({0}, at::TensorOptions(layout.dtype).device(device()))
@@ -48,14 +48,14 @@ void GatheredMemory::add(std::vector<GatheredLayout> layouts) {
 }
 
 at::Tensor GatheredMemory::tensor(size_t number) const {
-  const BelowAutograd guard;  // no view that autograd knows
+  const BelowAutograd guard;  // no view for autograd
   return at::alias(wholes_[number]);
 }
 
 void GatheredMemory::start(const Group& ranks, const std::vector<at::Tensor>& own) {
   if (!has_memory_) allocate_storage(*memory_.unsafeGetStorageImpl());
   has_memory_ = true;
-  // Each of all ranks has a part, or each of a few in a row has a slice.
+  // Either each of all ranks has a part, or each of a few consecutive ranks has a slice.
   const bool is_among_few = has_slices();
   const int64_t begin = is_among_few ? ranks.index / n_slices_ * n_slices_ : 0;
   const int64_t end = is_among_few ? begin + n_slices_ : ranks.size();

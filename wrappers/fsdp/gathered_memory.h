@@ -1,8 +1,8 @@
-// wrappers/fsdp/gathered_memory.h: one piece of memory in which whole tensors are gathered, of which each rank has parts.
+// wrappers/fsdp/gathered_memory.h: one block of memory for whole tensors, gathered from the parts that each rank has.
 //
 //   GatheredMemory memory(device);
 //   memory.add({{split, {10, 3}, {3, 1}, at::kFloat}});   // tensor 0: no values yet
-//   memory.start(ranks, {own_part});                     // one exchange: each rank sends its parts of all tensors to the others
+//   memory.start(ranks, {own_part});                     // one exchange: each rank sends its parts of all tensors to the other ranks
 //   memory.finish();                                     // memory.tensor(0) has the values
 //   memory.release();                                    // reading it is an error until the next start()
 //
@@ -20,40 +20,41 @@
 
 namespace shardwise {
 
-/// A tensor to be gathered: who has which part of it, and how the whole lies in memory.
+/// A tensor to be gathered: how it is split over the ranks, and the layout of the whole tensor in memory.
 struct GatheredLayout {
   Split split;
   Dims sizes, strides;
   c10::ScalarType dtype;
 };
 
-/// `n_bytes` up to the end of a line of the cache, where the next tensor begins.
+/// `n_bytes` rounded up to a multiple of a cache line, where the next tensor begins.
 constexpr size_t aligned(size_t n_bytes) { return (n_bytes + 63) / 64 * 64; }
 
-/// For storages outside that are freed with the memory of a group.
+/// Allocates the memory of a storage, also for storages outside a GatheredMemory.
 void allocate_storage(c10::StorageImpl& storage);
-/// Returns false, and frees nothing, where torch cannot refuse reads of it.
+/// Frees the memory of a storage. Returns false, and frees nothing, if torch cannot refuse reads of freed storages.
 bool release_storage(c10::StorageImpl& storage);
 
 class GatheredMemory {
  public:
   explicit GatheredMemory(c10::Device device);
 
-  /// Adds tensors behind those that are there. Pre: nothing is gathered. Values of earlier gathers are lost.
+  /// Appends tensors. Pre: nothing is gathered. Values of earlier gathers are lost.
   void add(std::vector<GatheredLayout> layouts);
   size_t size() const { return layouts_.size(); }
   c10::Device device() const { return memory_.device(); }
   const c10::Storage& storage() const { return memory_; }
-  /// Another tensor of the memory of tensor `number`. Shapes: as its layout.
+  /// A new tensor over the memory of tensor `number`. Shapes: as its layout.
   at::Tensor tensor(size_t number) const;
 
-  /// Allocates, and sends this rank's parts: `own[number]`, of the tensor's dtype; with slices() these, and `own` is not read. Collective over `ranks`.
+  /// Allocates the memory and starts the exchange: sends this rank's parts `own[number]`, of the tensor's dtype. If has_slices(), sends the slices
+  /// and ignores `own`. Collective over `ranks`.
   void start(const Group& ranks, const std::vector<at::Tensor>& own);
   void finish();
-  /// Frees the memory, on its way or there.
+  /// Frees the memory; waits first for a gather in progress.
   void release();
 
-  /// Keeps, of `n_ranks` ranks that follow each other, each a different slice of what was gathered. Pre: it has been gathered.
+  /// Keeps a slice of each whole tensor: each of `n_ranks` consecutive ranks keeps a different one. Pre: the tensors are gathered.
   void keep_slices(const Group& ranks, int64_t n_ranks);
   bool has_slices() const { return !slices_.empty(); }
   void drop_slices() { slices_.clear(); }
@@ -66,8 +67,8 @@ class GatheredMemory {
   size_t n_bytes_ = 0;
   bool has_memory_ = false;
   std::unique_ptr<PackedMessages> messages_;
-  std::vector<at::Tensor> slices_;  // that were kept, by tensor, or none
-  int64_t n_slices_ = 0;            // of a whole tensor
+  std::vector<at::Tensor> slices_;  // kept slices, by tensor; or empty
+  int64_t n_slices_ = 0;            // slices per whole tensor
 };
 
 }  // namespace shardwise

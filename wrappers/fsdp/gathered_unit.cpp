@@ -24,7 +24,7 @@ constexpr const char* kReadBetween =
     "Keep it with "
     "reshard_after_forward = false.";
 
-/// True where the memory of `piece` is its own, and all of it.
+/// True if `piece` fills its storage.
 bool owns_memory(const at::Tensor& piece) {
   return piece.storage_offset() == 0 && piece.storage().nbytes() == piece.nbytes();
 }
@@ -85,7 +85,7 @@ void GatheredUnit::fetch() {
   for (size_t i = 0; i < parameters_.size(); ++i)
     for (size_t k = 0; k < parameters_[i].pieces.size(); ++k) {
       const auto storage = parameters_[i].pieces[k].lock();
-      if (!storage) continue;  // which of them live is this rank's own affair, what is sent is not
+      if (!storage) continue;  // messages do not depend on which storages are alive on this rank
       const at::Tensor piece = owns_memory(fetched[i][k]) ? fetched[i][k] : fetched[i][k].clone();
       c10::StorageImpl& source = *piece.storage().unsafeGetStorageImpl();
       give_memory(*storage, source.set_data_ptr(c10::DataPtr(nullptr, source.device())));

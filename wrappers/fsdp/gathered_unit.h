@@ -1,4 +1,4 @@
-// wrappers/fsdp/gathered_unit.h: parameters that were gathered for one forward: dropped after it, and there again for its backward.
+// wrappers/fsdp/gathered_unit.h: parameters that are gathered for one forward, dropped after it, and gathered again for its backward.
 #pragma once
 
 #include "runtime/tensor/dtensor_impl.h"
@@ -10,21 +10,21 @@
 
 namespace shardwise {
 
-/// What autograd saved of the gathered parameters, itself or a view, keeps its storage and loses its memory: drop() frees that, and fetch(),
-/// which the backward of an output calls before anything else, gathers all of them again. A parameter that nobody holds any more, such as a bias
-/// that autograd did not save, travels with the others, so that what is sent does not depend on what one rank holds. Reading memory in
-/// between is an error.
+/// Autograd may have saved a gathered parameter or a view of it. drop() frees the memory and keeps the storage; fetch(), which the backward of an
+/// output calls first, gathers all parameters again into the same storages. A parameter that is no longer alive, such as a bias that autograd did not
+/// save, is sent as well, so that messages do not depend on what a rank keeps alive. Reading the memory in between is an error.
 ///
-/// Under a torch that has no such error, before 2.12, nothing is dropped.
+/// Before torch 2.12, which introduced this error, nothing is dropped.
 class GatheredUnit : public std::enable_shared_from_this<GatheredUnit> {
  public:
-  /// `gathered[i]` is what `sharded[i]` became. Pre: nobody but autograd reads them from now on.
+  /// `gathered[i]` is the gathered `sharded[i]`. Pre: only autograd reads the gathered parameters from now on.
   static std::shared_ptr<GatheredUnit> drop(const std::vector<at::Tensor>& gathered,
                                             const std::vector<at::Tensor>& sharded);
 
-  /// The backward of `output` begins with fetch().
+  /// Makes the backward of `output` call fetch() first.
   void fetch_before_backward_of(const at::Tensor& output);
-  /// Collective, once. Throws: c10::Error, alike on all ranks, where a parameter was written to since.
+  /// Gathers the parameters again. Collective; only the first call has an effect. Throws: c10::Error, alike on all ranks, if a parameter was written
+  /// to since drop().
   void fetch();
 
  private:
@@ -32,7 +32,7 @@ class GatheredUnit : public std::enable_shared_from_this<GatheredUnit> {
     at::Tensor sharded;
     int64_t version;
     SpecPtr spec;                                                   // when gathered
-    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> pieces;  // what was dropped
+    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> pieces;  // storages whose memory was freed
   };
 
   std::vector<Parameter> parameters_;

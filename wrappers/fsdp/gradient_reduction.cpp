@@ -44,7 +44,7 @@ GradientReduction::GradientReduction(const Group& ranks, const std::vector<Shard
 bool GradientReduction::has_all() const { return std::ranges::count(has_, 0) == 0; }
 
 const at::Tensor& GradientReduction::arrived(int64_t member, size_t k) const {
-  const int64_t before = member < ranks_.index ? member : member - 1;  // others before this one
+  const int64_t before = member < ranks_.index ? member : member - 1;  // position among the other members
   return messages_.arrived(arrivals_[before * (which_.size() + 1) + k]);
 }
 
@@ -59,7 +59,7 @@ std::vector<uint8_t> GradientReduction::finish(const std::vector<at::Tensor>& su
       else
         sums[k].add_(term);
     }
-  // A rank that has all does not wait for a GPU to hear of the others.
+  // A rank that has all gradients does not read the flags of others, which would wait for the GPU.
   for (int64_t member = 0; member < ranks_.size() && !has_all(); ++member) {
     if (member == ranks_.index) continue;
     const at::Tensor flags = arrived(member, which_.size()).cpu();

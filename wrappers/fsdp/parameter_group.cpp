@@ -30,18 +30,18 @@ c10::ScalarType computed_as(const at::Tensor& parameter, const GroupPrecision& p
                                                                                : parameter.scalar_type();
 }
 
-/// This rank's piece, or the tensor itself where it is plain.
+/// This rank's piece, or the tensor itself if it is plain.
 at::Tensor piece_of(const at::Tensor& tensor) {
   const auto* const impl = maybe_dtensor(tensor);
   return impl ? impl->shards()[0] : tensor.detach();
 }
 
-/// In which gradients of `dtype` are added up over the ranks. Complex ones stay complex, as parameters do.
+/// The dtype in which gradients of `dtype` are reduced over the ranks. Complex gradients stay complex, as parameters do.
 c10::ScalarType reduced_as(c10::ScalarType dtype, const GroupPrecision& precision) {
   return c10::isFloatingType(dtype) ? precision.reduce_dtype.value_or(dtype) : dtype;
 }
 
-/// In which sums of gradients are kept: torch adds halves inexactly.
+/// The dtype of sums of gradients: float32 for half precision, in which torch's sums are inexact.
 c10::ScalarType summed_as(c10::ScalarType dtype) {
   return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
 }
@@ -69,7 +69,7 @@ class GradientComes final : public torch::autograd::FunctionPreHook {
 
 }  // namespace
 
-/// Tells of gradients, and of the first of one backward. The hooks of the leaves hold it, which may outlive the group.
+/// Calls the callbacks for gradients, and for the first gradient of a backward. The hooks of the leaves own it, because they may outlive the group.
 class ParameterGroup::Arrivals {
  public:
   void comes() {
@@ -248,7 +248,7 @@ void ParameterGroup::start_gather() {
   const bool is_among_few = memory_->has_slices();
   const auto own = is_among_few ? std::vector<at::Tensor>() : own_parts();
   if (were_written)
-    for (const at::Tensor& leaf : leaves_)  // what autograd saved of other values is an error to use
+    for (const at::Tensor& leaf : leaves_)  // tensors that autograd saved with the old values become errors
       leaf.unsafeGetTensorImpl()->bump_version();
   n_writes_ = n_writes_now;
   const BelowAutograd guard;
@@ -337,7 +337,7 @@ std::vector<at::Tensor> ParameterGroup::take_gradients() {
     result[i] = gradient.detach();
     gradient = at::Tensor();
     if (!is_dtensor(leaves_[i]) || spec_of(result[i])->layout() == spec_of(leaves_[i])->layout()) continue;
-    unfinished.push_back(result[i]);  // a sum over the meshes beside
+    unfinished.push_back(result[i]);  // Partial on other mesh dims
     placements.push_back(spec_of(leaves_[i])->placements().vec());
     places.push_back(i);
   }
@@ -349,7 +349,7 @@ std::vector<at::Tensor> ParameterGroup::take_gradients() {
     if (!gradient.defined()) continue;
     gradient = piece_of(gradient);
     if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();  // of an embedding with sparse=True
-    if (is_subclass(gradient))  // of a class's whole parameter: by its aten.copy_
+    if (is_subclass(gradient))  // of a subclass parameter: converted by its aten.copy_
       gradient = at::empty(gradient.sizes(), at::TensorOptions(gradient.scalar_type()).device(memory_->device()))
                      .copy_(gradient);
   }
@@ -390,7 +390,7 @@ void ParameterGroup::start_reduce(bool fills) {
     at::Tensor& gradient = gradients[i];
     if (!gradient.defined() && !leaves_[i].requires_grad()) continue;
     if (!gradient.defined()) gradient = at::zeros(parameters_[i].sizes(), gradient_options(i));  // others may have one
-    // A sum in a wider dtype of what was sent in a narrower one is the sum of the same terms.
+    // Casting to a narrower dtype before sending saves bytes; the sum in a wider dtype has the same terms.
     const auto dtype = reduced_as(gradient.scalar_type(), precision_);
     if (were_accumulated || c10::elementSize(dtype) < c10::elementSize(gradient.scalar_type()))
       gradient = gradient.to(dtype);
@@ -413,7 +413,7 @@ void ParameterGroup::finish_reduce() {
   std::vector<at::Tensor> parts(sharded_.size());
   {
     const BelowAutograd guard;
-    // One piece of memory for all: of replicas it is reduced once more, as a whole.
+    // One block of memory for all sums, so that one all-reduce among replicas covers them.
     const bool has_replicas = data_.replica_group() && data_.replica_group()->size() > 1;
     c10::ScalarType dtype = at::kFloat;
     for (const size_t i : which)
@@ -434,7 +434,7 @@ void ParameterGroup::finish_reduce() {
     }
     auto has = reduction->finish(sums);
     if (has_replicas) {
-      const at::Tensor flags = flat.narrow(0, n_elements, n_flags);  // how many ranks' groups have a gradient
+      const at::Tensor flags = flat.narrow(0, n_elements, n_flags);  // summed over replicas: how many have a gradient
       flags.copy_(at::tensor(has, at::TensorOptions(at::kByte)));
       if (unreplicated_.defined()) flat.add_(std::exchange(unreplicated_, {}));
       if (!all_reduces_) {

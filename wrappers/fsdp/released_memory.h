@@ -1,4 +1,4 @@
-// wrappers/fsdp/released_memory.h: storages that lose their memory while tensors keep them, and get other memory later.
+// wrappers/fsdp/released_memory.h: frees the memory of storages that tensors still hold, and gives them memory again later.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,12 +8,12 @@
 
 namespace shardwise {
 
-/// True where torch can refuse to read a storage, and take that back: since 2.12.
+/// True if torch can refuse reads of a storage and allow them again, which it can since 2.12.
 template <class Storage>
 constexpr bool kCanRefuseReads = requires(Storage& storage) { storage.clear_data_ptr_access_error_msg_(); };
 
-/// Frees the memory of `storage`, whose size stays; reading it is an error that says `why`, a text that lives as long as the program.
-/// False, and nothing done, where torch cannot refuse.
+/// Frees the memory of `storage` and keeps its size. Reading it is then an error with the text `why`, which must live as long as the program. Returns
+/// false, and does nothing, if torch cannot refuse reads.
 template <class Storage = c10::StorageImpl>
 bool release_memory(Storage& storage, const char* why) {
   if constexpr (kCanRefuseReads<Storage>) {
@@ -24,7 +24,7 @@ bool release_memory(Storage& storage, const char* why) {
   return false;
 }
 
-/// The reverse: the memory of `storage` is `data`, of as many bytes.
+/// The reverse: gives `storage` the memory `data`, of the same size.
 template <class Storage = c10::StorageImpl>
 void give_memory(Storage& storage, c10::DataPtr data) {
   if constexpr (kCanRefuseReads<Storage>) storage.clear_data_ptr_access_error_msg_();

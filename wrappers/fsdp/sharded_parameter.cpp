@@ -19,7 +19,7 @@ namespace {
 
 bool has_name(const DeviceMesh& mesh, const std::string& name) { return std::ranges::count(mesh.names(), name) > 0; }
 
-/// The slice of the root that `mesh` is, by names; nothing else has a place beside the data's mesh.
+/// Throws unless the parameter's mesh is a slice of the root, by names, on dims other than the data's.
 void check_slice(const std::string& name, const Spec& spec, const DataMesh& data) {
   const DeviceMesh &mesh = *spec.mesh()->with_memory(), &root = *data.root;
   const bool is_beside = !mesh.names().empty() && data.mesh != data.root &&
@@ -40,7 +40,7 @@ void check_slice(const std::string& name, const Spec& spec, const DataMesh& data
                   name, to_string(mesh), to_string(*data.mesh)));
 }
 
-/// The mesh of the data's dims and of those that the parameter is on, in the root's order.
+/// The mesh of the data's dims and the parameter's dims, in the root's order.
 MeshPtr joined_mesh(const Spec& spec, const DataMesh& data) {
   std::vector<std::string> names;
   for (const std::string& each : data.root->names())
@@ -60,7 +60,7 @@ Placement resolved(const std::string& name, const at::Tensor& parameter, const P
   return along.with_dim(along.dim() < 0 ? along.dim() + n_dims : along.dim());
 }
 
-/// `spec` split as `along` says among the sharding ranks, within what each of them has.
+/// `spec` with each rank's piece split further by `along` among the sharding ranks.
 SpecPtr spec_of_parts(const std::string& name, const Spec& spec, const DataMesh& data, const Placement& along) {
   const MeshPtr mesh = joined_mesh(spec, data);
   UserPlacements written{Placements(mesh->ndim()), std::vector<int64_t>(mesh->ndim(), 1)};

@@ -43,7 +43,7 @@ ExactMappingOptions checked(ExactMappingOptions options, const DeviceMesh& mesh)
   return options;
 }
 
-/// Buckets of each place in the mesh, as even as can be.
+/// Splits buckets over the places in the mesh as evenly as possible. Returns the first bucket of each place.
 std::vector<int64_t> deal(int64_t n_buckets, int64_t n_places) {
   std::vector<int64_t> first;
   for (int64_t place = 0; place <= n_places; ++place)
@@ -64,7 +64,7 @@ Interval own_buckets(const IdOwners& owners, const DeviceMesh& mesh) {
   return {owners.first_bucket[place], owners.first_bucket[place + 1]};
 }
 
-/// Fills those rows that are in `box`, of which `piece` has the values.
+/// Fills the reassigned rows that are in `box`. `piece`: the values of the box.
 void fill_rows(const at::Tensor& piece, const Box& box, const std::vector<Reassigned>& reassigned,
                const RowFill& fill) {
   const Interval held = box.interval(0), columns = piece.dim() == 2 ? box.interval(1) : Interval{0, 1};
@@ -89,7 +89,7 @@ const at::Tensor& piece_of(const at::Tensor& state) { return maybe_dtensor(state
 
 }  // namespace
 
-/// What a rank cannot go on with, so that all of them raise it.
+/// An error found by one rank, which all ranks throw.
 struct ExactMapping::Problem {
   enum Kind : int64_t { kNone, kDtype, kOptions, kMisplaced };
   Kind kind = kNone;

@@ -19,7 +19,7 @@ int64_t total_of(const std::vector<int64_t>& numbers) {
   return std::accumulate(numbers.begin(), numbers.end(), int64_t{0});
 }
 
-/// Words that hold `n` counts of 32 bits.
+/// The number of 64-bit words that hold `n` counts of 32 bits.
 int64_t words_for(int64_t n) { return (n + 1) / 2; }
 
 at::Tensor exchanged(const Group& group, const at::Tensor& sent, const std::vector<int64_t>& n_to,
@@ -111,7 +111,7 @@ IdUses IdExchange::send_ids(bool with_counts, bool counts_here) {
       to_count = std::copy_n(reinterpret_cast<const int32_t*>(next + n_from_[member]), n_from_[member], to_count);
     next += from[member];
   }
-  if (std::ranges::count_if(n_from_, [](int64_t n) { return n > 0; }) <= 1) {  // a member's ids are unique
+  if (std::ranges::count_if(n_from_, [](int64_t n) { return n > 0; }) <= 1) {  // one member's ids are distinct
     place_of_incoming_ = at::Tensor();
     return {ids, with_counts ? counts : at::Tensor()};
   }

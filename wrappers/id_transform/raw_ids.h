@@ -1,4 +1,4 @@
-// wrappers/id_transform/raw_ids.h: raw ids as transforms take them: any integers, plain or distributed, and rows laid out likewise.
+// wrappers/id_transform/raw_ids.h: raw ids for transforms: any integers, plain or distributed, and rows with the same layout.
 #pragma once
 
 #include "runtime/api/dtensor.h"
@@ -12,7 +12,7 @@ inline bool is_integer(const at::Tensor& ids) { return at::isIntegralType(ids.sc
 /// The error's text, in the name of `op`, for ids of `dtype` on `rank`.
 std::string not_integers(const char* op, at::ScalarType dtype, int64_t rank);
 
-/// Throws: c10::ValueError where `mesh` lacks ranks of `other`.
+/// Throws: c10::ValueError if `mesh` lacks ranks of `other`.
 void check_has_ranks(const char* op, const DeviceMesh& mesh, const DeviceMesh& other);
 
 /// Throws: c10::ValueError for a Partial tensor.
@@ -21,10 +21,10 @@ void check_not_partial(const char* op, const at::Tensor& tensor);
 /// This rank's ids, int64 [n] on the CPU.
 at::Tensor flat_ids(const at::Tensor& ids);
 
-/// Whether ids count that this rank has: of replicas one does.
+/// True if this rank's ids are counted: among replicas only one rank counts them.
 bool counts_here(const at::Tensor& ids);
 
-/// `rows` [n], one per id of flat_ids(), in the shape and on the device of `ids`; distributed where these are.
+/// `rows` [n], one per id of flat_ids(), in the shape and on the device of `ids`; distributed if `ids` are.
 at::Tensor laid_out_as(const at::Tensor& ids, const at::Tensor& rows);
 
 }  // namespace shardwise
