@@ -45,7 +45,8 @@ std::string heading_of(const MeshFigure& mesh, int64_t plane, int64_t n_leading)
 
 MeshFigure mesh_figure(const RankGrid& grid, const std::vector<std::string>& dim_names) {
   TORCH_CHECK_VALUE(dim_names.empty() || dim_names.size() == grid.shape.size(), "[picture] ", dim_names.size(),
-                    " names for a mesh of ", grid.shape.size(), " dims: each dim has one. Give as many, or none.");
+                    " names for a mesh of ", grid.shape.size(),
+                    " dims: each dim needs one name. Give one name per dim, or none.");
   return {grid, dim_names};
 }
 

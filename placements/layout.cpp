@@ -101,7 +101,7 @@ void Layout::check_in_pieces(size_t mesh_dim) const {
   const Placement& placement = placements_[mesh_dim];
   const size_t n_mesh_dims = placements_.size();
   if (placement.units().empty()) {
-    TORCH_CHECK_VALUE(n_mesh_dims == 1, "[layout] EnumerableShard stands on mesh dim ", mesh_dim, " of a mesh of ",
+    TORCH_CHECK_VALUE(n_mesh_dims == 1, "[layout] EnumerableShard is used on mesh dim ", mesh_dim, " of a mesh of ",
                       n_mesh_dims, " dims ", c10::IntArrayRef(grid_->shape),
                       ": it places the whole tensor by itself. Flatten the mesh to 1 dim.");
     check_pieces(placement, sizes_, *grid_);
@@ -111,8 +111,8 @@ void Layout::check_in_pieces(size_t mesh_dim) const {
   for (size_t before = 0; before < mesh_dim; ++before)
     TORCH_CHECK_VALUE(!placements_[before].in_pieces(), "[layout] ", to_string(placements_),
                       " has ranges on mesh dims ", before, " and ", mesh_dim,
-                      ": a range is of the box that Shards leave, and not of another range. Use one RaggedShard, and "
-                      "Shard or Replicate besides, or flatten the mesh to 1 dim.");
+                      ": a RaggedShard divides the box that Shards leave, so a layout can have only one. Use Shard or "
+                      "Replicate on the other mesh dims, or flatten the mesh to 1 dim.");
 }
 
 std::vector<Box> Layout::boxes(int64_t rank) const {
@@ -241,7 +241,7 @@ Dims Layout::local_sizes(int64_t rank) const {
   if (const auto sizes = flat_sizes(rank)) return *sizes;
   const auto boxes = this->boxes(rank);
   TORCH_CHECK_VALUE(boxes.size() == 1, "[local_sizes] rank ", rank, " holds ", boxes.size(), " pieces of ",
-                    to_string(*this), ": only a single piece has the sizes. Use boxes(rank).");
+                    to_string(*this), ": local_sizes() needs a single piece. Use boxes(rank).");
   return boxes.front().sizes;
 }
 
@@ -281,8 +281,8 @@ std::optional<Placement> Layout::enumerated() const {
 
 std::vector<ShardMetadata> Layout::pieces() const {
   TORCH_CHECK_NOT_IMPLEMENTED(placements_.size() == 1, "[layout] ", to_string(*this),
-                              " has its pieces on a mesh of several dims, where the operator knows those of one. "
-                              "Redistribute it with Shard or Replicate in the place of RaggedShard first.");
+                              " is in pieces on a mesh of several dims; the operator supports this only on a 1-D mesh. "
+                              "Redistribute it first, with Shard or Replicate in place of RaggedShard.");
   if (!is_ragged()) return placements_[0].pieces().vec();
   std::vector<ShardMetadata> pieces;
   for (int64_t index = 0; index < grid_->size(); ++index)

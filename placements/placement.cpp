@@ -53,8 +53,8 @@ void check_piece(const ShardMetadata& piece, size_t n_dims) {
                     piece.offsets.size(), " offsets and ", piece.sizes.size(),
                     " sizes: one of each per tensor dim is needed. Give lists of one length.");
   TORCH_CHECK_VALUE(piece.sizes.size() == n_dims, "[EnumerableShard] ", to_string(piece), " has ", piece.sizes.size(),
-                    " dims next to a piece of ", n_dims,
-                    ": all pieces belong to one tensor. Give each one number per tensor dim.");
+                    " dims, and another piece has ", n_dims,
+                    ": all pieces belong to one tensor. Give each piece one number per tensor dim.");
   TORCH_CHECK_VALUE(!any_negative(piece.offsets) && !any_negative(piece.sizes) && piece.rank >= 0, "[EnumerableShard] ",
                     to_string(piece),
                     " holds a negative number: offsets, sizes and ranks count from 0. Use numbers of at least 0.");
@@ -129,7 +129,7 @@ Placement Placement::ragged(c10::IntArrayRef dims, c10::IntArrayRef units) {
   };
   TORCH_CHECK_VALUE(!dims.empty() && dims == c10::IntArrayRef(leading_dims(placement.dim_)),
                     "[RaggedShard] the dims of ", words(),
-                    " are not the leading ones: a rank's part is a range of them flattened. Use dims=",
+                    " are not the leading dims: a rank's part is a range of the flattened leading dims. Use dims=",
                     tuple_text(leading_dims(std::max<int64_t>(placement.dim_, 1))), ".");
   TORCH_CHECK_VALUE(!units.empty(), "[RaggedShard] the local_units of ", words(),
                     " are empty: there is one number per rank of the mesh dim. Give each rank's share.");

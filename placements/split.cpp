@@ -88,8 +88,8 @@ Placement canonical(const Placement& shard, c10::ArrayRef<Interval> outer, int64
   const std::string or_rows =
       n_outer > 1 ? fmt::format(", or {}, one row per piece of the outer split", n_outer * n_parts) : "";
   TORCH_CHECK_VALUE(n_sizes == n_parts || n_sizes == n_parts * n_outer, "[layout] ", to_string(shard), " has ", n_sizes,
-                    " sizes for the ", n_parts, " coordinates of mesh dim ", mesh_dim, ": one each is needed. Give ",
-                    n_parts, " sizes", or_rows, ".");
+                    " sizes for the ", n_parts, " coordinates of mesh dim ", mesh_dim,
+                    ": one size per coordinate is needed. Give ", n_parts, " sizes", or_rows, ".");
   bool is_chunk = true, rows_agree = true;
   for (int64_t number = 0; number < n_outer; ++number) {
     const auto row = row_of(shard, number, n_parts);

@@ -34,10 +34,10 @@ bool gathers(const Step& step) {
 }
 
 void check(const Layout& source, const Layout& destination, const PlanOptions& options) {
-  TORCH_CHECK_VALUE(
-      source.sizes() == destination.sizes(),
-      fmt::format("[redistribute] {} cannot become {}: the sizes must stay. Reshape it apart from moving it.",
-                  to_string(source), to_string(destination)));
+  TORCH_CHECK_VALUE(source.sizes() == destination.sizes(),
+                    fmt::format("[redistribute] {} cannot become {}: a move cannot change the sizes. Reshape the "
+                                "tensor before or after the move.",
+                                to_string(source), to_string(destination)));
   TORCH_CHECK_VALUE(options.memory_cap >= 0,
                     fmt::format("[redistribute] memory_cap is {} bytes: it cannot be negative. Use 0 for no limit.",
                                 options.memory_cap));
@@ -66,8 +66,8 @@ void check_links(const char* op, const std::vector<Link>& links) {
   for (const Link& link : links)
     TORCH_CHECK_VALUE(
         link.latency_us >= 0 && std::isfinite(link.latency_us) && link.gb_per_s > 0,
-        fmt::format("[{}] a link of {} us and {} GB/s cannot be. Give a latency of at least 0 and a rate above 0.", op,
-                    link.latency_us, link.gb_per_s));
+        fmt::format("[{}] a link of {} us and {} GB/s is impossible. Give a latency of at least 0 and a rate above 0.",
+                    op, link.latency_us, link.gb_per_s));
 }
 
 Pattern pattern_of(const Step& step) {
