@@ -49,8 +49,8 @@ void check_plain(const at::Tensor& tensor) {
       (keys.has_backend(c10::BackendComponent::CPUBit) || keys.has_backend(c10::BackendComponent::CUDABit) ||
        keys.has_backend(c10::BackendComponent::MetaBit));
   TORCH_CHECK_VALUE(
-      is_dense, fmt::format("[distribute_tensor] a tensor of {} cannot be sharded. Give a dense torch.Tensor; a "
-                            "LocalShardsWrapper goes to DTensor.from_local.",
+      is_dense, fmt::format("[distribute_tensor] a tensor of {} cannot be sharded. Give a dense torch.Tensor; for a "
+                            "LocalShardsWrapper use DTensor.from_local.",
                             tensor.layout() == c10::kStrided ? "a class of its own"
                                                              : fmt::format("layout {}", c10::str(tensor.layout()))));
 }
@@ -121,28 +121,27 @@ Given agreed_on(const Given& own, const DeviceMesh& mesh, int64_t root) {
   std::vector<Given> all;
   for (const Facts& facts : agree(group, "distribute_tensor", own.facts())) all.push_back(Given::of(facts));
   for (size_t i = 1; i < all.size(); ++i)
-    TORCH_CHECK_VALUE(all[i].is_alike(all[0]),
-                      fmt::format("[distribute_tensor] rank {} gives a tensor {}, rank {} one {}. "
-                                  "Give the same shape, dtype and kind on every "
-                                  "rank; only the values of src_data_rank count.",
-                                  group.ranks[0], all[0].words(), group.ranks[i], all[i].words()));
+    TORCH_CHECK_VALUE(
+        all[i].is_alike(all[0]),
+        fmt::format("[distribute_tensor] rank {} gives a tensor {}, but rank {} gives a tensor {}. Give the same "
+                    "shape, dtype and kind on every rank; only the values of src_data_rank count.",
+                    group.ranks[0], all[0].words(), group.ranks[i], all[i].words()));
   Given& of_root = all[group.index_of(root)];
   const auto filled = std::ranges::find(all, false, &Given::is_on_meta);
   TORCH_CHECK_VALUE(
       !of_root.is_on_meta || filled == all.end(),
-      fmt::format("[distribute_tensor] rank {}, whose values count, gives a tensor on meta, rank {} one with values. "
-                  "Name a rank that has values as src_data_rank, or give a tensor on meta on every rank.",
+      fmt::format("[distribute_tensor] rank {} is src_data_rank and gives a tensor on meta, but rank {} gives a tensor "
+                  "with values. Use a rank that has values as src_data_rank, or give a tensor on meta on every rank.",
                   root, group.ranks[filled - all.begin()]));
   return std::move(of_root);
 }
 
 /// The result is a leaf, so a gradient would stop there.
 void check_leaf(const at::Tensor& tensor) {
-  TORCH_CHECK(
-      !ends_a_gradient(tensor),
-      "[distribute_tensor] should be used to distribute leaf tensors, and this one was computed from others that "
-      "require a gradient, which would end here. Give tensor.detach(); or keep the gradient with "
-      "DTensor.from_local(tensor, mesh, [Replicate()]).redistribute(placements=...).");
+  TORCH_CHECK(!ends_a_gradient(tensor),
+              "[distribute_tensor] should be used to distribute leaf tensors, but this tensor was computed from others "
+              "that require a gradient, and the gradient would end here. Give tensor.detach(); or keep the gradient "
+              "with DTensor.from_local(tensor, mesh, [Replicate()]).redistribute(placements=...).");
 }
 
 }  // namespace
@@ -161,10 +160,10 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& given_mesh
   Given given = Given::of(tensor);
   int64_t root = given_mesh->rank();
   if (scatters) {
-    TORCH_CHECK_VALUE(
-        *src_data_rank >= 0 && *src_data_rank < given_mesh->size(),
-        fmt::format("[distribute_tensor] src_data_rank {} is no place in the mesh {} of {} ranks. Use [0, {}) or none.",
-                    *src_data_rank, to_string(*given_mesh), given_mesh->size(), given_mesh->size()));
+    TORCH_CHECK_VALUE(*src_data_rank >= 0 && *src_data_rank < given_mesh->size(),
+                      fmt::format("[distribute_tensor] src_data_rank {} is not a place in the mesh {} of {} ranks. Use "
+                                  "a place in [0, {}), or none.",
+                                  *src_data_rank, to_string(*given_mesh), given_mesh->size(), given_mesh->size()));
     root = given_mesh->grid().ranks[*src_data_rank];
     given = agreed_on(given, *given_mesh, root);
   }

@@ -34,8 +34,8 @@ struct FromPiecesBackward final : torch::autograd::Node {
   variable_list apply(variable_list&& grads) override {
     TORCH_CHECK_NOT_IMPLEMENTED(
         is_linear,
-        "[from_local] a Partial of max, min or product has no gradient here: which rank's value counted is not known. "
-        "Reduce the values with amax, amin or prod of a sharded tensor, or detach the local tensor.");
+        "[from_local] a Partial of max, min or product has no gradient here, because it is unknown which rank's value "
+        "was chosen. Reduce the values with amax, amin or prod of a sharded tensor, or detach the local tensor.");
     variable_list result;
     if (grads[0].defined()) {
       const at::Tensor grad = laid_out_as(grads[0], *grad_spec);
@@ -140,17 +140,16 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
   const auto ragged =
       std::ranges::find_if(placements, [](const Placement& placement) { return placement.n_flattened() > 0; });
   const bool is_ragged = ragged != placements.end();
-  TORCH_CHECK_VALUE(
-      !is_ragged || options.shape,
-      fmt::format("[from_local] a local tensor of shape [{}] does not say what it is a range of under {}. "
-                  "Give shape= of the whole tensor.",
-                  fmt::join(local.sizes(), ", "), to_string(placements)));
+  TORCH_CHECK_VALUE(!is_ragged || options.shape,
+                    fmt::format("[from_local] a local tensor of shape [{}] does not determine the global shape under "
+                                "{}. Give shape= of the whole tensor.",
+                                fmt::join(local.sizes(), ", "), to_string(placements)));
   const Dims sizes = options.shape ? *options.shape : sizes_of_even_shards(local.sizes(), *mesh, placements);
   if (options.shape && is_subclass(local) && says_places(local))
     placements = with_sizes_of_ranks(local, *mesh, std::move(placements), sizes);
   TORCH_CHECK_VALUE(!mesh->is_member() || is_ragged || static_cast<int64_t>(sizes.size()) == local.dim(),
-                    fmt::format("[from_local] shape [{}] has {} dims, the local tensor of shape [{}] has {}. "
-                                "Give the size of each dim of the whole tensor.",
+                    fmt::format("[from_local] shape [{}] has {} dims, but the local tensor of shape [{}] has {}. Give "
+                                "the size of each dim of the whole tensor.",
                                 fmt::join(sizes, ", "), sizes.size(), fmt::join(local.sizes(), ", "), local.dim()));
   const bool is_sparse = local.is_sparse();
   TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !options.run_check,
@@ -161,11 +160,10 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
   const Dims strides = options.stride    ? *options.stride
                        : has_own_strides ? dense_strides(sizes, local.strides())
                                          : row_major_strides(sizes);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !is_sparse || !is_ragged,
-      fmt::format("[from_local] {} of a sparse tensor has no meaning: a range is of dense memory. "
-                  "Use Shard or EnumerableShard.",
-                  to_string(placements)));
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !is_ragged,
+                              fmt::format("[from_local] {} cannot place a sparse tensor: it divides contiguous dense "
+                                          "memory. Use Shard or EnumerableShard.",
+                                          to_string(placements)));
   auto spec = Spec::intern(mesh, sizes, std::move(placements), strides, local.scalar_type());
   at::Tensor piece = local;
   if (options.run_check) {
@@ -198,12 +196,11 @@ void check_loadable(const Spec& spec, int64_t saved_by) {
   const bool is_member = layout.grid().coord_of(saved_by).has_value();
   const bool have_same_pieces =
       !layout.is_partial() && is_member == spec.is_member() && layout.boxes(saved_by) == layout.boxes(rank);
-  TORCH_CHECK_VALUE(
-      rank == saved_by || have_same_pieces,
-      fmt::format("[load] rank {} saved its part of a tensor, {}, and rank {} loads it, which has another part. Save "
-                  "and load on each "
-                  "rank a file of its own, or use torch.distributed.checkpoint: there every rank reads what it needs.",
-                  saved_by, to_string(spec), rank));
+  TORCH_CHECK_VALUE(rank == saved_by || have_same_pieces,
+                    fmt::format("[load] rank {} saved its part of a tensor, {}, but rank {}, which has another part, "
+                                "loads it. Save and load one file per rank, or use torch.distributed.checkpoint, with "
+                                "which every rank reads the parts that it needs.",
+                                saved_by, to_string(spec), rank));
 }
 
 at::Tensor replica_of(const at::Tensor& tensor, const MeshPtr& mesh) {

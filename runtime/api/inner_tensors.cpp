@@ -73,11 +73,10 @@ class InnerTensors {
       TORCH_CHECK_NOT_IMPLEMENTED(
           cuts.back().keeps_context ||
               object_.size(dim) == 1,  // the only shorter slice is empty, so nothing can be compared
-          fmt::format(
-              "[{}] a slice along dim {} changes the context of a {}'s __tensor_flatten__, so it is not the same "
-              "under other placements. Shard the tensor along another dim, or give the class "
-              "__create_write_items__.",
-              kOp, dim, class_of(object_)));
+          fmt::format("[{}] a slice along dim {} changes the context that a {}'s __tensor_flatten__ returns, so the "
+                      "context depends on the placements. Shard the tensor along another dim, or implement "
+                      "__create_write_items__ in the class.",
+                      kOp, dim, class_of(object_)));
     }
     std::string name = "a " + class_of(object_) + " of";
     for (const std::string& each : parts_.names) name += " " + each;
@@ -97,11 +96,10 @@ class InnerTensors {
     if (known.dim == Scaling::kUnknown) known = given;
     TORCH_CHECK_VALUE(
         given.dim == Scaling::kUnknown || known.is_alike(given),
-        fmt::format(
-            "[{}] rank {} has {} of {} of a {} for {} indices of dim {}, another rank {} for {}. Make the parts "
-            "of one object, with distribute_tensor.",
-            kOp, group_.ranks[rank], given.inner_size, parts_.names[i], class_of(object_), given.size, dims_[d],
-            known.inner_size, known.size));
+        fmt::format("[{}] on rank {}, {} indices of inner tensor {} of a {} belong to {} indices of dim {}; on another "
+                    "rank, {} belong to {}. Make the parts from one object, with distribute_tensor.",
+                    kOp, group_.ranks[rank], given.inner_size, parts_.names[i], class_of(object_), given.size, dims_[d],
+                    known.inner_size, known.size));
   }
 
   /// Checks inner tensors that a slice does not cut. There is one for the whole object, so ranks that hold different slices must have equal
@@ -132,10 +130,10 @@ class InnerTensors {
         for (int64_t b = 0; b < a; ++b)
           TORCH_CHECK_VALUE(
               values[a][k] == values[b][k] || !is_shared(common[k], a, b),
-              fmt::format(
-                  "[{}] ranks {} and {} have different values in {} of a {}, which a slice leaves whole, and so "
-                  "there is one for all ranks. Make the parts of one object, with distribute_tensor.",
-                  kOp, group_.ranks[b], group_.ranks[a], parts_.names[common[k]], class_of(object_)));
+              fmt::format("[{}] ranks {} and {} have different values in inner tensor {} of a {}. A slice does not cut "
+                          "this tensor, so all ranks must have the same values. Make the parts from one object, with "
+                          "distribute_tensor.",
+                          kOp, group_.ranks[b], group_.ranks[a], parts_.names[common[k]], class_of(object_)));
   }
 
   /// True if members `a` and `b` must have equal values of inner tensor `i`. False if they differ along a mesh dim that replicates, or that

@@ -90,8 +90,8 @@ const LocalForm* local_form_named(const std::string& name) {
   for (const LocalClass& each : registry().classes)
     for (const LocalForm* form : each.forms)
       if (form->name() == name) return form;
-  TORCH_CHECK_VALUE(false, fmt::format("[load] the local part was saved as \"{}\", and no class here is called so. "
-                                       "Import the library that defines it before you load.",
+  TORCH_CHECK_VALUE(false, fmt::format("[load] the local part was saved as \"{}\", but no imported class has this "
+                                       "name. Import the library that defines it before you load.",
                                        name));
 }
 

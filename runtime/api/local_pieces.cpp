@@ -61,8 +61,8 @@ int64_t from_front(int64_t dim, size_t n_dims) { return dim < 0 ? dim + static_c
 void check_has_sizes(const char* op, const at::Tensor& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !tensor.is_nested() && tensor.layout() != c10::kJagged,
-      fmt::format("[{}] a nested tensor of {} dims has no sizes in numbers, and placements are of such. Give its "
-                  "values(), with the offsets beside them, or torch.nested.to_padded_tensor(tensor, 0).",
+      fmt::format("[{}] a nested tensor of {} dims has no fixed sizes, so placements do not apply to it. Give its "
+                  "values() and keep the offsets separately, or give torch.nested.to_padded_tensor(tensor, 0).",
                   op, tensor.dim()));
 }
 
@@ -100,9 +100,11 @@ std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const Device
   for (const Facts& facts : agree(group, "from_local", Facts("a tensor of a class of its own").list(local.sizes())))
     all.push_back(FactReader(facts).list());
   for (const Dims& each : all)
-    TORCH_CHECK_VALUE(each.size() == sizes.size(),
-                      fmt::format("[from_local] a local tensor of shape [{}] came for a tensor of shape [{}]. {}",
-                                  fmt::join(each, ", "), fmt::join(sizes, ", "), kGiveShape));
+    TORCH_CHECK_VALUE(
+        each.size() == sizes.size(),
+        fmt::format(
+            "[from_local] a local tensor of shape [{}] has another number of dims than the tensor of shape [{}]. {}",
+            fmt::join(each, ", "), fmt::join(sizes, ", "), kGiveShape));
   for (size_t m = 0; m < placements.size(); ++m) {
     if (!placements[m].is_shard() || !placements[m].sizes().empty()) continue;
     const int64_t dim = from_front(placements[m].dim(), sizes.size());
@@ -110,18 +112,17 @@ std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const Device
     Dims lengths(mesh.size(static_cast<int64_t>(m)), -1);
     for (size_t i = 0; i < all.size(); ++i) {
       int64_t& length = lengths[(*mesh.grid().coord_of(group.ranks[i]))[m]];
-      TORCH_CHECK_VALUE(
-          length == -1 || length == all[i][dim],
-          fmt::format("[from_local] rank {} gives a local tensor of shape [{}], where another rank at its "
-                      "place along mesh dim {} gives {} in dim {}. {}",
-                      group.ranks[i], fmt::join(all[i], ", "), m, length, dim, kGiveShape));
+      TORCH_CHECK_VALUE(length == -1 || length == all[i][dim],
+                        fmt::format("[from_local] rank {} gives a local tensor of shape [{}], but another rank with "
+                                    "the same coordinate on mesh dim {} gives {} indices in dim {}. {}",
+                                    group.ranks[i], fmt::join(all[i], ", "), m, length, dim, kGiveShape));
       length = all[i][dim];
     }
     TORCH_CHECK_VALUE(
         std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) == sizes[dim],
-        fmt::format("[from_local] the ranks' local tensors have {} in dim {}, the tensor of shape [{}] has "
-                    "{}. {}",
-                    fmt::join(lengths, " + "), dim, fmt::join(sizes, ", "), sizes[dim], kGiveShape));
+        fmt::format(
+            "[from_local] the ranks' local tensors have {} indices in dim {}, but the tensor of shape [{}] has {}. {}",
+            fmt::join(lengths, " + "), dim, fmt::join(sizes, ", "), sizes[dim], kGiveShape));
     if (lengths != chunk_sizes(sizes[dim], static_cast<int64_t>(lengths.size())))
       placements[m] = Placement::shard(dim, lengths);
   }
@@ -130,27 +131,27 @@ std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const Device
 
 void check_pieces(const std::vector<at::Tensor>& pieces, const Spec& spec) {
   const auto boxes = spec.boxes();
-  TORCH_CHECK_VALUE(pieces.size() == boxes.size(),
-                    fmt::format("[from_local] rank {} gives {} pieces; {} has {} there. Give one for each.",
-                                spec.mesh()->rank(), pieces.size(), to_string(spec), boxes.size()));
+  TORCH_CHECK_VALUE(
+      pieces.size() == boxes.size(),
+      fmt::format("[from_local] rank {} gives {} pieces, but {} has {} on this rank. Give one tensor per piece.",
+                  spec.mesh()->rank(), pieces.size(), to_string(spec), boxes.size()));
   for (size_t i = 0; i < boxes.size(); ++i) {
     check_piece(pieces[i], i, spec);
-    TORCH_CHECK_VALUE(
-        pieces[i].sizes() == boxes[i].sizes,
-        fmt::format("[from_local] rank {} gives a piece of shape [{}] where {} has {} there. {}", spec.mesh()->rank(),
-                    fmt::join(pieces[i].sizes(), ", "), to_string(spec), to_string(boxes[i]), kGiveShape));
+    TORCH_CHECK_VALUE(pieces[i].sizes() == boxes[i].sizes,
+                      fmt::format("[from_local] rank {} gives a piece of shape [{}], but {} has {} on this rank. {}",
+                                  spec.mesh()->rank(), fmt::join(pieces[i].sizes(), ", "), to_string(spec),
+                                  to_string(boxes[i]), kGiveShape));
   }
 }
 
 void check_flat_part(const at::Tensor& flat, const Spec& spec) {
   check_piece(flat, 0, spec);
-  TORCH_CHECK_VALUE(
-      flat.sizes() == c10::IntArrayRef(*spec.flat_sizes()),
-      fmt::format(
-          "[from_local] rank {} gives a piece of shape [{}] where {} has a range of shape [{}] there: [elements "
-          "of the flattened dims, *the other dims]. Give the range that local_units are for, and shape= of the "
-          "whole tensor.",
-          spec.mesh()->rank(), fmt::join(flat.sizes(), ", "), to_string(spec), fmt::join(*spec.flat_sizes(), ", ")));
+  TORCH_CHECK_VALUE(flat.sizes() == c10::IntArrayRef(*spec.flat_sizes()),
+                    fmt::format("[from_local] rank {} gives a piece of shape [{}], but {} has a range of shape [{}] on "
+                                "this rank: [elements of the flattened dims, *the other dims]. Give the range that "
+                                "local_units define, and shape= of the whole tensor.",
+                                spec.mesh()->rank(), fmt::join(flat.sizes(), ", "), to_string(spec),
+                                fmt::join(*spec.flat_sizes(), ", ")));
   TORCH_CHECK_VALUE(flat.is_contiguous(),
                     fmt::format("[from_local] rank {} gives a piece of shape [{}] and strides [{}] for {}: a range is "
                                 "contiguous memory. Call contiguous().",
@@ -166,31 +167,31 @@ void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
     const PieceFacts &first = facts[0], &other = facts[i];
     TORCH_CHECK_VALUE(first.dtype == other.dtype && first.sizes == other.sizes,
                       fmt::format("[from_local] the pieces [{}] of rank {} and [{}] of rank {} belong to different "
-                                  "tensors, as {} [{}] and {} [{}]. {}",
+                                  "tensors: {} [{}] and {} [{}]. {}",
                                   fmt::join(first.piece, ", "), group.ranks[0], fmt::join(other.piece, ", "),
                                   group.ranks[i], c10::toString(first.dtype), fmt::join(first.sizes, ", "),
                                   c10::toString(other.dtype), fmt::join(other.sizes, ", "), kGiveShape));
     const auto [on_meta, filled] = first.is_meta ? std::pair(size_t{0}, i) : std::pair(i, size_t{0});
-    TORCH_CHECK_VALUE(
-        first.is_meta == other.is_meta,
-        fmt::format("[from_local] the piece of rank {} is on meta, that of rank {} has values. Give all ranks' "
-                    "memory, or none.",
-                    group.ranks[on_meta], group.ranks[filled]));
+    TORCH_CHECK_VALUE(first.is_meta == other.is_meta,
+                      fmt::format("[from_local] the piece of rank {} is on meta, but the piece of rank {} has values. "
+                                  "Give values on all ranks, or on none.",
+                                  group.ranks[on_meta], group.ranks[filled]));
     const auto [recorded, plain] = first.is_recorded ? std::pair(size_t{0}, i) : std::pair(i, size_t{0});
     TORCH_CHECK_VALUE(
         first.is_recorded == other.is_recorded,
-        fmt::format("[from_local] the piece of rank {} requires a gradient, that of rank {} does not: one "
-                    "would wait for the other in the backward. Call requires_grad_() on every rank's or "
-                    "on none.",
-                    group.ranks[recorded], group.ranks[plain]));
+        fmt::format(
+            "[from_local] the piece of rank {} requires a gradient, but the piece of rank {} does not: one rank would "
+            "wait for the other in the backward. Call requires_grad_() on the pieces of all ranks, or of none.",
+            group.ranks[recorded], group.ranks[plain]));
   }
   const bool has_one_each = !spec.layout().in_pieces() || spec.layout().is_ragged();
   for (size_t i = 0; i < facts.size() && has_one_each; ++i) {
     const Dims expected = spec.layout().local_sizes(group.ranks[i]);
     TORCH_CHECK_VALUE(
         facts[i].piece == expected,
-        fmt::format("[from_local] rank {} gives a piece of shape [{}] where {} has [{}]. {}", group.ranks[i],
-                    fmt::join(facts[i].piece, ", "), to_string(spec), fmt::join(expected, ", "), kGiveShape));
+        fmt::format("[from_local] rank {} gives a piece of shape [{}], but {} has shape [{}] on this rank. {}",
+                    group.ranks[i], fmt::join(facts[i].piece, ", "), to_string(spec), fmt::join(expected, ", "),
+                    kGiveShape));
   }
 }
 

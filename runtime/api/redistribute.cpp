@@ -171,7 +171,7 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors
                                           int64_t bucket_bytes) {
   TORCH_CHECK_VALUE(
       tensors.size() == placements.size(),
-      fmt::format("[redistribute_many] {} tensors came with {} lists of placements. Give one list per tensor.",
+      fmt::format("[redistribute_many] got {} tensors and {} lists of placements. Give one list per tensor.",
                   tensors.size(), placements.size()));
   TORCH_CHECK_VALUE(
       bucket_bytes >= 0,

@@ -124,11 +124,10 @@ at::Tensor whole_piece(const at::Tensor& tensor, const char* reader) {
   const bool is_whole = pieces.size() == 1 && pieces[0].sizes() == spec.sizes() && !spec.layout().is_partial();
   TORCH_CHECK_VALUE(
       is_whole && (pieces[0].numel() < 2 || pieces[0].strides() == tensor.strides()),
-      fmt::format(
-          "[{}] rank {} does not hold all values of {}{}. Take to_local() for its piece or full_tensor() for all of "
-          "them; a model's are gathered by torch.distributed.checkpoint.state_dict.get_model_state_dict with "
-          "full_state_dict=True.",
-          reader, spec.mesh()->rank(), to_string(spec), is_whole ? " in the order of its strides" : ""));
+      fmt::format("[{}] rank {} does not hold all values of {}{}. Use to_local() for the rank's values or "
+                  "full_tensor() for all values; for a whole model use "
+                  "torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True.",
+                  reader, spec.mesh()->rank(), to_string(spec), is_whole ? " in the order of its strides" : ""));
   return pieces[0];
 }
 

@@ -105,12 +105,11 @@ class GivenTensors {
     const size_t n = std::ranges::mismatch(first, second).in1 - first.begin();
     const auto shown = [n](const std::vector<std::string>& texts) { return n < texts.size() ? texts[n] : "none"; };
     TORCH_CHECK_VALUE(
-        false,
-        fmt::format("[total_norm] rank {} gives {} gradients and rank {} gives {}. They differ from number {} on, "
-                    "which is {} on rank {} and {} on rank {}. A parameter has a gradient on all ranks or on none. "
-                    "Look for one that a rank's loss does not use.",
-                    group.ranks[0], first.size(), group.ranks[place], second.size(), n, shown(first), group.ranks[0],
-                    shown(second), group.ranks[place]));
+        false, fmt::format("[total_norm] rank {} gives {} gradients and rank {} gives {}. The first difference is "
+                           "gradient {}: {} on rank {} and {} on rank {}. A parameter must have a gradient on all "
+                           "ranks or on none. Look for a parameter that the loss of one rank does not use.",
+                           group.ranks[0], first.size(), group.ranks[place], second.size(), n, shown(first),
+                           group.ranks[0], shown(second), group.ranks[place]));
   }
 
  private:
@@ -188,11 +187,11 @@ std::vector<at::Tensor> reduced(const std::vector<Part>& parts, const PowerSum& 
     }
   // Checked only after the messages: other members wait for this rank's terms.
   const auto outside = std::ranges::find_if(parts, [](const Part& part) { return !part.mesh->is_member(); });
-  TORCH_CHECK_VALUE(outside == parts.end(),
-                    fmt::format("[total_norm] tensors are on {} meshes, none of which has the ranks of all others, and "
-                                "rank {} is outside {}: "
-                                "it does not know the norm of all. Clip the tensors of each mesh by themselves.",
-                                parts.size(), outside->mesh->rank(), to_string(*outside->mesh)));
+  TORCH_CHECK_VALUE(
+      outside == parts.end(),
+      fmt::format("[total_norm] tensors are on {} meshes, and no mesh has the ranks of all others. Rank {} is outside "
+                  "{}, so it does not know the total norm. Clip the tensors of each mesh separately.",
+                  parts.size(), outside->mesh->rank(), to_string(*outside->mesh)));
   return sums;
 }
 

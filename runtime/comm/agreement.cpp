@@ -119,11 +119,11 @@ std::vector<Words> gather_words(const Group& group, const char* what, const Word
   std::vector<Words> result;
   const auto* next = rows.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < group.size(); ++i, next += sent.size()) {
-    TORCH_CHECK_VALUE(!says_purpose || next[0] == *rows.const_data_ptr<int64_t>(),
-                      fmt::format("[{}] ranks {} and {} tell each other facts of different calls; this rank's is for "
-                                  "{}. All ranks of a group must make the same calls in the same order: "
-                                  "SHARDWISE_CHECK=1 names the first that differ.",
-                                  what, group.ranks[0], group.ranks[i], CommScope::current_op()));
+    TORCH_CHECK_VALUE(
+        !says_purpose || next[0] == *rows.const_data_ptr<int64_t>(),
+        fmt::format("[{}] ranks {} and {} make different calls; this rank calls {}. All ranks of a group must make the "
+                    "same calls in the same order: SHARDWISE_CHECK=1 names the first that differ.",
+                    what, group.ranks[0], group.ranks[i], CommScope::current_op()));
     result.emplace_back(next + (says_purpose ? 1 : 0), next + sent.size());
   }
   return result;
@@ -192,7 +192,7 @@ std::vector<Facts> agree(const Group& group, const char* op, const Facts& own, c
   for (size_t i = 1; i < result.size(); ++i) {
     const std::string other = FactReader(result[i]).name();
     TORCH_CHECK_VALUE(other == name,
-                      fmt::format("[{}] rank {} gives {}, rank {} gives {}. Give one kind on every rank.", op,
+                      fmt::format("[{}] rank {} gives {}, but rank {} gives {}. Give the same kind on every rank.", op,
                                   group.ranks[0], name, group.ranks[i], other));
   }
   return result;

@@ -95,9 +95,10 @@ void write_file(const std::filesystem::path& path, const std::string& text) {
   if (file) std::filesystem::rename(partial, path, error);
   const bool is_written = file && !error;
   if (!is_written) std::filesystem::remove(partial, error);
-  TORCH_CHECK(is_written, fmt::format("[dump] {} cannot be written. Name a folder that can: SHARDWISE_DUMP_FOLDER, "
-                                      "or dump(folder).",
-                                      path.string()));
+  TORCH_CHECK(
+      is_written,
+      fmt::format("[dump] {} cannot be written. Give a writable folder, with SHARDWISE_DUMP_FOLDER or dump(folder).",
+                  path.string()));
 }
 
 }  // namespace

@@ -84,8 +84,8 @@ class FlightWatch {
       limit_ = seconds;
     else
       TORCH_WARN(
-          fmt::format("[wait warning] SHARDWISE_WAIT_WARNING is \"{}\", which is no number of seconds: warnings come "
-                      "after {:.0f}. Set it to seconds, or to 0 for none.",
+          fmt::format("[wait warning] SHARDWISE_WAIT_WARNING is \"{}\", which is not a number of seconds: warnings "
+                      "come after {:.0f} s. Set it to a number of seconds, or to 0 for no warnings.",
                       value, limit_));
   }
 
@@ -155,10 +155,9 @@ class FlightWatch {
         op.empty() ? "" : fmt::format(", which {} needs", op),
         written.empty()
             ? ""
-            : fmt::format(
-                  "What the rank did is in {}: `python -m shardwise hang` reads such files of "
-                  "all ranks, and `kill -USR1` has a rank write one that was started with SHARDWISE_DUMP_SIGNAL=1. ",
-                  fmt::join(written, ", "))));
+            : fmt::format("The rank's calls are in {}: `python -m shardwise hang` reads such files of all ranks, and "
+                          "`kill -USR1` makes a rank that was started with SHARDWISE_DUMP_SIGNAL=1 write one. ",
+                          fmt::join(written, ", "))));
   }
 
   double limit_ = 30;  // seconds

@@ -106,8 +106,8 @@ std::string describe_missing(const Group& group, uint64_t call) {
       missing.push_back(group.ranks[i]);
       theirs.push_back(notes[i]);
     }
-  if (missing.empty()) return "all others have come to a call, and one of them has failed";
-  return fmt::format("rank{} {} {} not come to it. Last calls: {}", missing.size() == 1 ? "" : "s",
+  if (missing.empty()) return "all others have reached the call, and one of them has failed";
+  return fmt::format("rank{} {} {} not reached it. Last calls: {}", missing.size() == 1 ? "" : "s",
                      fmt::join(missing, ", "), missing.size() == 1 ? "has" : "have",
                      describe_notes(missing, group.ranks[group.index], theirs));
 }
@@ -122,12 +122,12 @@ at::Tensor gather_hashes(const Group& group, const CheckedCall& own, const at::T
   } catch (const std::exception& error) {
     why = error_text(error);
   }
-  TORCH_CHECK_WITH(DistBackendError, false,
-                   fmt::format("[check] rank {} is about to {} as call {} of the ranks {}, but {}. Every rank must "
-                               "make the same calls in the same "
-                               "order. A rank that is slow has SHARDWISE_CHECK_SECONDS={} to come. ({})",
-                               group.ranks[group.index], text, own.call, group.ranks, describe_missing(group, own.call),
-                               static_cast<double>(check_limit().count()) / 1000, why.substr(0, why.find('\n'))));
+  TORCH_CHECK_WITH(
+      DistBackendError, false,
+      fmt::format("[check] rank {} is about to {} as call {} of the ranks {}, but {}. Every rank must make the same "
+                  "calls in the same order. A slow rank has SHARDWISE_CHECK_SECONDS={} to reach the call. ({})",
+                  group.ranks[group.index], text, own.call, group.ranks, describe_missing(group, own.call),
+                  static_cast<double>(check_limit().count()) / 1000, why.substr(0, why.find('\n'))));
 }
 
 }  // namespace

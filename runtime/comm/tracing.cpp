@@ -17,12 +17,10 @@ void check_not_traced(const char* operation) {
   if (!is_tracing()) [[likely]]
     return;
   TORCH_CHECK_NOT_IMPLEMENTED(
-      false,
-      fmt::format(
-          "[{}] has no place in a graph: the program is traced, and its tensors have no values yet. Call it outside of "
-          "what torch.export and make_fx trace. torch.compile breaks the graph here and runs this part as it is "
-          "written, but for fullgraph=True.",
-          operation));
+      false, fmt::format("[{}] cannot be part of a graph: the program is being traced, and its tensors have no values "
+                         "yet. Call it outside of the code that torch.export and make_fx trace. torch.compile breaks "
+                         "the graph here and runs this call untraced, except with fullgraph=True.",
+                         operation));
 }
 
 }  // namespace shardwise

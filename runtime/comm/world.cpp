@@ -84,7 +84,7 @@ World::World(int64_t rank, int64_t size, c10::intrusive_ptr<c10d::ProcessGroup> 
       rank >= 0 && rank < size,
       fmt::format("[world] rank {} does not fit a world of {} ranks. Use a rank in [0, {}).", rank, size, size));
   TORCH_CHECK_VALUE(everyone_ || size == 1 || !make_group_,  // without both it has no groups
-                    fmt::format("[world] a world of {} ranks came without a process group. Pass one.", size));
+                    fmt::format("[world] a world of {} ranks needs a process group. Pass one.", size));
 }
 
 std::shared_ptr<World> World::maybe_current() {

@@ -76,9 +76,9 @@ class BoxedKernel final : public c10::OperatorKernel {
   C10_THROW_ERROR(
       TypeError,
       fmt::format(
-          "[{}] collectives of torch.distributed take tensors of this rank, not DTensors. Give them x.to_local() "
-          "or x.full_tensor(); redistribute() moves a DTensor. From DistributedDataParallel leave such parameters "
-          "out: DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names).",
+          "[{}] collectives of torch.distributed take tensors of this rank, not DTensors. Give them x.to_local() or "
+          "x.full_tensor(); redistribute() moves a DTensor. Exclude such parameters from DistributedDataParallel: "
+          "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names).",
           op));
 }
 
@@ -173,8 +173,8 @@ void check_takes_gradients(const BoundCall& call) {
     if (!operand.impl || !operand.impl->holds_subclass()) continue;
     const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(operand.impl->autograd_meta());
     TORCH_CHECK_VALUE(!meta || !meta->requires_grad_ || !is_quantised(operand.impl->local_tensors()[0]),
-                      fmt::format("[{}] a quantised {} requires a gradient, and no optimizer could add one to it. Call "
-                                  "requires_grad_(False), or train a tensor that holds its values in {}.",
+                      fmt::format("[{}] a quantised {} requires a gradient, but no optimizer can update it. Call "
+                                  "requires_grad_(False), or train a tensor that holds its values as {}.",
                                   call.op.name, class_of(operand.impl->local_tensors()[0]),
                                   c10::toString(operand.impl->spec()->dtype())));
   }
@@ -230,11 +230,10 @@ void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
   prepare_arguments(op, *stack);
   BoundCall call(op, *stack);
   // A per-element list may also contain the view's base, and would see the write too late.
-  TORCH_CHECK_VALUE(
-      call.written_views.empty() || !rule || !rule->is_per_element(),
-      fmt::format("[{}] the list to write to holds a view whose values were moved from other ranks. Write "
-                  "to it by itself, with the operator for one tensor.",
-                  op.name));
+  TORCH_CHECK_VALUE(call.written_views.empty() || !rule || !rule->is_per_element(),
+                    fmt::format("[{}] the list of tensors to write to holds a view whose values were moved from other "
+                                "ranks. Write to this view separately, with the operator for one tensor.",
+                                op.name));
   if (OpTrace::is_active() && !is_tracing()) [[unlikely]]  // operators do not run while torch.compile traces
     run_traced(call);
   else
@@ -251,7 +250,7 @@ void add_user_rule(const std::string& op, const Rule& rule) {
   const std::lock_guard lock(rules_mutex());
   const bool is_ours = op.starts_with("aten::");
   TORCH_CHECK_VALUE(!is_ours || infos_without_rule().contains(op),
-                    fmt::format("[register_rule] {} is answered by Shardwise already. State rules for operators that "
+                    fmt::format("[register_rule] Shardwise already handles {}. Register rules only for operators that "
                                 "explain() shows as replicated.",
                                 op));
   RuleTable::global().add(op, rule);

@@ -196,10 +196,9 @@ bool is_distributed_number(const c10::IValue& value) {
 c10::IValue plain_number(const OpInfo& op, const at::Tensor& number) {
   const SpecPtr& spec = spec_of(number);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      spec->is_member(),
-      fmt::format("[{}] has plain tensors in its list and a number on the mesh {}, whose value rank {} outside it does "
-                  "not know. Give the number as a plain tensor.",
-                  op.name, to_string(*spec->mesh()), spec->mesh()->rank()));
+      spec->is_member(), fmt::format("[{}] mixes plain tensors with a number on the mesh {}. Rank {} is outside that "
+                                     "mesh and does not have the number's value. Give the number as a plain tensor.",
+                                     op.name, to_string(*spec->mesh()), spec->mesh()->rank()));
   const CommScope scope(op.name.c_str());
   return move(spec, maybe_dtensor(number)->shards(), spec->replicated()).at(0);
 }

@@ -167,11 +167,10 @@ class ReplicatedRun {
 }  // namespace
 
 void refuse_outside(const std::string& op, const DeviceMesh& mesh) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false,
-      fmt::format(
-          "[{}] gives a result that depends on values, and rank {} is outside the mesh {}. Call it on members only.",
-          op, mesh.rank(), to_string(mesh)));
+  TORCH_CHECK_NOT_IMPLEMENTED(false,
+                              fmt::format("[{}] returns a result that depends on values, which rank {} does not have "
+                                          "because it is outside the mesh {}. Call it only on ranks of the mesh.",
+                                          op, mesh.rank(), to_string(mesh)));
 }
 
 void run_gathered(BoundCall& call) {

@@ -50,8 +50,8 @@ void replace_answer(const std::string& op, const Rule& rule) {
   const auto handle = find_operator(op);
   TORCH_INTERNAL_ASSERT(handle, "torch knows no operator ", op);
   TORCH_CHECK_VALUE(!handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd),
-                    fmt::format("[register_sharding] torch composes {} of other operators, and their layouts decide. "
-                                "Register shardings for those that explain() shows.",
+                    fmt::format("[register_sharding] torch composes {} of other operators, which determine its layout. "
+                                "Register shardings for the operators that explain() shows.",
                                 op));
   const size_t space = op.find("::");
   const std::string name_space = op.substr(0, space), name = op.substr(space + 2);

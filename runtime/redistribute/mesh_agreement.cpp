@@ -37,9 +37,9 @@ void check_same_meshes(const DeviceMesh& from, const DeviceMesh& to) {
   TORCH_CHECK_VALUE(
       agree(from, to),
       fmt::format(
-          "[redistribute] a tensor on the mesh {} was to move to the mesh {}, and its ranks do not mean the same two "
-          "meshes: slices of a mesh are other ranks on each rank. Move it within one mesh, or wrap its value there: "
-          "DTensor.from_local(x.full_tensor(), mesh, [Replicate()] * mesh.ndim).",
+          "[redistribute] a tensor cannot move from the mesh {} to the mesh {}: the ranks disagree about the two "
+          "meshes, because a slice of a mesh has different ranks on each rank. Move it within one mesh, or wrap its "
+          "value on the other mesh: DTensor.from_local(x.full_tensor(), mesh, [Replicate()] * mesh.ndim).",
           to_string(from), to_string(to)));
 }
 

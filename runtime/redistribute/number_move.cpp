@@ -53,8 +53,8 @@ std::optional<NumberBytes> common_value(const Group& group, const std::optional<
     TORCH_CHECK_VALUE(
         !value || *value == bytes,
         fmt::format(
-            "[{}] a number stands next to a tensor on another mesh, {}, of which ranks {} and {} have different "
-            "numbers, {} and {}. Make them equal, or give each rank's own by its value: number.item().",
+            "[{}] a number is used with a tensor on the mesh {}, but ranks {} and {} of that mesh have different "
+            "values for it, {} and {}. Make them equal, or pass each rank's own value: number.item().",
             CommScope::current_op(), to_string(*spec.mesh()), of_rank, group.ranks[i], words(*value, spec),
             words(bytes, spec)));
     if (!value) value = bytes, of_rank = group.ranks[i];

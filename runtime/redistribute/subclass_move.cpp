@@ -128,10 +128,10 @@ class SubclassMove {
     } catch (const std::exception& refusal) {
       const std::string text = taken_error(refusal);
       TORCH_CHECK_NOT_IMPLEMENTED(
-          false, fmt::format("[{}] a {} cannot be sent to another rank: {}. Give the class __tensor_flatten__ and "
-                             "__tensor_unflatten__, which torch.compile takes too, or move the values before you wrap "
-                             "them.",
-                             kOp, class_of(part), text));
+          false,
+          fmt::format("[{}] a {} cannot be sent to another rank: {}. Give the class __tensor_flatten__ and "
+                      "__tensor_unflatten__, which torch.compile also uses, or move the values before you wrap them.",
+                      kOp, class_of(part), text));
     }
   }
 
@@ -183,10 +183,10 @@ class SubclassMove {
 void check_movable(const DTensorImpl& source, const Spec& to) {
   const Spec& from = *source.spec();
   const std::string name = class_of(source.local_tensors()[0]);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      from.mesh() == to.mesh(),
-      fmt::format("[{}] a {} moves within its mesh only, not from {} to {}. Move plain values, and wrap them there.",
-                  kOp, name, to_string(*from.mesh()), to_string(*to.mesh())));
+  TORCH_CHECK_NOT_IMPLEMENTED(from.mesh() == to.mesh(),
+                              fmt::format("[{}] a {} moves within its mesh only, not from {} to {}. Move the plain "
+                                          "values, and wrap them on the other mesh.",
+                                          kOp, name, to_string(*from.mesh()), to_string(*to.mesh())));
   for (const Spec* spec : {&from, &to}) check_placed(kOp, source.local_tensors()[0], spec->layout());
 }
 

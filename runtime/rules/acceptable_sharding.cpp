@@ -71,10 +71,10 @@ class ShardingChoice {
   AcceptableSharding checked(const AcceptableSharding& given) const {
     TORCH_CHECK_VALUE(
         given.inputs.size() == call_.operands.size() && given.outputs.size() == call_.outputs.size(),
-        fmt::format("[register_sharding] a sharding of {} has {} output and {} input placements, and the call has {} "
-                    "outputs and {} tensors as inputs. Give one for each tensor, None for what is no tensor.",
-                    call_.op.name, given.outputs.size(), given.inputs.size(), call_.outputs.size(),
-                    call_.operands.size()));
+        fmt::format(
+            "[register_sharding] a sharding of {} has {} output and {} input placements, but the call has {} outputs "
+            "and {} input tensors. Give one placement per tensor, and None for an argument that is not a tensor.",
+            call_.op.name, given.outputs.size(), given.inputs.size(), call_.outputs.size(), call_.operands.size()));
     AcceptableSharding result;
     for (size_t i = 0; i < given.inputs.size(); ++i)
       result.inputs.push_back(

@@ -52,11 +52,10 @@ std::string describe_notation(std::string_view notation) {
 void apply_notation(const Sides& sides, const OpCall& call, Signature& signature) {
   std::unordered_map<char, int> factors;
   auto axes_of = [&](const std::string& term, c10::IntArrayRef sizes) {
-    TORCH_CHECK_VALUE(
-        term.size() == sizes.size(),
-        fmt::format("[{}] a tensor of {} dims [{}] stands where the rule has \"{}\". Give a function as the "
-                    "rule, which returns None for what it does not know.",
-                    call.op.name, sizes.size(), fmt::join(sizes, ", "), term));
+    TORCH_CHECK_VALUE(term.size() == sizes.size(),
+                      fmt::format("[{}] a tensor of {} dims [{}] does not match \"{}\" in the rule. Give a function as "
+                                  "the rule, which returns None for calls that it does not support.",
+                                  call.op.name, sizes.size(), fmt::join(sizes, ", "), term));
     Axes axes;
     for (size_t dim = 0; dim < term.size(); ++dim) {
       auto [found, is_new] = factors.try_emplace(term[dim], 0);
@@ -72,8 +71,8 @@ void apply_notation(const Sides& sides, const OpCall& call, Signature& signature
   };
   TORCH_CHECK_VALUE(
       call.operands.size() == sides.first.size() && call.outputs.size() == sides.second.size(),
-      fmt::format("[{}] has {} tensors and {} outputs; its rule has {} and {}. Write a term for each.", call.op.name,
-                  call.operands.size(), call.outputs.size(), sides.first.size(), sides.second.size()));
+      fmt::format("[{}] has {} tensors and {} outputs, but its rule has terms for {} and {}. Write a term for each.",
+                  call.op.name, call.operands.size(), call.outputs.size(), sides.first.size(), sides.second.size()));
   for (size_t i = 0; i < sides.first.size(); ++i)
     signature.inputs.push_back(axes_of(sides.first[i], call.operands[i].sizes));
   for (size_t i = 0; i < sides.second.size(); ++i) {

@@ -22,8 +22,7 @@ namespace shardwise {
 namespace {
 
 constexpr const char* kReadsStale =
-    "[DTensor] a view whose values come from other ranks is read, and its source was written to since. Call clone() on "
-    "all "
+    "[DTensor] a view whose values come from other ranks is read after its source was written to. Call clone() on all "
     "ranks, and read the result.";
 
 std::atomic<WrapHook> wrap_hook{nullptr};
@@ -142,10 +141,9 @@ MemoryWrite DTensorImpl::begin_write() const {
 void DTensorImpl::check_has_memory() const {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !holds_subclass(),
-      fmt::format(
-          "[DTensor] the local tensor is a {}, whose memory only its own operators read, and this reads memory. "
-          "Use to_local(), or redistribute before you wrap the parts.",
-          class_of(shards_[0])));
+      fmt::format("[DTensor] the local tensor is a {}. Only its own operators can read its memory, but this call reads "
+                  "memory directly. Use to_local(), or redistribute before you wrap the parts.",
+                  class_of(shards_[0])));
 }
 
 void DTensorImpl::make_ready() const {
@@ -262,10 +260,9 @@ namespace {
 at::Tensor make(SpecPtr spec, Shards shards, std::shared_ptr<SparseEntries> entries) {
   const c10::Device device = shards.empty() ? spec->mesh()->device() : shards[0].device();
   const bool is_sparse = entries != nullptr;
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      shards.empty() || shards[0].is_sparse() == is_sparse,
-      "[DTensor] an operator gave sparse pieces of what it takes for a dense tensor, or dense ones of "
-      "a sparse tensor. Use to_dense() first.");
+  TORCH_CHECK_NOT_IMPLEMENTED(shards.empty() || shards[0].is_sparse() == is_sparse,
+                              "[DTensor] an operator returned sparse pieces for a dense result, or dense pieces for a "
+                              "sparse result. Use to_dense() first.");
   if (spec->flat_sizes()) [[unlikely]]
     shards = joined(*spec, std::move(shards));
   auto tensor = at::detail::make_tensor<DTensorImpl>(std::move(spec), std::move(shards), device, is_sparse);
@@ -279,8 +276,7 @@ at::Tensor make(SpecPtr spec, Shards shards, std::shared_ptr<SparseEntries> entr
 const SpecPtr& spec_of(const at::Tensor& tensor) {
   const auto* impl = maybe_dtensor(tensor);
   TORCH_CHECK_TYPE(
-      impl,
-      "[shardwise] a torch.Tensor stands where a DTensor is needed. Make one with distribute_tensor or from_local.");
+      impl, "[shardwise] got a torch.Tensor where a DTensor is needed. Make one with distribute_tensor or from_local.");
   return impl->spec();
 }
 

@@ -9,8 +9,8 @@ namespace shardwise {
 const Shards& shards_read_by(const DTensorImpl& tensor, const char* reader) {
   TORCH_CHECK_VALUE(
       !tensor.is_stale(),
-      fmt::format("[{}] reads what this rank holds and sends nothing, but this tensor is a view whose values come from "
-                  "other ranks, and its source was written to since. Call clone() on all ranks, and read the result.",
+      fmt::format("[{}] reads this rank's values and sends nothing, but this tensor is a view whose values come from "
+                  "other ranks, and its source has been written to. Call clone() on all ranks, and read the result.",
                   reader));
   if (tensor.is_ready()) return tensor.shards();
   const Reading guard(reader);

@@ -60,10 +60,10 @@ std::unique_ptr<Mapping> new_mapping(const std::string& folder, size_t n_bytes) 
 }
 #else
 std::unique_ptr<Mapping> new_mapping(const std::string& folder, size_t n_bytes) {
-  TORCH_CHECK_VALUE(false,
-                    fmt::format("[mapped memory] a file of {} bytes in {}: files as memory are there on Linux alone. "
-                                "Keep the table in RAM.",
-                                n_bytes, folder));
+  TORCH_CHECK_VALUE(
+      false,
+      fmt::format("[mapped memory] a file of {} bytes in {}: memory-mapped tables need Linux. Keep the table in RAM.",
+                  n_bytes, folder));
 }
 #endif
 

@@ -16,14 +16,15 @@ void check_has_ranks(const World& world, c10::IntArrayRef mesh_shape) {
   const std::string number = n_ranks == kMax ? "2^63 or more" : std::to_string(n_ranks);
   TORCH_CHECK_VALUE(
       world.size() > 1 || World::is_thread(),
-      fmt::format("[device_mesh] the mesh [{}] needs {} ranks, and this program is one process. Start it with "
-                  "torchrun --nproc-per-node {} program.py, or of C++ with torchrun --no-python "
-                  "--nproc-per-node {} ./program.",
-                  fmt::join(mesh_shape, ", "), number, number, number));
-  TORCH_CHECK_VALUE(false,
-                    fmt::format("[device_mesh] the mesh [{}] needs {} ranks, and the world has {}. Use at most as "
-                                "many, or start more.",
-                                fmt::join(mesh_shape, ", "), number, world.size()));
+      fmt::format(
+          "[device_mesh] the mesh [{}] needs {} ranks, and this program is one process. Start it with torchrun "
+          "--nproc-per-node {} program.py, or a C++ program with torchrun --no-python --nproc-per-node {} ./program.",
+          fmt::join(mesh_shape, ", "), number, number, number));
+  TORCH_CHECK_VALUE(
+      false,
+      fmt::format(
+          "[device_mesh] the mesh [{}] needs {} ranks, and the world has {}. Use a smaller mesh, or start more ranks.",
+          fmt::join(mesh_shape, ", "), number, world.size()));
 }
 
 }  // namespace shardwise

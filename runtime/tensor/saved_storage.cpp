@@ -13,10 +13,9 @@ namespace {
 void refuse(const at::Tensor& tensor, std::unordered_map<std::string, bool>& /*metadata*/) {
   const auto* const impl = maybe_dtensor(tensor);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !impl,
-      fmt::format("[save] got a DTensor, {}, of which a file would hold a piece. Save what full_tensor() gives, on "
-                  "one rank; in Python use torch.distributed.checkpoint or state_dict().",
-                  impl ? to_string(*impl->spec()) : ""));
+      !impl, fmt::format("[save] got a DTensor, {}, but a file would hold only this rank's piece. Save the result of "
+                         "full_tensor() on one rank; in Python use torch.distributed.checkpoint or state_dict().",
+                         impl ? to_string(*impl->spec()) : ""));
 }
 
 bool refuse_distributed() {

@@ -58,8 +58,8 @@ class SplitEntries {
     for (size_t i = 0; i < counts.size(); ++i) {
       int64_t& part = parts_[part_of(*grid_.coord_of(grid_.ranks[i]))];
       TORCH_CHECK_VALUE(part < 0 || part == counts[i][0],
-                        fmt::format("[sparse] rank {} holds {} entries where others have {} of the same ones of {}. "
-                                    "Give ranks that share entries the same indices.",
+                        fmt::format("[sparse] rank {} holds {} entries, but ranks with the same part hold {}, of {}. "
+                                    "Give ranks with the same part the same indices.",
                                     grid_.ranks[i], counts[i][0], part, to_string(spec)));
       part = counts[i][0];
     }

@@ -47,11 +47,11 @@ at::Tensor part_along(const char* op, const at::Tensor& object, int64_t dim, int
   };
   const auto [part, refusal] = first_answer(ways);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      part.defined(), fmt::format("[{}] a {} answers none of aten.slice, aten.narrow, aten.split and "
-                                  "aten.split_with_sizes, so indices {} to {} of its dim {} cannot be taken: {}. Give "
-                                  "its __torch_dispatch__ one of them, or make each rank's part and use "
-                                  "DTensor.from_local.",
-                                  op, class_of(object), begin, begin + n, dim, refusal));
+      part.defined(),
+      fmt::format("[{}] a {} implements none of aten.slice, aten.narrow, aten.split and aten.split_with_sizes, so "
+                  "indices {} to {} of its dim {} cannot be taken: {}. Implement one of these in its "
+                  "__torch_dispatch__, or make each rank's part and use DTensor.from_local.",
+                  op, class_of(object), begin, begin + n, dim, refusal));
   return part;
 }
 
@@ -85,12 +85,11 @@ class Row {
     const at::Tensor& largest =
         *std::ranges::max_element(objects_, {}, [&](const at::Tensor& object) { return object.size(dim_); });
     const Cut cut = cut_of(op_, largest, dim_);
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        cut.keeps_context,
-        fmt::format("[{}] a {} has no aten.cat for these parts{}{}, and a slice along dim {} changes the context "
-                    "of its __tensor_flatten__, so they cannot be joined without it. Give its __torch_dispatch__ "
-                    "aten.cat.",
-                    op_, class_of(largest), refusal.empty() ? "" : ": ", refusal, dim_));
+    TORCH_CHECK_NOT_IMPLEMENTED(cut.keeps_context,
+                                fmt::format("[{}] a {} has no aten.cat for these parts{}{}, and a slice along dim {} "
+                                            "changes the context of its __tensor_flatten__, so the parts cannot be "
+                                            "joined without aten.cat. Implement aten.cat in its __torch_dispatch__.",
+                                            op_, class_of(largest), refusal.empty() ? "" : ": ", refusal, dim_));
     std::vector<Flattened> parts;
     for (const at::Tensor& object : objects_) parts.push_back(flattened(object));
     Flattened whole = parts[0];
@@ -115,11 +114,9 @@ class Row {
   }
 
   void check_alike(bool is_alike, const std::string& what) const {
-    TORCH_CHECK_VALUE(is_alike,
-                      fmt::format("[{}] parts of a {} differ in {}, which a slice along dim {} leaves as it is, "
-                                  "so no object has all of them. Make the parts of one object, with "
-                                  "distribute_tensor.",
-                                  op_, class_of(objects_[0]), what, dim_));
+    TORCH_CHECK_VALUE(is_alike, fmt::format("[{}] parts of a {} differ in {}, which slices of one object along dim {} "
+                                            "have in common. Make the parts from one object, with distribute_tensor.",
+                                            op_, class_of(objects_[0]), what, dim_));
   }
 
   const char* op_;
@@ -134,9 +131,9 @@ void check_placed(const char* op, const at::Tensor& object, const Layout& layout
                                         [](const Placement& placement) {
                                           return placement.split_dim() >= 0 || placement == Placement::replicate();
                                         }),
-                    fmt::format("[{}] a {} cannot be placed as {}: a class of its own is split along dims or "
-                                "replicated, and its values are added up by nobody. Use Shard and Replicate, or give "
-                                "plain values, as its dequantize() gives them.",
+                    fmt::format("[{}] a {} cannot be placed as {}: a tensor subclass can only be sharded along dims or "
+                                "replicated; its values cannot be summed. Use Shard and Replicate, or give plain "
+                                "values, such as the result of its dequantize().",
                                 op, class_of(object), to_string(layout.placements())));
 }
 
@@ -158,10 +155,10 @@ at::Tensor copy_of(const char* op, const at::Tensor& object) {
       },
   };
   const auto [copy, refusal] = first_answer(ways);
-  TORCH_CHECK_NOT_IMPLEMENTED(copy.defined(),
-                              fmt::format("[{}] a {} refuses aten.clone, so its parts would be the memory of another "
-                                          "tensor: {}. Give its __torch_dispatch__ aten.clone.",
-                                          op, class_of(object), refusal));
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      copy.defined(), fmt::format("[{}] a {} does not implement aten.clone, so its parts would share the memory of "
+                                  "another tensor: {}. Implement aten.clone in its __torch_dispatch__.",
+                                  op, class_of(object), refusal));
   return copy;
 }
 
@@ -181,8 +178,8 @@ Cut cut_of(const char* op, const at::Tensor& object, int64_t dim) {
     const auto cut = is_alike ? dim_cut(of_part.inner[i], of_whole.inner[i], n, n_whole) : std::nullopt;
     TORCH_CHECK_NOT_IMPLEMENTED(
         cut, fmt::format("[{}] a slice of {} of the {} indices of dim {} of a {} does not cut its inner tensor {} in "
-                         "proportion along one dim, so it cannot be told how the ranks' parts make up the whole. Give "
-                         "the class aten.cat, or save what it saves by __create_write_items__.",
+                         "proportion along one dim, so it is unknown how the ranks' parts form the whole. Implement "
+                         "aten.cat in the class, or save it with __create_write_items__.",
                          op, n, n_whole, dim, class_of(object), of_whole.names[i]));
     result.dims.push_back(*cut);
   }

@@ -33,7 +33,7 @@ std::string end_of(const at::Tensor& tensor) {
 void Mailbox::check_present(const std::string& waiting, int64_t rank) const {
   std::string obstacle = membership_->failure_;
   if (obstacle.empty() && membership_->is_finished_[rank])
-    obstacle = fmt::format("rank {} has finished and cannot take part. Both ends must name the message.", rank);
+    obstacle = fmt::format("rank {} has finished and cannot take part. Sends and receives must match.", rank);
   TORCH_CHECK_WITH(DistBackendError, obstacle.empty(), fmt::format("{}, but {}", waiting, obstacle));
 }
 
@@ -86,8 +86,8 @@ void Mailbox::receive(const Box& box, const LetterPtr& letter, const at::Tensor&
       check_present(waiting, from_rank);
       const bool is_late = membership_->changed_.wait_until(lock, deadline) == std::cv_status::timeout;
       TORCH_CHECK_WITH(DistBackendError, !is_late || letter->tensor,
-                       fmt::format("{}, but rank {} did not send within {} ms. Both ends must name the message.",
-                                   waiting, from_rank, timeout.count()));
+                       fmt::format("{}, but rank {} did not send within {} ms. Sends and receives must match.", waiting,
+                                   from_rank, timeout.count()));
     }
   }
   receive_into(to, *letter->tensor, from_rank, own_rank);

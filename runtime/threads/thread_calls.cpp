@@ -142,7 +142,8 @@ ThreadCall broadcast_call(const std::vector<at::Tensor>& tensors, int64_t root, 
 
 ThreadCall all_gather_call(const at::Tensor& output, const at::Tensor& input, int64_t n_members) {
   TORCH_CHECK_VALUE(output.numel() == input.numel() * n_members,
-                    fmt::format("[all_gather] {} elements are not {} ranks' parts of {}. Pass tensors that fit.",
+                    fmt::format("[all_gather] an output of {} elements does not hold {} parts of {} elements, one per "
+                                "rank. Pass tensors that fit.",
                                 output.numel(), n_members, input.numel()));
   return {.offer = {"all_gather", describe(input), {input}, {}, {}},
           .outputs = {output},
