@@ -117,7 +117,7 @@ class Gradients {
                                   kOp, i));
     for (const Placement& placement : spec.placements())
       TORCH_CHECK_VALUE(!placement.is_partial() || placement.is_linear_partial(),
-                        fmt::format("[{}] gradient {} is laid out as {}, of which no factor can be taken out. "
+                        fmt::format("[{}] gradient {} is laid out as {}, which cannot be scaled term by term. "
                                     "Redistribute it to Shard or Replicate first.",
                                     kOp, i, to_string(spec.placements())));
     if (std::ranges::find(meshes_, spec.mesh()) == meshes_.end()) meshes_.push_back(spec.mesh());
@@ -146,12 +146,12 @@ class Gradients {
 /// Cost: an all-reduce of two numbers, none if all gradients are replicas; in that rare case a reduction of each Partial gradient.
 void check_and_unscale(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& inv_scale) {
   TORCH_CHECK_VALUE(!is_dtensor(found_inf) && !is_dtensor(inv_scale),
-                    fmt::format("[{}] found_inf and inv_scale are plain tensors, as GradScaler makes them. Give "
-                                "to_local() of a replica.",
+                    fmt::format("[{}] found_inf and inv_scale must be plain tensors, as GradScaler makes them. Give "
+                                "to_local() of a replicated DTensor.",
                                 kOp));
   TORCH_CHECK(found_inf.numel() == 1 && inv_scale.numel() == 1,
-              fmt::format("[{}] found_inf and inv_scale have one element each, not {} and {}.", kOp, found_inf.numel(),
-                          inv_scale.numel()));
+              fmt::format("[{}] found_inf and inv_scale must have one element each, not {} and {}.", kOp,
+                          found_inf.numel(), inv_scale.numel()));
   const BelowAutograd guard;
   const Gradients gradients(grads);
   const at::Tensor reach = gradients.reach(inv_scale);

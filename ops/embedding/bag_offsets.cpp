@@ -21,8 +21,9 @@ void check_numbers(const char* op, const at::Tensor& offsets, int64_t n_ids) {
   const auto* fall = std::is_sorted_until(first, end);
   TORCH_CHECK_VALUE(fall == end, fmt::format("[{}] offsets fall from {} to {} at {}. Give them in ascending order.", op,
                                              fall == end ? 0 : fall[-1], fall == end ? 0 : *fall, fall - first));
-  TORCH_CHECK_VALUE(end[-1] <= n_ids, fmt::format("[{}] the last offset is {}, of {} ids. Use offsets in [0, {}].", op,
-                                                  end[-1], n_ids, n_ids));
+  TORCH_CHECK_VALUE(end[-1] <= n_ids,
+                    fmt::format("[{}] the last offset is {}, but there are {} ids. Use offsets in [0, {}].", op,
+                                end[-1], n_ids, n_ids));
 }
 
 /// True if `offsets` are 0, k, 2k, ...: `n` bags of k ids each that together hold all `n_ids` ids. An entry after the last bag is checked too.

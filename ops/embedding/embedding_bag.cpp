@@ -60,7 +60,7 @@ at::Tensor prepared_weights(const BagLookup& call, const std::optional<at::Tenso
 
 Pooling pooling_of(int64_t mode) {
   TORCH_CHECK_VALUE(mode >= 0 && mode <= 2,
-                    fmt::format("[{}] there is no mode {}. Use 0 (sum), 1 (mean) or 2 (max).", kEmbeddingBag, mode));
+                    fmt::format("[{}] mode {} is unknown. Use 0 (sum), 1 (mean) or 2 (max).", kEmbeddingBag, mode));
   return mode == 0 ? Pooling::kSum : mode == 1 ? Pooling::kMean : Pooling::kMax;
 }
 

@@ -31,10 +31,10 @@ LookupExchange to_lookup_exchange(const std::string& name) {
   if (name == "auto") return LookupExchange::kAuto;
   if (name == "reduce_scatter") return LookupExchange::kReduceScatter;
   if (name == "all_to_all") return LookupExchange::kAllToAll;
-  TORCH_CHECK_VALUE(false,
-                    fmt::format("[lookup_exchange] there is no exchange \"{}\". Use \"auto\", \"reduce_scatter\" "
-                                "or \"all_to_all\".",
-                                name));
+  TORCH_CHECK_VALUE(
+      false,
+      fmt::format("[lookup_exchange] exchange \"{}\" is unknown. Use \"auto\", \"reduce_scatter\" or \"all_to_all\".",
+                  name));
 }
 
 }  // namespace shardwise

@@ -24,8 +24,8 @@ void check(const at::Tensor& table, double max_norm, double p) {
                     fmt::format("[{}] max_norm is {}. Use a number above 0, or None for no limit.", kRenorm, max_norm));
   TORCH_CHECK_VALUE(p >= 0, fmt::format("[{}] norm_type is {}. Use a number of 0 or more, or infinity.", kRenorm, p));
   TORCH_CHECK_VALUE(!spec_of(table)->layout().is_partial(),
-                    fmt::format("[{}] the table is laid out as {}: its rows are nowhere whole. Reduce it first with "
-                                "redistribute().",
+                    fmt::format("[{}] the table is laid out as {}: it is Partial, so no rank has whole rows. Reduce it "
+                                "first with redistribute().",
                                 kRenorm, to_string(spec_of(table)->placements())));
 }
 

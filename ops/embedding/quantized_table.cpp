@@ -42,10 +42,11 @@ std::shared_ptr<QuantizedTable> QuantizedTable::of(const at::Tensor& table, at::
   std::vector<at::Tensor> ranges;
   for (const at::Tensor& piece : pieces) ranges.push_back(range_of_rows(piece));
   const int64_t bad = first_unbounded_row(*spec, ranges);
-  TORCH_CHECK_VALUE(bad == spec->sizes()[0],
-                    fmt::format("[{}] row {} of the table has a number that is not finite, or is not as float32. Rows "
-                                "of 8 bits have a least and a largest number: replace it first, with nan_to_num().",
-                                kQuantize, bad));
+  TORCH_CHECK_VALUE(
+      bad == spec->sizes()[0],
+      fmt::format("[{}] row {} of the table has a number that is not finite in float32. 8-bit rows are scaled between "
+                  "their smallest and their largest number: replace it first, with nan_to_num().",
+                  kQuantize, bad));
   reduce_split_rows(*spec, ranges, Reduce::kMin);  // the minimum over a row's pieces is the whole row's
   for (size_t i = 0; i < pieces.size(); ++i) {
     ranges[i].select(1, 1).neg_();
@@ -113,7 +114,7 @@ at::Tensor QuantizedTable::lookup_bags(const at::Tensor& ids, const std::optiona
                                        const std::string& mode, const std::optional<at::Tensor>& per_sample_weights,
                                        bool include_last_offset, std::optional<int64_t> padding_idx) const {
   TORCH_CHECK_VALUE(mode == "sum" || mode == "mean" || mode == "max",
-                    fmt::format("[lookup_bags] there is no mode \"{}\". Use \"sum\", \"mean\" or \"max\".", mode));
+                    fmt::format("[lookup_bags] mode \"{}\" is unknown. Use \"sum\", \"mean\" or \"max\".", mode));
   TORCH_CHECK_VALUE(ids.dim() == (offsets ? 1 : 2),
                     fmt::format("[lookup_bags] ids have shape [{}]. Give [bags, ids of a bag], or flat ones with "
                                 "offsets.",

@@ -163,8 +163,8 @@ void RowExchange::check_equal(const char* op, const Spec& table, const at::Tenso
     bounds.add(summary[i][0], summary[i][1]);
     const int64_t first = first_at.try_emplace(place_of_ids(*table.mesh(), rank, id_shards), i).first->second;
     TORCH_CHECK_VALUE(summary[i][2] == summary[first][2],
-                      fmt::format("[{}] ids are replicated over ranks {} and {}, but differ there. Give all ranks the "
-                                  "same (distribute_tensor sends those of one), or shard them.",
+                      fmt::format("[{}] replicated ids differ between ranks {} and {}. Pass equal ids on all ranks "
+                                  "(distribute_tensor sends one rank's ids), or shard them.",
                                   op, group.ranks[first], rank));
   }
   bounds.check(op, table.sizes()[0]);

@@ -20,10 +20,11 @@ constexpr const char* kFuseOptimizer = "fuse_optimizer";
 void check_may_train(const at::Tensor& table) {
   check_table(kFuseOptimizer, table);
   const Layout& layout = spec_of(table)->layout();
-  TORCH_CHECK_NOT_IMPLEMENTED(!layout.in_pieces() || layout.enumerated(),
-                              fmt::format("[{}] the table is laid out as {}: lookups read a copy of it, whose rows are "
-                                          "not those of its pieces. Place it on a mesh of one dim, or as Shard.",
-                                          kFuseOptimizer, to_string(layout.placements())));
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !layout.in_pieces() || layout.enumerated(),
+      fmt::format("[{}] the table is laid out as {}: lookups read a copy in another layout, whose rows the optimizer "
+                  "cannot update. Place the table on a mesh of one dim, or as Shard.",
+                  kFuseOptimizer, to_string(layout.placements())));
 }
 
 void check_options(const RowOptimizer::Options& options) {
@@ -158,7 +159,7 @@ namespace {
 void check_same(const at::Tensor& table, const RowOptimizer& optimizer) {
   TORCH_CHECK_VALUE(
       is_dtensor(table) && spec_of(table) == optimizer.table(),
-      fmt::format("[{}] the table is {}, the optimizer was made for {}. Make a new one of the table as it is.",
+      fmt::format("[{}] the table is {}, but the optimizer was made for {}. Make a new optimizer for this table.",
                   kFuseOptimizer, is_dtensor(table) ? to_string(*spec_of(table)) : "a torch.Tensor",
                   to_string(*optimizer.table())));
 }

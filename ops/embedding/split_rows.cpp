@@ -279,8 +279,8 @@ void check_table(const char* op, const at::Tensor& table) {
                    fmt::format("[{}] the table is {}. Give float32, float64, bfloat16 or float16.", op,
                                c10::toString(table.scalar_type())));
   TORCH_CHECK_VALUE(!spec_of(table)->layout().is_partial(),
-                    fmt::format("[{}] the table is laid out as {}: its rows are nowhere whole. Reduce it first with "
-                                "redistribute().",
+                    fmt::format("[{}] the table is laid out as {}: it is Partial, so no rank has whole rows. Reduce it "
+                                "first with redistribute().",
                                 op, to_string(spec_of(table)->placements())));
 }
 

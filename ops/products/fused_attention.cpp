@@ -168,11 +168,11 @@ void check(const char* op, const Tensor& query, const Tensor& key, const Tensor&
   fits = fits && query.size(0) == key.size(0) && query.size(3) == key.size(3) &&
          key.sizes().slice(0, 3) == value.sizes().slice(0, 3) &&
          (key.size(1) == 0 ? query.size(1) == 0 : query.size(1) % key.size(1) == 0);
-  TORCH_CHECK_VALUE(
-      fits, fmt::format("[{}] query, key and value of {}, {} and {} do not fit each other: of one dtype, they are "
-                        "[batch, heads, queries, features], and [batch, heads, keys, features] with as many heads or a "
-                        "divisor. Give such.",
-                        op, shape(query), shape(key), shape(value)));
+  TORCH_CHECK_VALUE(fits,
+                    fmt::format("[{}] query, key and value of {}, {} and {} do not fit each other. Give tensors of one "
+                                "dtype: query [batch, heads, queries, features], and key and value [batch, heads, "
+                                "keys, features] with the query's number of heads or a divisor of it.",
+                                op, shape(query), shape(key), shape(value)));
   if (!is_given(mask)) return;
   const Dims scores{query.size(0), query.size(1), query.size(2), key.size(2)};
   fits = mask->dim() <= 4;

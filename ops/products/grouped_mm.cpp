@@ -162,11 +162,11 @@ Dims checked_ends(const at::Tensor& offs, int64_t n_rows) {
   Dims ends = integers_in(offs);
   int64_t last = 0;
   for (size_t i = 0; i < ends.size(); ++i) {
-    TORCH_CHECK_VALUE(ends[i] >= last && ends[i] <= n_rows,
-                      fmt::format("[{}] offs[{}] is {}: each says where a group of the {} rows ends, and none is below "
-                                  "the one before it, here {}. Give the sums of the groups' numbers of rows: "
-                                  "counts.cumsum(0, dtype=torch.int32).",
-                                  kGroupedMm, i, ends[i], n_rows, last));
+    TORCH_CHECK_VALUE(
+        ends[i] >= last && ends[i] <= n_rows,
+        fmt::format("[{}] offs[{}] is {}: offs must not exceed the number of rows, {}, nor be below the previous "
+                    "entry, {}. Give the cumulative row counts of the groups: counts.cumsum(0, dtype=torch.int32).",
+                    kGroupedMm, i, ends[i], n_rows, last));
     last = ends[i];
   }
   return ends;
@@ -179,10 +179,11 @@ at::Tensor rows_by_group(const at::Tensor& rows, const Spec& matrices, const at:
   const MeshPtr& mesh = matrices.mesh();
   TORCH_CHECK_NOT_IMPLEMENTED(
       !mesh->is_meta() && !(is_dtensor(offs) && !mesh->is_member()),
-      fmt::format("[{}] the layout of the result depends on the values of offs, which {}. {}", kGroupedMm,
-                  mesh->is_meta() ? "has none on meta" : fmt::format("rank {} has not", mesh->rank()),
-                  mesh->is_meta() ? "Give tensors with memory, or shard the matrices along another dim than the groups."
-                                  : "Give offs as a torch.Tensor, equal on all ranks, or call it on members only."));
+      fmt::format(
+          "[{}] the layout of the result depends on the values of offs, but {}. {}", kGroupedMm,
+          mesh->is_meta() ? "tensors on meta have none" : fmt::format("rank {} does not have them", mesh->rank()),
+          mesh->is_meta() ? "Give tensors with memory, or shard the matrices along another dim than the groups."
+                          : "Give offs as a torch.Tensor, equal on all ranks, or call it on members only."));
   const Dims ends = checked_ends(offs, rows.size(0));
   const auto n_groups = static_cast<int64_t>(ends.size());
   const Placements by_group = matrices.layout().resized(0, [&](int64_t group) {
@@ -290,8 +291,8 @@ void check_arguments(const at::Tensor& self, const at::Tensor& mat2, const std::
   const auto shape = [](const at::Tensor& tensor) { return fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")); };
   const auto is_matrix_or_batch = [](const at::Tensor& tensor) { return tensor.dim() == 2 || tensor.dim() == 3; };
   TORCH_CHECK_VALUE(is_matrix_or_batch(self) && is_matrix_or_batch(mat2),
-                    fmt::format("[{}] mat_a and mat_b of shapes {} and {} are no matrices or batches of matrices. Give "
-                                "each 2 or 3 dims.",
+                    fmt::format("[{}] mat_a and mat_b have shapes {} and {}: each must have 2 or 3 dims. Give matrices "
+                                "or batches of matrices.",
                                 kGroupedMm, shape(self), shape(mat2)));
   const auto is_served = [](at::ScalarType dtype) {
     return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
@@ -306,10 +307,9 @@ void check_arguments(const at::Tensor& self, const at::Tensor& mat2, const std::
                   "{}.",
                   kGroupedMm, shape(self), shape(mat2), self.size(-1), mat2.size(-2)));
   const bool is_batched = self.dim() == 3 && mat2.dim() == 3, has_offs = offs && offs->defined();
-  TORCH_CHECK_VALUE(has_offs != is_batched,
-                    fmt::format("[{}] Have to provide offsets if there is a 2d matrix, or no offset if both matrices "
-                                "are 3d: {} and {} came with{} offs.",
-                                kGroupedMm, shape(self), shape(mat2), has_offs ? "" : "out"));
+  TORCH_CHECK_VALUE(has_offs != is_batched, fmt::format("[{}] Have to provide offsets if there is a 2d matrix, or no "
+                                                        "offset if both matrices are 3d: got {} and {} with{} offs.",
+                                                        kGroupedMm, shape(self), shape(mat2), has_offs ? "" : "out"));
   TORCH_CHECK_VALUE(!is_batched || self.size(0) == mat2.size(0),
                     fmt::format("[{}] matrix batch sizes have to match: shapes {} and {} have {} and {}.", kGroupedMm,
                                 shape(self), shape(mat2), self.size(0), mat2.size(0)));
@@ -320,7 +320,7 @@ void check_arguments(const at::Tensor& self, const at::Tensor& mat2, const std::
                   kGroupedMm));
   TORCH_CHECK_VALUE(
       !out_dtype || *out_dtype == self.scalar_type(),
-      fmt::format("[{}] Grouped gemm output dtype must match `mat_a` dtype: {} was asked for of {}. Use "
+      fmt::format("[{}] Grouped gemm output dtype must match `mat_a` dtype: out_dtype is {}, and `mat_a` is {}. Use "
                   ".to() on the result.",
                   kGroupedMm, out_dtype ? c10::toString(*out_dtype) : "", c10::toString(self.scalar_type())));
   if (!has_offs) return;

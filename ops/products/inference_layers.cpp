@@ -134,8 +134,8 @@ Two multi_head_attention(const Tensor& query, const Tensor& key, const Tensor& v
       query.dim() == 3 && query.size(2) == embed_dim && query.sizes() == key.sizes() && key.sizes() == value.sizes() &&
           n_heads > 0 && embed_dim % n_heads == 0 && (!is_given(given_mask) || mask_type),
       fmt::format("[aten::_native_multi_head_attention] query, key and value of [{}], [{}] and [{}] with {} heads{} do "
-                  "not fit: they are [batch, length, {}], with a number of heads that divides the last. Give such, and "
-                  "a mask_type with a mask.",
+                  "not fit. Give tensors [batch, length, {}], a number of heads that divides the last dim, and a "
+                  "mask_type with a mask.",
                   fmt::join(query.sizes(), ", "), fmt::join(key.sizes(), ", "), fmt::join(value.sizes(), ", "), n_heads,
                   is_given(given_mask) && !mask_type ? " and a mask without a mask_type" : "", embed_dim));
   const MaybeTensor mask = as_bools(given_mask);
@@ -203,8 +203,8 @@ bool is_left_aligned(const Tensor& /*source*/, const Tensor& /*mask*/) { return 
 
 Tensor nested_from_mask(const Tensor& /*source*/, const Tensor& /*mask*/, bool /*mask_check*/) {
   C10_THROW_ERROR(NotImplementedError,
-                  "[aten::_nested_tensor_from_mask] nested tensors are no DTensors. Give nn.TransformerEncoder "
-                  "enable_nested_tensor=False.");
+                  "[aten::_nested_tensor_from_mask] a nested tensor cannot be a DTensor. Pass "
+                  "enable_nested_tensor=False to nn.TransformerEncoder.");
 }
 
 }  // namespace

@@ -99,12 +99,11 @@ void describe(const OpCall& call, Signature& signature) {
   for (const Operand& operand : call.operands) {
     const std::string& name = arg_name(call, operand);
     signature.inputs.push_back(name == "input" ? input : name == "weight" ? Axes{input[dim]} : target);
-    TORCH_CHECK(
-        operand.sizes.size() == signature.inputs.back().size(),
-        fmt::format("[aten::nll_loss] {} of shape [{}] does not fit input of shape [{}]. Give it the input's dims "
-                    "without that of classes.",
-                    name, fmt::join(operand.sizes, ", "),
-                    fmt::join(call.operands[call.operand_at("input")].sizes, ", ")));
+    TORCH_CHECK(operand.sizes.size() == signature.inputs.back().size(),
+                fmt::format("[aten::nll_loss] {} of shape [{}] does not fit input of shape [{}]. Give it the shape of "
+                            "input without the dim of classes.",
+                            name, fmt::join(operand.sizes, ", "),
+                            fmt::join(call.operands[call.operand_at("input")].sizes, ", ")));
   }
   signature.outputs =
       call.op.n_returns() == 2 ? decltype(signature.outputs){target, target} : decltype(signature.outputs){input};

@@ -63,7 +63,7 @@ at::Tensor mean_dim(const at::Tensor& self, at::OptionalIntArrayRef dims, bool k
                     std::optional<at::ScalarType> dtype) {
   const at::ScalarType to = dtype.value_or(self.scalar_type());
   TORCH_CHECK(at::isFloatingType(to) || at::isComplexType(to),
-              fmt::format("[aten::mean] the mean of {} is no {}. Pass a floating dtype=.",
+              fmt::format("[aten::mean] the mean of {} cannot be {}. Pass a floating dtype=.",
                           c10::toString(self.scalar_type()), c10::toString(to)));
   return at::sum(self, dims, keepdim, sum_dtype(to)).div_(n_reduced(self, dims)).to(to);
 }

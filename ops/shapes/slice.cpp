@@ -136,12 +136,10 @@ std::vector<at::Tensor> as_one_of_several(std::vector<at::Tensor> views) {
 
 std::vector<at::Tensor> parts_by_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
   const int64_t total = c10::sum_integers(sizes);
-  TORCH_CHECK_VALUE(
-      total == self.size(dim) && std::ranges::all_of(sizes, [](int64_t size) { return size >= 0; }),
-      fmt::format(
-          "[aten::split_with_sizes] sizes [{}] add up to {}; dim {} has {} elements. Make them sum to that, none "
-          "below 0.",
-          fmt::join(sizes, ", "), total, dim, self.size(dim)));
+  TORCH_CHECK_VALUE(total == self.size(dim) && std::ranges::all_of(sizes, [](int64_t size) { return size >= 0; }),
+                    fmt::format("[aten::split_with_sizes] sizes [{}] add up to {}, but dim {} has {} elements. Make "
+                                "them add up to that number, none below 0.",
+                                fmt::join(sizes, ", "), total, dim, self.size(dim)));
   std::vector<at::Tensor> parts;
   int64_t begin = 0;
   for (int64_t size : sizes) {

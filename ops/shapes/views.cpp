@@ -208,12 +208,11 @@ at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntAr
       return gathered_as_strided(base, strided);
   C10_THROW_ERROR(
       ValueError,
-      fmt::format(
-          "[aten::as_strided] elements [{}, {}) of memory are not all known: the DTensor of shape [{}] and "
-          "strides [{}] begins at {}, and those between its elements, before and behind them are not in it. Call "
-          "as_strided on the tensor that it is a view of, or use slice, select and permute.",
-          strided.offset, strided.end(), fmt::join(self.sizes(), ", "), fmt::join(self.strides(), ", "),
-          self.storage_offset()));
+      fmt::format("[aten::as_strided] elements [{}, {}) of memory are not all in the DTensor of shape [{}] and strides "
+                  "[{}] that begins at {}: it does not hold the memory before, between and after its own elements. "
+                  "Call as_strided on the tensor that it is a view of, or use slice, select and permute.",
+                  strided.offset, strided.end(), fmt::join(self.sizes(), ", "), fmt::join(self.strides(), ", "),
+                  self.storage_offset()));
 }
 
 }  // namespace

@@ -191,8 +191,8 @@ void validate(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 at::Tensor to_sparse(const at::Tensor& self, int64_t sparse_dim) {
   const SpecPtr& spec = spec_of(self);
   TORCH_CHECK_VALUE(sparse_dim > 0 && sparse_dim <= self.dim(),
-                    fmt::format("[to_sparse] {} sparse dims of a tensor of shape [{}]. Use 1 to {}.", sparse_dim,
-                                fmt::join(self.sizes(), ", "), self.dim()));
+                    fmt::format("[to_sparse] {} sparse dims are impossible for a tensor of shape [{}]. Use 1 to {}.",
+                                sparse_dim, fmt::join(self.sizes(), ", "), self.dim()));
   Placements placements = without_partial(spec->placements());
   for (Placement& placement : placements)  // whether an index has an entry depends on its whole row
     if (placement.is_shard() && placement.dim() >= sparse_dim) placement = {};
