@@ -47,18 +47,16 @@ void check_arguments(const at::Tensor& tokens, const at::Tensor& expert_ids, con
   TORCH_CHECK_VALUE(
       is_dtensor(experts) && experts.dim() > 0 && spec_of(experts)->mesh()->ndim() == 1 &&
           spec_of(experts)->placements()[0].is_shard(0),
-      fmt::format("[{}] experts is {}: it says which rank has which experts. Give one of their parameters, "
-                  "a DTensor sharded by expert, as Shard(0) on a mesh of one dim (mesh[\"ep\"] of a larger "
-                  "one).",
+      fmt::format("[{}] experts is {}: it must show which rank has which experts. Give a parameter of the experts, a "
+                  "DTensor sharded by expert, as Shard(0) on a mesh of one dim (mesh[\"ep\"] of a larger one).",
                   kDispatch, is_dtensor(experts) ? to_string(*spec_of(experts)) : "a torch.Tensor"));
   const MeshPtr& mesh = spec_of(experts)->mesh();
   const auto check_kind = [&](const char* name, const at::Tensor& tensor) {
-    TORCH_CHECK_VALUE(
-        is_dtensor(tensor) == is_dtensor(tokens),
-        fmt::format("[{}] tokens is a {} and {} a {}. Give all as DTensors, or each rank's own part of all "
-                    "as torch.Tensors.",
-                    kDispatch, is_dtensor(tokens) ? "DTensor" : "torch.Tensor", name,
-                    is_dtensor(tensor) ? "DTensor" : "torch.Tensor"));
+    TORCH_CHECK_VALUE(is_dtensor(tensor) == is_dtensor(tokens),
+                      fmt::format("[{}] tokens is a {} and {} is a {}. Give all as DTensors, or each rank's own part "
+                                  "of all as torch.Tensors.",
+                                  kDispatch, is_dtensor(tokens) ? "DTensor" : "torch.Tensor", name,
+                                  is_dtensor(tensor) ? "DTensor" : "torch.Tensor"));
     if (!is_dtensor(tensor)) return;
     if (!dim_of_experts(spec_of(tensor)->mesh(), mesh)) check_same_mesh(kDispatch, mesh, spec_of(tensor)->mesh());
     check_same_mesh(kDispatch, spec_of(tokens)->mesh(), spec_of(tensor)->mesh());
@@ -67,27 +65,26 @@ void check_arguments(const at::Tensor& tokens, const at::Tensor& expert_ids, con
   if (weights) check_kind("weights", *weights);
   TORCH_CHECK_NOT_IMPLEMENTED(
       mesh->is_member() && !mesh->is_meta(),
-      fmt::format(
-          "[{}] how many rows each rank gets depends on values, which {}. Call it on members of the mesh {} only, "
-          "with tensors that have memory.",
-          kDispatch, mesh->is_meta() ? "meta tensors have none of" : fmt::format("rank {} has none of", mesh->rank()),
-          to_string(*mesh)));
+      fmt::format("[{}] the number of rows that each rank gets depends on values, which {}. Call it only on ranks of "
+                  "the mesh {}, with tensors that have memory.",
+                  kDispatch,
+                  mesh->is_meta() ? "meta tensors do not have" : fmt::format("rank {} does not have", mesh->rank()),
+                  to_string(*mesh)));
 }
 
 /// An error in this rank's own part, or "". All ranks compare the results before tokens are sent.
 std::string mistake_in(const LocalTokens& local) {
   if (local.tokens.dim() != 2)
-    return fmt::format("tokens of shape {} are no [n_tokens, features]. Flatten batch and sequence first",
+    return fmt::format("tokens of shape {} are not [n_tokens, features]. Flatten batch and sequence first",
                        shape_of(local.tokens));
   if (!c10::isIntegralType(local.expert_ids.scalar_type(), /*includeBool=*/false))
     return fmt::format("expert_ids are {}. Give integers", c10::toString(local.expert_ids.scalar_type()));
   if (local.expert_ids.dim() < 1 || local.expert_ids.dim() > 2 || local.expert_ids.size(0) != local.tokens.size(0))
     return fmt::format(
-        "expert_ids of shape {} came with tokens of shape {}. Give each token's experts, "
-        "[n_tokens, n_choices]",
+        "expert_ids of shape {} do not fit tokens of shape {}. Give each token's experts, [n_tokens, n_choices]",
         shape_of(local.expert_ids), shape_of(local.tokens));
   if (local.weights.defined() && local.weights.sizes() != local.expert_ids.sizes())
-    return fmt::format("weights of shape {} came with expert_ids of shape {}. Give a weight for each",
+    return fmt::format("weights of shape {} do not fit expert_ids of shape {}. Give one weight per expert id",
                        shape_of(local.weights), shape_of(local.expert_ids));
   return "";
 }
@@ -201,11 +198,12 @@ at::Tensor replicated(const at::Tensor& local, const MeshPtr& mesh) {
 /// True if the rows of any rank take a gradient. A rank knows only its own plain rows, so ranks exchange this before they send rows.
 /// Throws: c10::ValueError on all ranks if rows do not fit.
 bool check_rows(const at::Tensor& rows, const Spec& spec) {
-  constexpr const char* kWayOut = "Give one row for each of those, in their order: a DTensor, or this rank's part.";
+  constexpr const char* kWayOut =
+      "Pass one row per row of routed.rows, in the same order: a DTensor, or this rank's part.";
   if (is_dtensor(rows)) {
     TORCH_CHECK_VALUE(rows.dim() == 2 && rows.size(0) == spec.sizes()[0] && spec_of(rows)->mesh() == spec.mesh(),
-                      fmt::format("[{}] rows of shape {} are not what dispatch_tokens() gave, {}. {}", kCombine,
-                                  shape_of(rows), to_string(spec), kWayOut));
+                      fmt::format("[{}] rows of shape {} do not match routed.rows, {}. {}", kCombine, shape_of(rows),
+                                  to_string(spec), kWayOut));
     return takes_gradient(rows);
   }
   const Group& group = *spec.mesh()->group(0);
@@ -222,10 +220,9 @@ bool check_rows(const at::Tensor& rows, const Spec& spec) {
     const std::vector<int64_t>& told = all[i];
     const std::string shape =
         told[0] < 0 ? fmt::format("{} dims", told[1]) : fmt::format("shape [{}, {}]", told[0], told[1]);
-    TORCH_CHECK_VALUE(
-        told[0] == n_rows,
-        fmt::format("[{}] rows of {} are not what dispatch_tokens() gave rank {}, which are {} rows of {}. {}",
-                    kCombine, shape, rank, n_rows, to_string(spec), kWayOut));
+    TORCH_CHECK_VALUE(told[0] == n_rows,
+                      fmt::format("[{}] rows of {} do not match routed.rows of rank {}, which has {} rows of {}. {}",
+                                  kCombine, shape, rank, n_rows, to_string(spec), kWayOut));
     TORCH_CHECK_VALUE(told[1] == first[1] && told[2] == first[2],
                       fmt::format("[{}] rows are {} of {} features on rank {} and {} of {} on rank {}. Give all ranks "
                                   "parts of one tensor.",
@@ -285,7 +282,9 @@ RoutedTokens dispatch_tokens(const at::Tensor& tokens, const at::Tensor& expert_
 }
 
 at::Tensor combine_tokens(const at::Tensor& rows, const RoutedTokens& routed) {
-  TORCH_CHECK_VALUE(routed.route, "[combine_tokens] the route is of no dispatch_tokens(). Give what that returned.");
+  TORCH_CHECK_VALUE(
+      routed.route,
+      "[combine_tokens] the route was not made by dispatch_tokens(). Give the value that dispatch_tokens() returned.");
   const CommScope scope(kCombine);
   const Spec& spec = *spec_of(routed.rows);
   const bool any_gradient = check_rows(rows, spec);

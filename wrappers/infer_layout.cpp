@@ -48,12 +48,11 @@ class Finder {
   void check_options(c10::DeviceType device_type) const {
     const RankPieces& first = pieces_[0];
     for (const RankPieces& each : pieces_) {
-      TORCH_CHECK_VALUE(
-          each.shape == first.shape && each.stride == first.stride,
-          fmt::format("[from_local] rank {} gives shape= {} and stride= {}, rank {} gives {} and {}. Give the whole "
-                      "tensor's on every rank.",
-                      first.rank, list(first.shape), list(first.stride), each.rank, list(each.shape),
-                      list(each.stride)));
+      TORCH_CHECK_VALUE(each.shape == first.shape && each.stride == first.stride,
+                        fmt::format("[from_local] rank {} gives shape= {} and stride= {}, but rank {} gives {} and {}. "
+                                    "Give shape and stride of the whole tensor on every rank.",
+                                    first.rank, list(first.shape), list(first.stride), each.rank, list(each.shape),
+                                    list(each.stride)));
       TORCH_CHECK_VALUE(
           each.boxes.empty() || each.device_type == device_type,
           fmt::format("[from_local] rank {} gives pieces on {}, the mesh is on {}. Move one of them.", each.rank,
@@ -161,13 +160,11 @@ class Finder {
     const bool has_sizes = std::ranges::any_of(
         placements_, [](const Placement& each) { return each.is_shard() && !each.sizes().empty(); });
     const bool is_copied = std::ranges::none_of(placements_, &Placement::is_sharded) && grid_->size() > 1;
-    TORCH_CHECK_VALUE(
-        is_flat && !has_sizes && !is_copied,
-        fmt::format(
-            "[from_local] the pieces are not what {} makes of shape [{}] on {}: {}. Give each rank that one piece, or "
-            "use a 1-D mesh and {}.",
-            to_string(placements_), fmt::join(shape_, ", "), to_string(*grid_), per_rank(),
-            has_sizes ? "Shard(dim) without sizes" : "Shard(dim)"));
+    TORCH_CHECK_VALUE(is_flat && !has_sizes && !is_copied,
+                      fmt::format("[from_local] the pieces do not match {} of shape [{}] on {}: {}. Give each rank its "
+                                  "one piece under these placements, or use a 1-D mesh and {}.",
+                                  to_string(placements_), fmt::join(shape_, ", "), to_string(*grid_), per_rank(),
+                                  has_sizes ? "Shard(dim) without sizes" : "Shard(dim)"));
     return {shape_, grid_, {enumerated()}};
   }
 
@@ -187,10 +184,11 @@ class Finder {
 
   Layout named_pieces() const {
     Layout layout(shape_, grid_, placements_);
-    TORCH_CHECK_VALUE(describes(layout),
-                      fmt::format("[from_local] the ranks' pieces are not those of {}: {}. Give Shard(0), and the "
-                                  "pieces are taken as they are.",
-                                  to_string(placements_), per_rank()));
+    TORCH_CHECK_VALUE(
+        describes(layout),
+        fmt::format(
+            "[from_local] the ranks' pieces do not match {}: {}. Give Shard(0), which accepts the pieces as they are.",
+            to_string(placements_), per_rank()));
     return layout;
   }
 

@@ -49,9 +49,10 @@ struct Move {
 
   /// Throws if the move does not start from the DTensor's placement.
   void check_start(bool is_right, const char* wanted) const {
-    TORCH_CHECK_VALUE(is_right, fmt::format("[{}] on mesh dim {} the tensor is {}; this starts from {}. Use "
-                                            "redistribute() for other moves.",
-                                            op, mesh_dim, to_string(placement()), wanted));
+    TORCH_CHECK_VALUE(
+        is_right,
+        fmt::format("[{}] on mesh dim {} the tensor is {}, but must be {}. Use redistribute() for other moves.", op,
+                    mesh_dim, to_string(placement()), wanted));
   }
 
   at::Tensor moved_to(const Placement& to) const { return placed_on(input, mesh_dim, to); }
@@ -91,11 +92,10 @@ at::Tensor mp_copy(const at::Tensor& input, const MeshAxis& axis, Reduce reduce)
   const Placement copy = Placement::replicate();
   if (move.is_plain()) return to_local(move.given_as(copy, copy), Placements{Placement::partial(reduce)});
   move.check_start(move.placement().is_replicate(), "Replicate()");
-  TORCH_CHECK_VALUE(
-      reduce == Reduce::kSum,
-      fmt::format("[mp_copy] reduce_op \"{}\" has no place with a DTensor: its gradient says itself how it "
-                  "is to be reduced. Leave it out.",
-                  to_string(reduce)));
+  TORCH_CHECK_VALUE(reduce == Reduce::kSum,
+                    fmt::format("[mp_copy] reduce_op \"{}\" cannot be set for a DTensor: the placements of its "
+                                "gradient define the reduction. Leave it out.",
+                                to_string(reduce)));
   // Converts to pieces and back, so that the backward redistributes the gradient to the layout of the pieces, which reduces sums.
   return from_pieces(to_pieces(input), spec_of(input));
 }

@@ -141,9 +141,8 @@ class PieceListRun {
     for (size_t j = 0; j < tensors.size(); ++j) {
       const auto *leader = maybe_local_shards(elements_[j]), *wrapper = maybe_local_shards(tensors[j]);
       TORCH_CHECK_VALUE(!wrapper == !leader || (!wrapper && tensors[j].dim() == 0),
-                        fmt::format("[{}] element {} is a LocalShardsWrapper in one list and a plain tensor of dims in "
-                                    "another. Give wrappers of the "
-                                    "same offsets, or 0-dim tensors.",
+                        fmt::format("[{}] element {} is a LocalShardsWrapper in one list and a plain tensor with dims "
+                                    "in another. Give wrappers of the same offsets, or 0-dim tensors.",
                                     op_.name, j));
       if (wrapper) check_same_offsets(op_, *leader, *wrapper);
       for (size_t piece = 0; piece < n_pieces_[j]; ++piece)

@@ -43,8 +43,8 @@ at::Tensor joined_parts(const at::Tensor& part, int64_t dim, const MeshPtr& mesh
     Dims alike = other.sizes;
     if (place < alike.size()) alike[place] = first.sizes[place];
     TORCH_CHECK_VALUE(other.dtype == first.dtype && other.dim == first.dim && alike == first.sizes,
-                      fmt::format("[{}] rank {} has a part {} along dim {}, rank {} one {}. Give parts "
-                                  "that differ in that dim alone.",
+                      fmt::format("[{}] rank {} has a part {} along dim {}, but rank {} has a part {}. Give parts that "
+                                  "differ in that dim only.",
                                   op, ranks[0], words(first), dim, rank, words(other)));
     extents.push_back(other.sizes[place]);
   }
@@ -64,8 +64,8 @@ at::Tensor from_part(const at::Tensor& part, const SpecPtr& spec, const char* op
   int64_t width = 0;
   for (const Box& box : spec->boxes()) width += widths.emplace_back(box.sizes.back());
   TORCH_CHECK_VALUE(part.dim() > 0 && part.size(-1) == width,
-                    fmt::format("[{}] the part of shape [{}] should be {} wide: that is what rank {} has of the last "
-                                "dim of {}. Give this rank's part, or the whole on every rank.",
+                    fmt::format("[{}] the part of shape [{}] should be {} wide: rank {} has this many indices of the "
+                                "last dim of {}. Give this rank's part, or the whole on every rank.",
                                 op, fmt::join(part.sizes(), ", "), width, spec->mesh()->rank(), to_string(*spec)));
   return from_pieces(widths.size() == 1 ? std::vector{part} : part.split_with_sizes(widths, -1), spec);
 }

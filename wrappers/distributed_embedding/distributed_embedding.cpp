@@ -14,19 +14,19 @@ namespace shardwise {
 namespace {
 
 void check_may_concatenate(const LayerTables& layer, bool dp_input) {
-  TORCH_CHECK_VALUE(dp_input, fmt::format("[{}] concatenate=True goes with dp_input=True. Use torch.cat.", kLayer));
+  TORCH_CHECK_VALUE(dp_input, fmt::format("[{}] concatenate=True needs dp_input=True. Use torch.cat.", kLayer));
   TORCH_CHECK_VALUE(!layer.features.empty(), fmt::format("[{}] there are no inputs to concatenate.", kLayer));
   for (const Feature& feature : layer.features) {
     TORCH_CHECK_VALUE(
         feature.combiner != Combiner::kNone,
-        fmt::format("[{}] feature {} is not combined: concatenate=True wants one vector per sample. Give its "
-                    "table a combiner.",
-                    kLayer, feature.name));
+        fmt::format(
+            "[{}] feature {} is not combined: concatenate=True needs one vector per sample. Give its table a combiner.",
+            kLayer, feature.name));
     const Spec &own = *layer.lanes.tables[feature.table].spec,
                &first = *layer.lanes.tables[layer.features[0].table].spec;
     TORCH_CHECK_TYPE(own.dtype() == first.dtype(),
-                     fmt::format("[{}] table {} is {}, that of the first feature {}: concatenate=True wants one dtype. "
-                                 "Use that, or torch.cat.",
+                     fmt::format("[{}] table {} is {}, but the table of the first feature is {}: concatenate=True "
+                                 "needs one dtype. Use one dtype, or torch.cat.",
                                  kLayer, layer.lanes.tables[feature.table].name, c10::toString(own.dtype()),
                                  c10::toString(first.dtype())));
   }
@@ -35,9 +35,10 @@ void check_may_concatenate(const LayerTables& layer, bool dp_input) {
 void check_features(const std::vector<Feature>& features, const TableLanes& lanes) {
   std::vector<bool> is_used(lanes.tables.size());
   for (const Feature& feature : features) {
-    TORCH_CHECK_VALUE(feature.table < lanes.tables.size(),
-                      fmt::format("[{}] feature {} is of table {}, there are {} tables. Use an index below that.",
-                                  kLayer, feature.name, feature.table, lanes.tables.size()));
+    TORCH_CHECK_VALUE(
+        feature.table < lanes.tables.size(),
+        fmt::format("[{}] feature {} uses table {}, but there are only {} tables. Use an index below this number.",
+                    kLayer, feature.name, feature.table, lanes.tables.size()));
     is_used[feature.table] = true;
   }
   for (size_t t = 0; t < is_used.size(); ++t)
@@ -49,11 +50,10 @@ void check_features(const std::vector<Feature>& features, const TableLanes& lane
 /// Throws: c10::ValueError if results cannot be concatenated.
 void check_concatenation(const std::vector<Feature>& features, const std::vector<FeatureIds>& ids) {
   for (size_t f = 1; f < ids.size(); ++f)
-    TORCH_CHECK_VALUE(
-        ids[f].sizes == ids[0].sizes,
-        fmt::format("[{}] feature {} has {} samples, feature {} {}: their vectors cannot be concatenated. Give "
-                    "the same number for all, or use concatenate=False.",
-                    kLayer, features[f].name, ids[f].sizes[0], features[0].name, ids[0].sizes[0]));
+    TORCH_CHECK_VALUE(ids[f].sizes == ids[0].sizes,
+                      fmt::format("[{}] feature {} has {} samples, but feature {} has {}: their vectors cannot be "
+                                  "concatenated. Give the same number for all, or use concatenate=False.",
+                                  kLayer, features[f].name, ids[f].sizes[0], features[0].name, ids[0].sizes[0]));
 }
 
 std::vector<FeatureIds> ids_of(const std::vector<Feature>& features, const DistributedEmbedding::Inputs& inputs,

@@ -56,15 +56,15 @@ at::Tensor checked_offsets(const Feature& feature, at::Tensor offsets, int64_t n
                                 feature.name, fmt::join(offsets.sizes(), ", ")));
   const auto* values = offsets.const_data_ptr<int64_t>();
   const int64_t n = offsets.numel();
-  TORCH_CHECK_VALUE(
-      values[0] == 0 && values[n - 1] == n_ids,
-      fmt::format("[{}] the offsets of feature {} go from {} to {}, it has {} ids. Begin at 0 and end at the "
-                  "number of ids.",
-                  kLayer, feature.name, values[0], values[n - 1], n_ids));
+  TORCH_CHECK_VALUE(values[0] == 0 && values[n - 1] == n_ids,
+                    fmt::format("[{}] the offsets of feature {} go from {} to {}, but it has {} ids. Begin at 0 and "
+                                "end at the number of ids.",
+                                kLayer, feature.name, values[0], values[n - 1], n_ids));
   for (int64_t i = 1; i < n; ++i)
-    TORCH_CHECK_VALUE(values[i] >= values[i - 1],
-                      fmt::format("[{}] the offsets of feature {} fall from {} to {} at sample {}. Let them ascend.",
-                                  kLayer, feature.name, values[i - 1], values[i], i - 1));
+    TORCH_CHECK_VALUE(
+        values[i] >= values[i - 1],
+        fmt::format("[{}] the offsets of feature {} fall from {} to {} at sample {}. Give them in ascending order.",
+                    kLayer, feature.name, values[i - 1], values[i], i - 1));
   return offsets;
 }
 
@@ -89,8 +89,7 @@ at::Tensor offsets_of_lengths(const Feature& feature, const at::Tensor& given, i
   }
   TORCH_CHECK_VALUE(
       values[lengths.numel()] == n_ids,
-      fmt::format("[{}] the lengths of feature {} add up to {}, it has {} ids. Give each sample's number of "
-                  "ids.",
+      fmt::format("[{}] the lengths of feature {} add up to {}, but it has {} ids. Give each sample's number of ids.",
                   kLayer, feature.name, values[lengths.numel()], n_ids));
   return offsets;
 }
@@ -157,10 +156,11 @@ FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, at:
                                 feature.name, to_string(feature.combiner)));
   TORCH_CHECK_VALUE(
       input.weights->sizes() == input.ids.sizes(),
-      fmt::format("[{}] the weights of feature {} have shape [{}], its ids [{}]. Give one weight per id.", kLayer,
-                  feature.name, fmt::join(input.weights->sizes(), ", "), fmt::join(input.ids.sizes(), ", ")));
+      fmt::format(
+          "[{}] the weights of feature {} have shape [{}], but its ids have shape [{}]. Give one weight per id.",
+          kLayer, feature.name, fmt::join(input.weights->sizes(), ", "), fmt::join(input.ids.sizes(), ", ")));
   TORCH_CHECK_TYPE(input.weights->scalar_type() == table_dtype,
-                   fmt::format("[{}] the weights of feature {} are {}, its table {}. Use one dtype.", kLayer,
+                   fmt::format("[{}] the weights of feature {} are {}, but its table is {}. Use one dtype.", kLayer,
                                feature.name, c10::toString(input.weights->scalar_type()), c10::toString(table_dtype)));
   result.weights = flat_copy(input.weights->detach(), input.weights->options().device(device));
   return result;

@@ -124,9 +124,10 @@ std::vector<int64_t> numbers_of(const LayerTablesPtr& layer, const std::vector<s
     numbers.push_back(knows ? rows_code_of(*ids[f]) : -1);
     if (!knows) continue;
     int64_t& samples = numbers[layer->lanes.tables[layer->features[f].table].is_replicated ? 2 : 1];
-    TORCH_CHECK_VALUE(samples == -1 || samples == n_samples_of(*ids[f]),
-                      fmt::format("[{}] feature {} has {} samples, those before it {}. Give the same number for all.",
-                                  kLayer, layer->features[f].name, n_samples_of(*ids[f]), samples));
+    TORCH_CHECK_VALUE(
+        samples == -1 || samples == n_samples_of(*ids[f]),
+        fmt::format("[{}] feature {} has {} samples, but the features before it have {}. Give the same number for all.",
+                    kLayer, layer->features[f].name, n_samples_of(*ids[f]), samples));
     samples = n_samples_of(*ids[f]);
   }
   return numbers;
@@ -141,14 +142,13 @@ std::optional<FeatureIds> own_ids(const LayerTablesPtr& layer, size_t f, const s
                                        "dp_input=False each rank gives the ids of all samples for its tables.",
                                        kLayer, feature.name, lanes.own_rank(), table.name));
   TORCH_CHECK_VALUE(!input->weights || !input->weights->requires_grad(),
-                    fmt::format("[{}] the weights of feature {} want a gradient, which dp_input=False has not. Detach "
-                                "them, or use dp_input=True.",
+                    fmt::format("[{}] the weights of feature {} require a gradient, which dp_input=False does not "
+                                "support. Detach them, or use dp_input=True.",
                                 kLayer, feature.name));
-  TORCH_CHECK_VALUE(
-      feature.combiner != Combiner::kNone || !(input->offsets || input->lengths),
-      fmt::format("[{}] feature {} is ragged and its rows are not combined, so that no rank knows how many "
-                  "it gets. Combine them, or use dp_input=True.",
-                  kLayer, feature.name));
+  TORCH_CHECK_VALUE(feature.combiner != Combiner::kNone || !(input->offsets || input->lengths),
+                    fmt::format("[{}] feature {} is ragged and its rows are not combined, so no rank knows how many "
+                                "rows it gets. Combine them, or use dp_input=True.",
+                                kLayer, feature.name));
   FeatureIds ids = FeatureIds::of(feature, *input, table.spec->dtype(), c10::Device(lanes.mesh->device_type()));
   check_range(feature, ids.ids, table);
   return ids;
@@ -186,11 +186,10 @@ void hold_rows(OwnerStep& step) {
 void check_owners(const TableLanes& lanes) {
   for (const LayerTable& table : lanes.tables)
     for (const LaneSlice& slice : table.slices)
-      TORCH_CHECK_VALUE(
-          slice.rows.length() == table.spec->sizes()[0],
-          fmt::format("[{}] table {} is sharded by rows, so that no rank can combine all of a sample's. With "
-                      "dp_input=False give no row_slice_threshold, or a higher one.",
-                      kLayer, table.name));
+      TORCH_CHECK_VALUE(slice.rows.length() == table.spec->sizes()[0],
+                        fmt::format("[{}] table {} is sharded by rows, so no rank can combine all rows of a sample. "
+                                    "With dp_input=False use no row_slice_threshold, or a higher one.",
+                                    kLayer, table.name));
 }
 
 OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std::optional<FeatureInput>>& inputs,
@@ -203,10 +202,10 @@ OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std:
   std::vector<int64_t> numbers;
   try {
     if (!error)
-      TORCH_CHECK_VALUE(inputs.size() == layer->features.size(),
-                        fmt::format("[{}] got {} inputs for {} features. Give one for each, None where the table is "
-                                    "elsewhere.",
-                                    kLayer, inputs.size(), layer->features.size()));
+      TORCH_CHECK_VALUE(
+          inputs.size() == layer->features.size(),
+          fmt::format("[{}] got {} inputs for {} features. Give one for each, and None for a table of another rank.",
+                      kLayer, inputs.size(), layer->features.size()));
     for (size_t f = 0; !error && f < inputs.size(); ++f) step.ids.push_back(own_ids(layer, f, inputs[f]));
     numbers = numbers_of(layer, step.ids, error);
     if (!error) {
@@ -229,11 +228,10 @@ OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std:
   const auto agreed = [&](int64_t column, const std::string& what) {
     int64_t value = -1;
     for (int64_t rank = 0; rank < group.size(); ++rank) {
-      TORCH_CHECK_VALUE(
-          value == -1 || all[rank][column] == -1 || all[rank][column] == value,
-          fmt::format("[{}] rank {} gives {} {}, those before it {}. Give the same samples on all ranks that "
-                      "have a table.",
-                      kLayer, rank, all[rank][column], what, value));
+      TORCH_CHECK_VALUE(value == -1 || all[rank][column] == -1 || all[rank][column] == value,
+                        fmt::format("[{}] rank {} gives {} {}, but the ranks before it give {}. Give the same samples "
+                                    "on all ranks that have a table.",
+                                    kLayer, rank, all[rank][column], what, value));
       if (all[rank][column] != -1) value = all[rank][column];
     }
     return value;
@@ -246,8 +244,8 @@ OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std:
     for (int64_t rank = 0; rank < group.size(); ++rank) {
       const int64_t expected = step.samples_of(rank).length();
       TORCH_CHECK_VALUE(all[rank][2] == -1 || all[rank][2] == expected,
-                        fmt::format("[{}] rank {} gives {} samples for its replicated tables; {} of the {} samples are "
-                                    "its own. Give those.",
+                        fmt::format("[{}] rank {} gives {} samples for its replicated tables, but {} of the {} samples "
+                                    "are its own. Give only its own samples.",
                                     kLayer, rank, all[rank][2], expected, step.n_samples));
     }
   }

@@ -22,7 +22,7 @@ int64_t kind_of(const GradientSink& sink, const at::Tensor& table) {
 }
 
 std::string words(int64_t kind) {
-  if (kind == kNone) return "wants no gradient";
+  if (kind == kNone) return "requires no gradient";
   if (kind < kFused) return kind == kDense ? "has a dense gradient" : "has a sparse gradient";
   return fmt::format("has a fused optimizer, {},", to_string(static_cast<RowOptimizer::Kind>(kind - kFused)));
 }
@@ -49,16 +49,15 @@ void check_alike(const TableLanes& lanes, const std::vector<StepFacts>& all, con
   const auto is_same = [&](auto member) { return (*other).*member == all[0].*member; };
   TORCH_CHECK_VALUE(
       is_same(&StepFacts::number) && is_same(&StepFacts::n_waited),
-      fmt::format("[{}] rank {} has started {} lookups of this layer and waited for {} of those before, rank "
-                  "{} has started {} and waited for {}. Call wait() of a lookup on all ranks, or drop it "
-                  "on all.",
+      fmt::format("[{}] rank {} started {} lookups of this layer and waited for {} earlier ones, but rank {} started "
+                  "{} and waited for {}. Call wait() of a lookup on all ranks, or drop the lookup on all ranks.",
                   kLayer, first, all[0].number, all[0].n_waited, rank, other->number, other->n_waited));
   const auto gradients = all_gather_numbers(group, own.gradients);
   for (size_t t = 0; t < lanes.tables.size(); ++t)
     for (size_t i = 1; i < gradients.size(); ++i)
       TORCH_CHECK_VALUE(gradients[i][t] == gradients[0][t],
-                        fmt::format("[{}] table {} {} on rank {}, and {} on rank {}. Make or close() its "
-                                    "optimizer, or freeze it, on all ranks.",
+                        fmt::format("[{}] ranks treat table {} differently: it {} on rank {}, and {} on rank {}. Make "
+                                    "or close() its optimizer, or freeze it, on all ranks.",
                                     kLayer, lanes.tables[t].name, words(gradients[0][t]), first, words(gradients[i][t]),
                                     group.ranks[i]));
 }

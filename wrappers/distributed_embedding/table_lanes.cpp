@@ -70,25 +70,26 @@ void check_storages(const std::vector<LayerTable>& tables, const std::vector<Tab
   for (const auto& [t, storage] : storages) {
     TORCH_CHECK_VALUE(
         t < tables.size(),
-        fmt::format("[{}] storage names table {}, there are {}. Use an index below that.", kLayer, t, tables.size()));
+        fmt::format("[{}] storage is set for table {}, but there are only {} tables. Use an index below this number.",
+                    kLayer, t, tables.size()));
     const std::string& name = tables[t].name;
     TORCH_CHECK_VALUE(
         (storage.cache_rows > 0) != (storage.cache_bytes > 0) && storage.cache_rows >= 0 && storage.cache_bytes >= 0,
         fmt::format("[{}] the storage of table {} has cache_rows {} and cache_bytes {}. Give one of them, "
                     "above 0.",
                     kLayer, name, storage.cache_rows, storage.cache_bytes));
-    TORCH_CHECK_VALUE(!tables[t].is_replicated,
-                      fmt::format("[{}] table {} is replicated, and has a storage. Leave it in memory, or lower "
-                                  "data_parallel_threshold.",
-                                  kLayer, name));
+    TORCH_CHECK_VALUE(
+        !tables[t].is_replicated,
+        fmt::format(
+            "[{}] table {} is replicated, but has a storage. Leave it in memory, or lower data_parallel_threshold.",
+            kLayer, name));
     std::vector<std::pair<int64_t, int64_t>> seen;  // rank, first column
     for (const TableSlice& slice : plans[t].slices) seen.emplace_back(slice.rank, slice.columns.begin);
     std::ranges::sort(seen);
     const auto twice = std::ranges::adjacent_find(seen);
-    TORCH_CHECK_VALUE(twice == seen.end(),
-                      fmt::format("[{}] rank {} has two slices of the same columns of table {}, which "
-                                  "lies in files. Plan one slice of these for each rank.",
-                                  kLayer, twice->first, name));
+    TORCH_CHECK_VALUE(twice == seen.end(), fmt::format("[{}] rank {} has two slices of the same columns of table {}, "
+                                                       "which lies in files. Plan one slice of these columns per rank.",
+                                                       kLayer, twice->first, name));
   }
 }
 
@@ -141,17 +142,17 @@ TableLanes TableLanes::of(const std::vector<TableConfig>& configs, const std::ve
   TORCH_CHECK_VALUE(mesh->ndim() == 1, fmt::format("[{}] the mesh {} has {} dims. Give one of 1 dim, as mesh[name].",
                                                    kLayer, to_string(*mesh), mesh->ndim()));
   TORCH_CHECK_VALUE(configs.size() == plans.size(),
-                    fmt::format("[{}] the plan has {} tables, the layer {}. Plan the layer's tables.", kLayer,
+                    fmt::format("[{}] the plan has {} tables, but the layer has {}. Plan the layer's tables.", kLayer,
                                 plans.size(), configs.size()));
   TableLanes result{mesh, {}, {}};
   for (size_t t = 0; t < configs.size(); ++t) {
     const TableConfig& config = configs[t];
     const at::ScalarType dtype = table_dtype(config.dtype);
     for (const TableSlice& slice : plans[t].slices)
-      TORCH_CHECK_VALUE(slice.rank >= 0 && slice.rank < mesh->size(),
-                        fmt::format("[{}] the plan puts table {} on rank {}, the mesh {} has {} ranks. "
-                                    "Plan for those.",
-                                    kLayer, config.name, slice.rank, to_string(*mesh), mesh->size()));
+      TORCH_CHECK_VALUE(
+          slice.rank >= 0 && slice.rank < mesh->size(),
+          fmt::format("[{}] the plan puts table {} on rank {}, but the mesh {} has {} ranks. Plan for this mesh.",
+                      kLayer, config.name, slice.rank, to_string(*mesh), mesh->size()));
     const Dims sizes{config.n_rows, config.n_columns};
     LayerTable table{config.name,
                      Spec::intern(mesh, sizes, {placement_of(config, plans[t], mesh)}, row_major_strides(sizes), dtype),

@@ -102,8 +102,8 @@ std::vector<at::Tensor> TableMemory::tables() const {
 
 void TableMemory::check(c10::ArrayRef<at::Tensor> tables) const {
   TORCH_CHECK_VALUE(tables.size() == lanes_->tables.size(),
-                    fmt::format("[{}] got {} tables, has {}. Give all, in their order.", kLayer, tables.size(),
-                                lanes_->tables.size()));
+                    fmt::format("[{}] got {} tables, but the layer has {}. Give all, in their order.", kLayer,
+                                tables.size(), lanes_->tables.size()));
   for (size_t t = 0; t < tables.size(); ++t) {
     const auto* impl = maybe_dtensor(tables[t]);
     // Compares the TensorMemory, not the addresses of pieces, so that a rank without rows of the table comes to the same result as all others.

@@ -284,7 +284,7 @@ void save_embedding_plan(const EmbeddingPlan& plan, const std::string& path) {
   const bool is_saved = out.good() && (is_device || std::rename(part.c_str(), file.c_str()) == 0);
   const int reason = errno;
   if (!is_saved && !is_device) std::remove(part.c_str());
-  TORCH_CHECK_VALUE(is_saved, fmt::format("[EmbeddingPlan.save] {} cannot be written: {}. Give a path that can.", path,
+  TORCH_CHECK_VALUE(is_saved, fmt::format("[EmbeddingPlan.save] {} cannot be written: {}. Give a writable path.", path,
                                           std::strerror(reason)));
 }
 

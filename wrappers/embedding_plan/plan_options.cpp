@@ -88,12 +88,12 @@ void check_options(const EmbeddingPlanOptions& options, int64_t n_ranks) {
     TORCH_CHECK_VALUE(n_bytes >= 0 && n_bytes <= kMaxStateBytes,
                       fmt::format("[plan_embeddings] {} is {}. Give 0 to {}.", name, n_bytes, kMaxStateBytes));
   const EmbeddingMachine& machine = options.machine;
-  TORCH_CHECK_VALUE(
-      std::isfinite(machine.memory_gb_per_s) && machine.memory_gb_per_s > 0 && std::isfinite(machine.ns_per_row) &&
-          machine.ns_per_row >= 0 && std::isfinite(machine.ns_per_segment) && machine.ns_per_segment >= 0,
-      fmt::format("[plan_embeddings] a machine of {} GB/s, {} ns per row and {} ns per segment cannot be. "
-                  "Give a rate above 0 and times of at least 0.",
-                  machine.memory_gb_per_s, machine.ns_per_row, machine.ns_per_segment));
+  TORCH_CHECK_VALUE(std::isfinite(machine.memory_gb_per_s) && machine.memory_gb_per_s > 0 &&
+                        std::isfinite(machine.ns_per_row) && machine.ns_per_row >= 0 &&
+                        std::isfinite(machine.ns_per_segment) && machine.ns_per_segment >= 0,
+                    fmt::format("[plan_embeddings] a machine of {} GB/s, {} ns per row and {} ns per segment is "
+                                "impossible. Give a rate above 0 and times of at least 0.",
+                                machine.memory_gb_per_s, machine.ns_per_row, machine.ns_per_segment));
   check_mesh(options, n_ranks);
 }
 

@@ -81,11 +81,10 @@ void check_tiling(const TableConfig& table, const std::vector<TableSlice>& slice
     if (slice.rows.length() > 0) open.push_back(&slice);
     n_elements += slice.rows.length() * slice.columns.length();
   }
-  TORCH_CHECK_VALUE(
-      n_elements == table.n_elements(),
-      fmt::format("[EmbeddingPlan] the slices of table \"{}\" have {} of its {} elements. Give slices that "
-                  "are the whole table.",
-                  table.name, n_elements, table.n_elements()));
+  TORCH_CHECK_VALUE(n_elements == table.n_elements(),
+                    fmt::format("[EmbeddingPlan] the slices of table \"{}\" have {} of its {} elements. Give slices "
+                                "that cover the whole table.",
+                                table.name, n_elements, table.n_elements()));
 }
 
 /// Index of the group of these slices; adds a group if there is none.

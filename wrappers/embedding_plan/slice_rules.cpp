@@ -73,8 +73,8 @@ int64_t sufficient_threshold(const std::vector<TableConfig>& tables, const std::
       what + fmt::format("Lower column_slice_threshold to at most {} elements, or leave it out.", with_commas(enough)));
   int64_t least = std::numeric_limits<int64_t>::max();
   for (const size_t t : members) least = std::min(least, tables[t].n_elements());
-  TORCH_CHECK_VALUE(false, what + fmt::format("Their columns allow no more: lower row_slice_threshold to at most {} "
-                                              "elements, which shards them by rows, or use fewer ranks.",
+  TORCH_CHECK_VALUE(false, what + fmt::format("Their columns cannot be sliced further: lower row_slice_threshold to at "
+                                              "most {} elements, which shards them by rows, or use fewer ranks.",
                                               with_commas(least)));
 }
 

@@ -61,10 +61,9 @@ Combiner combiner_from_string(std::string_view name) {
 int64_t element_bytes(std::string_view dtype) {
   for (const auto& [name, n_bytes] : kDtypes)
     if (name == dtype) return n_bytes;
-  TORCH_CHECK_VALUE(false,
-                    fmt::format("[TableConfig] dtype \"{}\" is not one of tables. Use float32, float64, float16, "
-                                "bfloat16, int8 or uint8.",
-                                dtype));
+  TORCH_CHECK_VALUE(false, fmt::format("[TableConfig] dtype \"{}\" is not supported for tables. Use float32, float64, "
+                                       "float16, bfloat16, int8 or uint8.",
+                                       dtype));
 }
 
 void check_tables(const std::vector<TableConfig>& tables) {

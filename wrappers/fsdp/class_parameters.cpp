@@ -68,20 +68,23 @@ std::vector<at::Tensor> ClassParameters::pieces_of(const Parameter& parameter, c
                                                    int64_t index) const {
   const ShardedParameter& placed = all_[parameter.index];
   auto [tensors, fault] = calls_.pieces(parameter.index, placed.sizes().vec());
-  TORCH_CHECK_TYPE(fault.empty(),
-                   fmt::format("{} fsdp_pre_all_gather gives {}. Return a tuple of plain tensors, and metadata for "
-                               "fsdp_post_all_gather.",
-                               whose(parameter), fault));
+  TORCH_CHECK_TYPE(
+      fault.empty(),
+      fmt::format(
+          "{} fsdp_pre_all_gather returns {}. Return a tuple of plain tensors, and metadata for fsdp_post_all_gather.",
+          whose(parameter), fault));
   for (at::Tensor& each : tensors) {
     const bool is_plain = !is_dtensor(each) && !is_subclass(each) && each.layout() == c10::kStrided;
-    TORCH_CHECK_TYPE(is_plain, fmt::format("{} fsdp_pre_all_gather gives a tensor of {}, whose memory cannot be sent. "
-                                           "Give the plain tensors in it.",
-                                           whose(parameter),
-                                           is_dtensor(each)    ? "class DTensor"
-                                           : is_subclass(each) ? "class " + class_of(each)
-                                                               : "layout " + c10::str(each.layout())));
+    TORCH_CHECK_TYPE(
+        is_plain,
+        fmt::format(
+            "{} fsdp_pre_all_gather returns a tensor of {}, whose memory cannot be sent. Give the plain tensors in it.",
+            whose(parameter),
+            is_dtensor(each)    ? "class DTensor"
+            : is_subclass(each) ? "class " + class_of(each)
+                                : "layout " + c10::str(each.layout())));
     TORCH_CHECK_VALUE(each.device() == device,
-                      fmt::format("{} fsdp_pre_all_gather gives a tensor on {}, and the parameter is on {}. Give "
+                      fmt::format("{} fsdp_pre_all_gather returns a tensor on {}, but the parameter is on {}. Return "
                                   "tensors on the device of the parameter.",
                                   whose(parameter), c10::str(each.device()), c10::str(device)));
     each = unpadded(each.dim() == 0 ? each.detach().reshape({1}) : each.detach(), placed, index).contiguous();
@@ -95,8 +98,8 @@ void ClassParameters::check_as_before(const Parameter& parameter, const std::vec
   const auto are_alike = [](const Tensor& a, const Tensor& b) { return a.dtype == b.dtype && a.sizes == b.sizes; };
   TORCH_CHECK_VALUE(
       std::ranges::equal(now, parameter.tensors, are_alike),
-      fmt::format("{} fsdp_pre_all_gather gives {} now, and gave {} before the first gather, when the ranks "
-                  "told each other. Give tensors of the same number, dtypes and sizes each time.",
+      fmt::format("{} fsdp_pre_all_gather returns {} now, but returned {} before the first gather, when the ranks "
+                  "agreed on it. Return tensors of the same number, dtypes and sizes each time.",
                   whose(parameter), list_of(now), list_of(parameter.tensors)));
 }
 
@@ -170,8 +173,8 @@ void ClassParameters::agree_on(const Group& ranks, GatheredMemory& memory,
       TORCH_CHECK_VALUE(
           std::ranges::equal(first, of_ranks[member], fit),
           fmt::format(
-              "{} fsdp_pre_all_gather gives {} on rank {}, and {} on rank {}. Give as many tensors on all ranks, "
-              "of the same dtypes and sizes but along the dim that is sharded.",
+              "{} fsdp_pre_all_gather returns {} on rank {}, and {} on rank {}. Return the same number of tensors on "
+              "all ranks, with the same dtypes, and with the same sizes except along the sharded dim.",
               whose(parameter), list_of(first), ranks.ranks[0], list_of(of_ranks[member]), ranks.ranks[member]));
     }
     for (size_t k = 0; k < first.size(); ++k) {
@@ -212,8 +215,8 @@ bool ClassParameters::make_wholes(const GatheredMemory& memory, std::vector<at::
     TORCH_INTERNAL_ASSERT(made, "[fully_shard] a class's whole parameter is missing");
     TORCH_CHECK_VALUE(
         made->whole.sizes() == placed.sizes(),
-        fmt::format("{} fsdp_post_all_gather gives a tensor of shape [{}] for a parameter of shape [{}]. "
-                    "Give one of the parameter's shape.",
+        fmt::format("{} fsdp_post_all_gather returns a tensor of shape [{}] for a parameter of shape [{}]. Return a "
+                    "tensor of the parameter's shape.",
                     whose(parameter), fmt::join(made->whole.sizes(), ", "), fmt::join(placed.sizes(), ", ")));
     for (const at::Tensor& inner : made->inner)
       if (inner.has_storage() && !is_subclass(inner) &&

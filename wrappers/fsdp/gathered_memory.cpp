@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kNotGathered =
     "[fully_shard] a whole parameter is read while it is not gathered: outside the forward of its module, or in a "
-    "backward that did not come by the module's outputs. Call module.unshard() before, or keep it with "
+    "backward that did not pass through the module's outputs. Call module.unshard() first, or keep it with "
     "reshard_after_forward=False.";
 constexpr auto kGathering = [] { return "all_gather"; };
 

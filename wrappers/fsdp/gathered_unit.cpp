@@ -72,11 +72,12 @@ void GatheredUnit::fetch() {
   std::vector<SpecPtr> from, to;
   std::vector<Shards> shards;
   for (const Parameter& parameter : parameters_) {
-    TORCH_CHECK(parameter.sharded._version() == parameter.version,
-                fmt::format("[fully_shard] a parameter of shape [{}] was written to between a forward and the backward "
-                            "that needs its values. Step after backward(), or keep what was gathered with "
-                            "reshard_after_forward = false.",
-                            fmt::join(parameter.sharded.sizes(), ", ")));
+    TORCH_CHECK(
+        parameter.sharded._version() == parameter.version,
+        fmt::format(
+            "[fully_shard] a parameter of shape [{}] was written to between a forward and the backward that needs its "
+            "values. Step after backward(), or keep the gathered values with reshard_after_forward = false.",
+            fmt::join(parameter.sharded.sizes(), ", ")));
     from.push_back(spec_of(parameter.sharded));
     shards.push_back(maybe_dtensor(parameter.sharded)->shards());
     to.push_back(parameter.spec);

@@ -29,15 +29,13 @@ void check_slice(const std::string& name, const Spec& spec, const DataMesh& data
       spec.mesh()->with_memory() == data.mesh ||
       (is_beside && std::ranges::any_of(mesh.names(), [&](const auto& each) { return has_name(*data.mesh, each); }));
   TORCH_CHECK_VALUE(!has_data_dims,
-                    fmt::format("[fully_shard] {} is placed as {} on {} already, the mesh over which it would be "
-                                "sharded. Leave it out, with ignored_params={{...}}, or lay it out on the other mesh "
-                                "dims alone: parallelize_module(model, mesh[\"tp\"], ...).",
+                    fmt::format("[fully_shard] {} is already placed as {} on {}, the mesh over which fully_shard would "
+                                "shard it. Leave it out, with ignored_params={{...}}, or place it on the other mesh "
+                                "dims only: parallelize_module(model, mesh[\"tp\"], ...).",
                                 name, to_string(spec.placements()), to_string(mesh)));
-  TORCH_CHECK_VALUE(
-      is_beside,
-      fmt::format("[fully_shard] {} lives on the mesh {}, and is to be sharded over {}, which are not slices of "
-                  "one mesh. Make them so: mesh[\"tp\"] and mesh[\"dp\"].",
-                  name, to_string(mesh), to_string(*data.mesh)));
+  TORCH_CHECK_VALUE(is_beside, fmt::format("[fully_shard] {} is on the mesh {}, and fully_shard got the mesh {}: both "
+                                           "must be slices of one mesh. Use mesh[\"tp\"] and mesh[\"dp\"].",
+                                           name, to_string(mesh), to_string(*data.mesh)));
 }
 
 /// The mesh of the data's dims and the parameter's dims, in the root's order.
@@ -69,14 +67,12 @@ SpecPtr spec_of_parts(const std::string& name, const Spec& spec, const DataMesh&
   if (spec.dim() > 0) {
     const int64_t shard_dim = mesh->dim_of(data.mesh->names().back());
     for (int64_t dim = 0; dim < mesh->ndim(); ++dim)
-      TORCH_CHECK_VALUE(
-          !written.placements[dim].is_shard(along.dim()) ||
-              (written.placements[dim].sizes().empty() && along.sizes().empty()),
-          fmt::format(
-              "[fully_shard] {} is placed as {}: parts of given sizes along dim {} cannot be split again, nor parts "
-              "into given sizes. Give it another dim, with shard_placement_fn, shard it evenly, or leave it out, "
-              "with ignored_params={{...}}.",
-              name, to_string(spec.placements()), along.dim()));
+      TORCH_CHECK_VALUE(!written.placements[dim].is_shard(along.dim()) ||
+                            (written.placements[dim].sizes().empty() && along.sizes().empty()),
+                        fmt::format("[fully_shard] {} is placed as {}: explicit sizes along dim {} cannot be combined "
+                                    "with another split of this dim. Use another dim, with shard_placement_fn, shard "
+                                    "it evenly, or leave it out, with ignored_params={{...}}.",
+                                    name, to_string(spec.placements()), along.dim()));
     written.placements[shard_dim] = along;
     for (int64_t later = shard_dim + 1; later < mesh->ndim(); ++later)
       if (written.placements[later].is_shard(along.dim())) written.split_factors[shard_dim] *= mesh->size(later);

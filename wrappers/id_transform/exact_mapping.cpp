@@ -21,7 +21,7 @@ constexpr int64_t kHeaderSize = 4;  // step, n_rows, n_buckets, default_row
 
 ExactMappingOptions checked(ExactMappingOptions options, const DeviceMesh& mesh) {
   TORCH_CHECK_VALUE(mesh.ndim() == 1,
-                    fmt::format("[{}] the mesh {} has {} dims, and buckets are dealt over one. Give a 1-D mesh.",
+                    fmt::format("[{}] the mesh {} has {} dims, but buckets are distributed over one. Give a 1-D mesh.",
                                 kExactMapping, to_string(mesh), mesh.ndim()));
   TORCH_CHECK_VALUE(
       mesh.device_type() == c10::DeviceType::CPU,
@@ -35,7 +35,7 @@ ExactMappingOptions checked(ExactMappingOptions options, const DeviceMesh& mesh)
   const int64_t most = std::min<int64_t>(options.n_rows / 2, int64_t{1} << 31);
   TORCH_CHECK_VALUE(
       options.n_buckets > 0 && options.n_buckets <= most,
-      fmt::format("[{}] n_buckets is {}: a bucket has 2 rows or more, of {} in all. Use a number in [1, {}], or 0.",
+      fmt::format("[{}] n_buckets is {}: each bucket needs at least 2 of the {} rows. Use a number in [1, {}], or 0.",
                   kExactMapping, options.n_buckets, options.n_rows, most));
   TORCH_CHECK_VALUE(options.default_row >= 0 && options.default_row < options.n_rows,
                     fmt::format("[{}] default_row is {} of a table of {} rows. Use one in [0, {}).", kExactMapping,
@@ -145,12 +145,11 @@ ExactMapping::Problem ExactMapping::refresh(const IdMappingState& state) {
 void ExactMapping::check_layout(const IdMappingState& state) const {
   const auto check = [&](const at::Tensor& tensor, const char* name, const Dims& sizes, Placements placements) {
     const Layout wanted(sizes, mesh_->grid_ptr(), std::move(placements));
-    TORCH_CHECK_VALUE(
-        is_dtensor(tensor) && tensor.scalar_type() == at::kLong && spec_of(tensor)->mesh() == mesh_ &&
-            spec_of(tensor)->layout() == wanted,
-        fmt::format("[{}] {} is no int64 DTensor {} on {}. Load checkpoints into the state that there is, whose "
-                    "layout is this mesh's.",
-                    kExactMapping, name, to_string(wanted), to_string(*mesh_)));
+    TORCH_CHECK_VALUE(is_dtensor(tensor) && tensor.scalar_type() == at::kLong && spec_of(tensor)->mesh() == mesh_ &&
+                          spec_of(tensor)->layout() == wanted,
+                      fmt::format("[{}] {} is not an int64 DTensor {} on {}. Load checkpoints into the module's own "
+                                  "state, which has the layout of this mesh.",
+                                  kExactMapping, name, to_string(wanted), to_string(*mesh_)));
   };
   const Dims per_row{options_.n_rows};
   check(state.ids, "ids", per_row, placements());
@@ -174,15 +173,14 @@ void ExactMapping::check_headers(const NumbersByMember& headers, const IdMapping
                              "n_buckets={}, default_row={}.",
                              kExactMapping, kOptionNames[value], header[value], header[1], header[2], header[3]));
     }
-    TORCH_CHECK_VALUE(
-        kind != Problem::kMisplaced,
-        fmt::format("[{}] the state is corrupt: row {} of rank {} holds an id that does not belong there, or "
-                    "twice. Load a checkpoint of this kind of state.",
-                    kExactMapping, value, ranks[i]));
+    TORCH_CHECK_VALUE(kind != Problem::kMisplaced,
+                      fmt::format("[{}] the state is corrupt: row {} of rank {} holds an id that belongs elsewhere or "
+                                  "occurs twice. Load a checkpoint of this kind of state.",
+                                  kExactMapping, value, ranks[i]));
     TORCH_CHECK_VALUE(
         headers[i] == headers[0],
-        fmt::format("[{}] rank {} is at step {} and {} ids, rank {} at step {} and {}: all ranks call together. Put "
-                    "the module into one mode on all, and load the same state.",
+        fmt::format("[{}] rank {} is at step {} and {} ids, rank {} at step {} and {}: all ranks must call it "
+                    "together. Put the module into the same mode on all ranks, and load the same state.",
                     kExactMapping, ranks[0], headers[0][2], headers[0][3] ? "assigns" : "only finds", ranks[i],
                     headers[i][2], headers[i][3] ? "assigns" : "only finds"));
   }
@@ -191,11 +189,10 @@ void ExactMapping::check_headers(const NumbersByMember& headers, const IdMapping
 void ExactMapping::check_verdicts(const NumbersByMember& verdicts) const {
   const auto worst = std::ranges::max_element(verdicts, {}, [](const auto& verdict) { return verdict[2]; });
   const int64_t bucket = (*worst)[1], n_ids = (*worst)[2];
-  TORCH_CHECK_VALUE(
-      bucket < 0,
-      fmt::format("[{}] a step brings {} ids of bucket {}, which can hold {}. Use more rows (there are {}), fewer "
-                  "buckets (there are {}), or smaller batches.",
-                  kExactMapping, n_ids, bucket, rows_.capacity(bucket), options_.n_rows, options_.n_buckets));
+  TORCH_CHECK_VALUE(bucket < 0, fmt::format("[{}] a step has {} ids of bucket {}, which can hold {}. Use more rows "
+                                            "(there are {}), fewer buckets (there are {}), or smaller batches.",
+                                            kExactMapping, n_ids, bucket, rows_.capacity(bucket), options_.n_rows,
+                                            options_.n_buckets));
 }
 
 at::Tensor ExactMapping::transform(const IdMappingState& state, const at::Tensor& ids, bool assigns) {
@@ -272,13 +269,13 @@ void ExactMapping::reset_rows(const at::Tensor& tensor, const RowFill& fill) {
   constexpr const char* kResetRows = "reset_rows";
   const Spec& spec = *spec_of(tensor);
   TORCH_CHECK_VALUE(tensor.dim() > 0 && tensor.size(0) == options_.n_rows,
-                    fmt::format("[{}] a tensor of shape [{}] has no row for each of the mapping's {}. Give [{}, ...].",
+                    fmt::format("[{}] a tensor of shape [{}] does not have the mapping's {} rows. Give [{}, ...].",
                                 kResetRows, fmt::join(tensor.sizes(), ", "), options_.n_rows, options_.n_rows));
   check_not_partial(kResetRows, tensor);
   check_has_ranks(kResetRows, *mesh_, *spec.mesh());
   TORCH_CHECK_VALUE(
       fill.kind == RowFill::Kind::kConstant || tensor.dim() <= 2,
-      fmt::format("[{}] random numbers are drawn for rows of 1 dim, the tensor has shape [{}]. Use a constant.",
+      fmt::format("[{}] random numbers are drawn for rows of 1 dim, but the tensor has shape [{}]. Use a constant.",
                   kResetRows, fmt::join(tensor.sizes(), ", ")));
   if (n_reassigned_ == 0) return;
   const MemoryWrite write = maybe_dtensor(tensor)->begin_write();

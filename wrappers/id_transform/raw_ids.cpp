@@ -13,22 +13,21 @@ at::Tensor flat(const at::Tensor& ids) { return ids.detach().to(at::kCPU, at::kL
 }  // namespace
 
 std::string not_integers(const char* op, at::ScalarType dtype, int64_t rank) {
-  return fmt::format("[{}] ids of rank {} are {}: they are integers of up to 64 bits. Convert them, or hash them.", op,
-                     rank, c10::toString(dtype));
+  return fmt::format("[{}] ids of rank {} are {}: they must be integers of up to 64 bits. Convert them, or hash them.",
+                     op, rank, c10::toString(dtype));
 }
 
 void check_has_ranks(const char* op, const DeviceMesh& mesh, const DeviceMesh& other) {
-  TORCH_CHECK_VALUE(
-      has_all_ranks_of(mesh, other),
-      fmt::format("[{}] the tensor lives on {}, of which some ranks are not in the mapping's mesh {}. Use a tensor "
-                  "on the mapping's ranks.",
-                  op, to_string(other), to_string(mesh)));
+  TORCH_CHECK_VALUE(has_all_ranks_of(mesh, other),
+                    fmt::format("[{}] the tensor is on {}, but some of its ranks are not in the mapping's mesh {}. Use "
+                                "a tensor on the mapping's ranks.",
+                                op, to_string(other), to_string(mesh)));
 }
 
 void check_not_partial(const char* op, const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(!spec_of(tensor)->layout().is_partial(),
-                    fmt::format("[{}] the tensor is laid out as {}: its values are nowhere whole. Reduce it first with "
-                                "redistribute().",
+                    fmt::format("[{}] the tensor is laid out as {}: it is Partial, so no rank has whole values. Reduce "
+                                "it first with redistribute().",
                                 op, to_string(spec_of(tensor)->placements())));
 }
 
