@@ -41,7 +41,7 @@ int64_t Mesh::get_local_rank(const std::string& mesh_dim_name) const {
   TORCH_CHECK_VALUE(!mesh_dim_name.empty() || ndim() == 1,
                     fmt::format("[device_mesh] the mesh {} has {} dims. {}.", to_string(*mesh_), ndim(),
                                 mesh_dim_names().empty() ? "Make it with a name for each, or ask get_coordinate()"
-                                                         : "Say along which by its name"));
+                                                         : "Pass the name of one of them"));
   const int64_t mesh_dim = mesh_dim_name.empty() ? 0 : mesh_->dim_of(mesh_dim_name);
   TORCH_CHECK_VALUE(mesh_->is_member(), fmt::format("[device_mesh] rank {} is outside the mesh {}: it has no place in "
                                                     "it. Ask get_coordinate(), which is empty there.",
@@ -60,14 +60,13 @@ Mesh init_device_mesh(const std::string& device_type, c10::IntArrayRef mesh_shap
   const std::string kind = device_type.substr(0, device_type.find(':'));
   TORCH_CHECK_VALUE(
       kind == "cpu" || kind == "cuda",
-      fmt::format("[device_mesh] device_type \"{}\" is none that a mesh can be on. Use \"cpu\" or \"cuda\".",
-                  device_type));
+      fmt::format("[device_mesh] device_type \"{}\" is not supported. Use \"cpu\" or \"cuda\".", device_type));
   const c10::Device device(device_type);
   TORCH_CHECK_VALUE(!device.has_index(),
                     fmt::format("[device_mesh] device_type \"{}\" has an index. A mesh spans devices: use \"{}\".",
                                 device_type, c10::DeviceTypeName(device.type(), true)));
   TORCH_CHECK_VALUE(std::ranges::all_of(mesh_shape, [](int64_t extent) { return extent > 0; }),
-                    fmt::format("[device_mesh] the shape [{}] has an extent below 1. Give each dim a rank at least.",
+                    fmt::format("[device_mesh] the shape [{}] has an extent below 1. Give each dim at least one rank.",
                                 fmt::join(mesh_shape, ", ")));
   auto world = World::maybe_current();
   if (!world) world = init_process_group();

@@ -78,12 +78,11 @@ class Sharder {
     check_slice(spec.mesh(), [&] { return fmt::format("{} lives", place.full_name()); });
     for (int64_t mesh_dim = 0; mesh_dim < spec.mesh()->ndim(); ++mesh_dim) {
       const int64_t in_root = dim_in_root(spec.mesh(), mesh_dim);
-      TORCH_CHECK_VALUE(
-          std::ranges::count(data_dims_, in_root) == 0,
-          fmt::format("[fully_shard] {} is placed as {} on {} already, a mesh over which it would be sharded. "
-                      "Parallelize over another dim: parallelize_module(model, mesh[\"tp\"], ...), and "
-                      "fully_shard(model, mesh[\"dp\"]).",
-                      place.full_name(), to_string(spec.placements()), to_string(*spec.mesh())));
+      TORCH_CHECK_VALUE(std::ranges::count(data_dims_, in_root) == 0,
+                        fmt::format("[fully_shard] {} is already placed as {} on {}, a mesh over which fully_shard "
+                                    "would shard it. Parallelize over another dim: parallelize_module(model, "
+                                    "mesh[\"tp\"], ...), and fully_shard(model, mesh[\"dp\"]).",
+                                    place.full_name(), to_string(spec.placements()), to_string(*spec.mesh())));
       result[in_root] = spec.placements()[mesh_dim];
     }
     return result;

@@ -31,11 +31,10 @@ std::string words_of(const PartFacts& part) {
 
 [[noreturn]] void refuse_parts(const std::vector<int64_t>& ranks, size_t other, const std::string& first,
                                const std::string& second, const Placements& placements) {
-  TORCH_CHECK_VALUE(
-      false,
-      fmt::format("[from_local_parts] rank {} gives {}, rank {} gives {}, and parts placed as {} are of one dtype "
-                  "and differ along sharded dims only. Give parts that fit.",
-                  ranks[0], first, ranks[other], second, to_string(placements)));
+  TORCH_CHECK_VALUE(false,
+                    fmt::format("[from_local_parts] rank {} gives {}, but rank {} gives {}: parts placed as {} must "
+                                "have one dtype and may differ only along sharded dims. Give parts that fit.",
+                                ranks[0], first, ranks[other], second, to_string(placements)));
 }
 
 /// Throws: c10::TypeError and c10::ValueError if some rank passed no plain tensor.
@@ -48,9 +47,9 @@ void check_are_parts(const std::vector<int64_t>& ranks, const std::vector<PartFa
                                  ranks[i]));
     TORCH_CHECK_VALUE(
         parts[i].kind != PartFacts::Kind::kUndefined,
-        fmt::format("[from_local_parts] the part of rank {} is undefined. Give a tensor, of no rows where "
-                    "the rank has none.",
-                    ranks[i]));
+        fmt::format(
+            "[from_local_parts] the part of rank {} is undefined. Give a tensor, with no rows if the rank has none.",
+            ranks[i]));
   }
 }
 
@@ -142,8 +141,8 @@ std::vector<std::vector<PartFacts>> told_by_all(const std::vector<at::Tensor>& l
     FactReader reader(all[mesh.group()->index_of(rank)]);
     const int64_t n_tensors = reader.number();
     TORCH_CHECK_VALUE(n_tensors == n_first,
-                      fmt::format("[from_local_parts] not all ranks give as many tensors: rank {} gives {}, rank {} "
-                                  "gives {}. Give as many on each.",
+                      fmt::format("[from_local_parts] the ranks give different numbers of tensors: rank {} gives {}, "
+                                  "but rank {} gives {}. Give the same number on each rank.",
                                   rank, n_tensors, mesh.group()->ranks[0], n_first));
     for (std::vector<PartFacts>& of_tensor : result) {
       const auto kind = static_cast<PartFacts::Kind>(reader.number());
@@ -158,10 +157,10 @@ std::vector<std::vector<PartFacts>> told_by_all(const std::vector<at::Tensor>& l
 
 std::vector<at::Tensor> from_local_parts(const std::vector<at::Tensor>& locals, const MeshPtr& mesh,
                                          const std::vector<Placements>& placements) {
-  TORCH_CHECK_VALUE(locals.size() == placements.size(),
-                    fmt::format("[from_local_parts] {} tensors came with {} lists of placements. Give one list per "
-                                "tensor.",
-                                locals.size(), placements.size()));
+  TORCH_CHECK_VALUE(
+      locals.size() == placements.size(),
+      fmt::format("[from_local_parts] got {} tensors and {} lists of placements. Give one list per tensor.",
+                  locals.size(), placements.size()));
   for (const Placements& each : placements) check_placements(each, *mesh);
   std::vector<at::Tensor> result;
   if (locals.empty()) return result;

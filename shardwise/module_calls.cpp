@@ -116,9 +116,8 @@ at::Tensor from_piece(const Module& module, const at::Tensor& local, const CallL
   if (value.whole_size && value.of_plain->is_shard() && layouts.mesh->is_member())
     TORCH_CHECK_VALUE(
         whole.size(value.of_plain->dim()) == *value.whole_size,
-        fmt::format("[forward] {} got plain pieces placed as {}, which have {} features together: it takes "
-                    "{}. Give each rank its own features, or say what else they are: "
-                    "input_layouts(Replicate()).",
+        fmt::format("[forward] {} got plain pieces placed as {}, which have {} features together, but it takes {}. "
+                    "Give each rank its own features, or set another layout: input_layouts(Replicate()).",
                     kind_of(module), to_string(*value.of_plain), whole.size(value.of_plain->dim()), *value.whole_size));
   return whole;
 }
@@ -135,10 +134,9 @@ void claim_modules(const char* op, Module& module, const DeviceMesh& mesh) {
   check_own(op, mesh);
   for (const auto& item : module.named_modules()) {
     const auto other = CallTable::instance().claim(*item.value(), mesh.world());
-    TORCH_CHECK_VALUE(!other,
-                      fmt::format("[{}] this {} is sharded by rank {}, another thread, too. Ranks that are threads "
-                                  "need a model each: make it inside of run_ranks().",
-                                  op, kind_of(*item.value()), other.value_or(0)));
+    TORCH_CHECK_VALUE(!other, fmt::format("[{}] this {} is also sharded by rank {}, another thread. Ranks that are "
+                                          "threads need a model each: make it inside of run_ranks().",
+                                          op, kind_of(*item.value()), other.value_or(0)));
   }
 }
 
@@ -178,8 +176,8 @@ void ModuleCall::enter(const std::vector<at::Tensor*>& inputs, std::vector<Forwa
       if (is_plain(inputs[i]) && value->of_plain && !value->of_plain->is_replicate()) {
         TORCH_CHECK_VALUE(
             layouts_->batch_dims.empty(),
-            fmt::format("[forward] {} got a plain tensor as input {} within the forward of a fully sharded module: "
-                        "whether it is this rank's part of the batch is not known. Give a DTensor: leave out "
+            fmt::format("[forward] {} got a plain tensor as input {} within the forward of a fully sharded module: it "
+                        "is unknown whether it is this rank's part of the batch. Give a DTensor: leave out "
                         "use_local_output(true), or wrap it with from_local_batch(x, mesh).",
                         kind_of(module_), i));
         *inputs[i] = from_piece(module_, *inputs[i], *layouts_, *value);

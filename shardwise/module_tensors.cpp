@@ -205,11 +205,11 @@ void check_replaceable(const char* op, const TiedPlaces& places) {
                                   "no parameter here. Pass the module that holds both.",
                                   op, place.full_name(), kind_of(*place.module)));
     TORCH_CHECK_VALUE(
-        false, fmt::format("[{}] the parameter {} is a member of {} that is not known, so its forward would "
-                           "go on with the old one. Declare it once: static const bool known = "
-                           "shardwise::declare_tensors<{}>({{&{}::{}}});",
-                           op, place.full_name(), kind_of(*place.module), place.module->name(), place.module->name(),
-                           place.name));
+        false,
+        fmt::format(
+            "[{}] the parameter {} is a member of {} that is not known, so its forward would keep using the old "
+            "tensor. Declare it once: static const bool known = shardwise::declare_tensors<{}>({{&{}::{}}});",
+            op, place.full_name(), kind_of(*place.module), place.module->name(), place.module->name(), place.name));
   }
 }
 

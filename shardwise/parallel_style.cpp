@@ -27,10 +27,11 @@ std::optional<int64_t> known_size(const LinearImpl& linear, const Placement& of_
 }
 
 std::vector<ValueLayout> value_layouts(const char* style, const MaybeLayouts& given, const MaybeLayouts& wanted) {
-  TORCH_CHECK_VALUE(given.size() == wanted.size(),
-                    fmt::format("[{}] {} layouts came with {} desired ones. Give one per value, nullopt for those to "
-                                "be left alone.",
-                                style, given.size(), wanted.size()));
+  TORCH_CHECK_VALUE(
+      given.size() == wanted.size(),
+      fmt::format(
+          "[{}] got {} layouts and {} desired layouts. Give one per value, and nullopt for values to leave unchanged.",
+          style, given.size(), wanted.size()));
   std::vector<ValueLayout> result;
   for (size_t i = 0; i < given.size(); ++i) result.push_back({given[i], given[i] ? wanted[i] : std::nullopt, {}});
   return result;

@@ -71,8 +71,8 @@ class ResolvedPlan {
     for (const PlanEntry& entry : plan) {
       const auto found = matches(module, entry.names);
       if (found.empty()) refuse_names(module, entry.names);
-      TORCH_CHECK_VALUE(entry.style, fmt::format("[parallelize_module] the plan gives '{}' no style, but an empty "
-                                                 "function. Give ColwiseParallel() or another style, or leave it out.",
+      TORCH_CHECK_VALUE(entry.style, fmt::format("[parallelize_module] the plan has an empty function as the style of "
+                                                 "'{}'. Give ColwiseParallel() or another style, or leave it out.",
                                                  entry.names));
       for (const Found& each : found) {
         layouts_.emplace_back(each.module, entry.style(*each.module));
@@ -165,11 +165,11 @@ void parallelize_module(Module& module, const Mesh& mesh, const ParallelizePlan&
                         const ParallelizeOptions& options) {
   TORCH_CHECK_VALUE(
       mesh.ndim() == 1,
-      fmt::format("[parallelize_module] styles shard over one mesh dim, {} has {}. Pass the dim that they are to use: "
-                  "{}.",
-                  to_string(*mesh), mesh.ndim(),
-                  mesh.mesh_dim_names().empty() ? "a mesh with mesh_dim_names, sliced"
-                                                : fmt::format("mesh[\"{}\"]", mesh.mesh_dim_names().back())));
+      fmt::format(
+          "[parallelize_module] styles shard over one mesh dim, but {} has {}. Pass the dim for them to use: {}.",
+          to_string(*mesh), mesh.ndim(),
+          mesh.mesh_dim_names().empty() ? "a mesh with mesh_dim_names, sliced"
+                                        : fmt::format("mesh[\"{}\"]", mesh.mesh_dim_names().back())));
   claim_modules("parallelize_module", module, *mesh);
   const ResolvedPlan resolved(module, mesh, plan);
   std::vector<std::pair<const Wanted*, DTensor>> sharded;  // all of them, before the first is put in place

@@ -18,12 +18,10 @@ namespace {
 std::string format_of(const std::string& path) {
   const std::string suffix = std::filesystem::path(path).extension().string();
   if (suffix == ".txt") return "text";
-  TORCH_CHECK_VALUE(
-      suffix == ".svg" || suffix == ".json",
-      fmt::format(
-          "[picture] file '{}' has a suffix that names no format: the format of a file is that of its suffix. End "
-          "its name in .txt, .svg or .json.",
-          path));
+  TORCH_CHECK_VALUE(suffix == ".svg" || suffix == ".json",
+                    fmt::format("[picture] file '{}' has a suffix that names no format: the suffix of a file sets its "
+                                "format. End its name in .txt, .svg or .json.",
+                                path));
   return suffix.substr(1);
 }
 
@@ -51,9 +49,8 @@ void save(const Picture& picture, const std::string& path) {
   file.close();
   TORCH_CHECK(
       file,
-      fmt::format(
-          "[picture] file '{}' cannot be written: {}. Give a path in a folder that is there and can be written to.",
-          path, std::strerror(errno)));
+      fmt::format("[picture] file '{}' cannot be written: {}. Give a path in an existing folder that is writable.",
+                  path, std::strerror(errno)));
 }
 
 std::ostream& operator<<(std::ostream& stream, const Picture& picture) { return stream << draw(picture); }
