@@ -340,7 +340,7 @@ void bind_device_mesh(py::module_& module) {
            [](const DeviceMesh& self, const py::args&) {
              TORCH_CHECK_VALUE(
                  !active_meshes.empty(),
-                 fmt::format("[device_mesh] {} is left where no mesh was entered on this thread. Use `with mesh:`.",
+                 fmt::format("[device_mesh] {} is left, but no mesh was entered on this thread. Use `with mesh:`.",
                              to_string(self)));
              active_meshes.pop_back();
            })

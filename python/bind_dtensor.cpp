@@ -258,11 +258,11 @@ at::Tensor py_layer_input(const at::Tensor& local, const MeshPtr& mesh, UserPlac
   PlacedOn placed =
       placed_on_mesh(mesh, std::move(placements), shape ? static_cast<int64_t>(shape->size()) : local.dim());
   if (checks_order() && placed.placements == Placements(placed.mesh->ndim()))
-    TORCH_CHECK_VALUE(is_equal_on_all(local, placed.mesh),
-                      fmt::format("[parallelize_module] a layer takes its plain input of shape [{}] for equal on all "
-                                  "ranks, and it is not. Give the same batch to all of them, or say how it is split: "
-                                  "input_layouts=Shard(0).",
-                                  fmt::join(local.sizes(), ", ")));
+    TORCH_CHECK_VALUE(
+        is_equal_on_all(local, placed.mesh),
+        fmt::format("[parallelize_module] a layer expects its plain input of shape [{}] to be equal on all ranks, but "
+                    "it is not. Give the same batch to all of them, or set how it is split: input_layouts=Shard(0).",
+                    fmt::join(local.sizes(), ", ")));
   return from_local(converted_by(local, package().as_local), placed.mesh, std::move(placed.placements),
                     {.shape = dims_of(shape), .adds_gradients = true});
 }

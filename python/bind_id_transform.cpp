@@ -25,8 +25,7 @@ RowFill to_fill(const std::string& init, double scale, int64_t seed) {
   if (init == "constant") return {Kind::kConstant, scale, seed};
   if (init == "uniform") return {Kind::kUniform, scale, seed};
   if (init == "normal") return {Kind::kNormal, scale, seed};
-  TORCH_CHECK_VALUE(false, "[reset_rows] there is no init \"", init,
-                    "\". Use \"constant\", \"uniform\" or \"normal\".");
+  TORCH_CHECK_VALUE(false, "[reset_rows] init \"", init, "\" is unknown. Use \"constant\", \"uniform\" or \"normal\".");
 }
 
 std::vector<std::pair<int64_t, int64_t>> reassigned(const ExactMapping& mapping) {

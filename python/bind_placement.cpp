@@ -129,8 +129,8 @@ Placement to_placement(py::handle object) {
   auto [placement, split_factor] = to_written(object);
   TORCH_CHECK_VALUE(
       split_factor == 1,
-      fmt::format("[placements] {} splits a dim that a later mesh dim has split before, and here no mesh says "
-                  "which. Give the placements of a mesh whose dims come in the order of the splits, and Shard.",
+      fmt::format("[placements] {} splits a dim that a later mesh dim has already split, but no mesh is given here. "
+                  "Use Shard, with placements for a mesh whose dims are in the order of the splits.",
                   py::repr(object).cast<std::string>()));
   return placement;
 }
@@ -138,8 +138,8 @@ Placement to_placement(py::handle object) {
 void refuse_bare_placement(py::handle object) {
   if (!py::isinstance<Placement>(object) && !maybe_from_torch(object)) return;
   const std::string text = to_string(to_written(object).first);
-  C10_THROW_ERROR(TypeError, fmt::format("[placements] {0} stands alone. Give a sequence with one placement per mesh "
-                                         "dim: [{0}] on a mesh of one dim.",
+  C10_THROW_ERROR(TypeError, fmt::format("[placements] {0} is a single placement. Give a sequence with one placement "
+                                         "per mesh dim: [{0}] on a mesh of one dim.",
                                          text));
 }
 

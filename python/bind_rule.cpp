@@ -59,7 +59,7 @@ std::optional<std::string> ask(PyObject* function, const OpCall& call) {
   for (const Operand& operand : call.operands) shapes.append(py::tuple(py::cast(operand.sizes.vec())));
   const py::object answer = py::handle(function)(shapes);
   TORCH_CHECK_VALUE(answer.is_none() || py::isinstance<py::str>(answer),
-                    fmt::format("[register_rule] the rule of {} gave {}. Return notation, \"ij,jk->ik\", or None.",
+                    fmt::format("[register_rule] the rule of {} returned {}. Return notation, \"ij,jk->ik\", or None.",
                                 call.op.name, py::repr(answer).cast<std::string>()));
   return answer.cast<std::optional<std::string>>();
 }
@@ -99,9 +99,10 @@ void check_outputs(const std::string& op, const std::string& notation) {
       1 + std::ranges::count(notation.begin() + static_cast<std::ptrdiff_t>(arrow), notation.end(), ',');
   const bool has_lists = std::ranges::any_of(
       returns, [](const c10::Argument& result) { return result.type()->kind() == c10::TypeKind::ListType; });
-  TORCH_CHECK_VALUE(has_lists || static_cast<int64_t>(returns.size()) == n_outputs,
-                    fmt::format("[register_rule] {} has {} outputs and \"{}\" speaks of {}. Write a term for each.", op,
-                                returns.size(), notation, n_outputs));
+  TORCH_CHECK_VALUE(
+      has_lists || static_cast<int64_t>(returns.size()) == n_outputs,
+      fmt::format("[register_rule] {} has {} outputs, but \"{}\" has terms for {}. Write a term for each.", op,
+                  returns.size(), notation, n_outputs));
 }
 
 void py_register_rule(const std::string& op, const std::variant<std::string, py::function>& rule,

@@ -30,12 +30,12 @@ struct TensorLayout {
 
   /// The tensor with these pieces on this rank, aliased, without history. `is_traced`: used if there are no pieces, which would tell otherwise.
   at::Tensor wrap(const std::vector<at::Tensor>& pieces, bool is_traced = false) const {
-    TORCH_CHECK_VALUE(pieces.size() == n_pieces(), "[unflatten] ", pieces.size(), " pieces came for ", to_string(*spec),
-                      ", of which this rank has ", n_pieces(), ". Give those that __tensor_flatten__() names.");
+    TORCH_CHECK_VALUE(pieces.size() == n_pieces(), "[unflatten] got ", pieces.size(), " pieces for ", to_string(*spec),
+                      ", but this rank has ", n_pieces(), ". Pass the tensors named by __tensor_flatten__().");
     for (size_t i = 0; i < pieces.size(); ++i)
       TORCH_CHECK_VALUE(pieces[i].sizes() == c10::IntArrayRef(spec->boxes()[i].sizes), "[unflatten] a piece of sizes ",
-                        pieces[i].sizes(), " came for ", to_string(*spec), ", where ", spec->boxes()[i].sizes,
-                        " is due. Give those that __tensor_flatten__() names.");
+                        pieces[i].sizes(), " does not fit ", to_string(*spec), ", which has ", spec->boxes()[i].sizes,
+                        " on this rank. Pass the tensors named by __tensor_flatten__().");
     at::Tensor tensor = shardwise::wrap(spec, Shards(pieces.begin(), pieces.end()));
     if (form) keep_local_form(tensor, form);
     if (pieces.empty() && is_traced) {  // tracers identify tensors by storage, and resize it

@@ -39,8 +39,8 @@ def overridden_groups(
     ranks = torch.as_tensor(mesh, device="cpu")
     if len(overrides) != ranks.dim():
         raise ValueError(
-            f"[device_mesh] backend_override has {len(overrides)} entries for a mesh of {ranks.dim()} dims. Give one per dim, "
-            "None for those that are to be as the world's."
+            f"[device_mesh] backend_override has {len(overrides)} entries for a mesh of {ranks.dim()} dims. Give one per dim, and None for "
+            "a dim with the world's backend."
         )
     groups: dict[tuple[int, ...], ProcessGroup] = {}
     for dim, override in enumerate(overrides):

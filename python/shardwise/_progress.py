@@ -9,9 +9,7 @@ from typing import Any
 def check_progress(is_shown: bool | None) -> None:
     """Raises ModuleNotFoundError, alike on all ranks, where a line is asked for and tqdm is not installed."""
     if is_shown and importlib.util.find_spec("tqdm") is None:
-        raise ModuleNotFoundError(
-            "[progress] progress=True shows its line by tqdm, which is not installed. pip install tqdm"
-        )
+        raise ModuleNotFoundError("[progress] progress=True needs tqdm, which is not installed. pip install tqdm")
 
 
 class Progress:

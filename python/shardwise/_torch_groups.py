@@ -158,8 +158,8 @@ def lone_group(*, is_collective: bool = False) -> ProcessGroup | None:
             return group
     if not is_collective:
         raise ValueError(
-            f"[device_mesh] the group of rank {own} alone is not there, and it cannot make it alone: its backend has all ranks of the "
-            "world make each group. Make a mesh with a dim of one rank on all ranks of the world first."
+            f"[device_mesh] the group of rank {own} alone does not exist, and the rank cannot make it by itself: its backend needs all "
+            "ranks of the world to make a group. Make a mesh with a dim of one rank on all ranks of the world first."
         )
     for rank in range(world.size()):
         new_group_like([rank], description=LONE)
@@ -174,8 +174,8 @@ def group_by_members(ranks: tuple[int, ...], timeout: timedelta | None) -> Proce
         return known
     if all_ranks_make_groups():
         raise ValueError(
-            f"[device_mesh] the ranks {list(ranks)} are to make a group without the other ranks of the world, and their backend has all "
-            f"ranks make each group. Make DeviceMesh(device_type, {list(ranks)}) on all ranks of the world first."
+            f"[device_mesh] the ranks {list(ranks)} cannot make a group without the other ranks of the world: their backend needs all ranks "
+            f"to make a group. Make DeviceMesh(device_type, {list(ranks)}) on all ranks of the world first."
         )
     group: ProcessGroup = new_group_like(list(ranks), description=BY_MEMBERS, timeout=timeout)
     return group
@@ -198,6 +198,6 @@ def group_of(name: str) -> ProcessGroup:
     """The group called `name`. Raises ValueError for ranks that are threads, whose groups have none: torch knows nothing of them."""
     if not name:
         raise ValueError(
-            "[device_mesh] get_group() has none to give: ranks are threads here, outside torch.distributed."
+            "[device_mesh] get_group() has no group to return: ranks are threads here, outside torch.distributed. Start them with torchrun."
         )
     return c10d._resolve_process_group(c10d.GroupName(name))  # type: ignore[attr-defined]

@@ -29,8 +29,8 @@ def run_traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     except RuntimeError as error:
         if any(words in str(error) for words in _NO_VALUES):
             raise NotImplementedError(
-                f"[{func}] reads the values of its operands, and a traced program has none. Keep it outside of what is "
-                "traced with torch.compiler.disable, or let torch.compile break the graph here."
+                f"[{func}] reads the values of its operands, but a traced program has no values. Exclude it from tracing with "
+                "torch.compiler.disable, or let torch.compile break the graph here."
             ) from error
         raise
 

@@ -372,8 +372,8 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
                 )
             if members not in [sorted(line) for line in lines(ranks, dim)]:
                 raise ValueError(
-                    f"[device_mesh] Invalid mesh {ranks.tolist()} for ProcessGroup with ranks {members}, given for dim {dim}: "
-                    "the ranks along that dim are others. Give the group along each dim."
+                    f"[device_mesh] Invalid mesh {ranks.tolist()} for ProcessGroup with ranks {members}, given for dim {dim}: these are not "
+                    "the ranks along that dim. Give the group along each dim."
                 )
         given = with_everyone({tuple(sorted(dist.get_process_group_ranks(each))): each for each in groups}, ranks)
         if all(map(is_known, given.values())):

@@ -181,8 +181,8 @@ def _states_by_row(
     group = next((group for group in optimizer.param_groups if any(p is table for p in group["params"])), None)
     if group is None:
         raise ValueError(
-            f"[reset_rows] the {type(optimizer).__name__} has no table of shape {list(table.shape)} that is this one. Give the "
-            "parameter itself, or its optimizer."
+            f"[reset_rows] the {type(optimizer).__name__} does not have this table of shape {list(table.shape)}. Give the parameter itself, "
+            "or its optimizer."
         )
     found = []
     for name, value in optimizer.state.get(table, {}).items():

@@ -104,8 +104,8 @@ class _FusedOptimizer(torch.optim.Optimizer):
         missing = [kind for kind in self._state_names if kind not in saved]
         if missing:
             raise ValueError(
-                f"[{type(self).__name__}] the state of parameter {name} lacks {missing}: it is of another optimizer, or not of "
-                "all its tables. Nothing was loaded. Load one that this class has saved."
+                f"[{type(self).__name__}] the state of parameter {name} lacks {missing}: another optimizer saved it, or one without some of "
+                "the tables. Nothing was loaded. Load one that this class has saved."
             )
         for kind, own in zip(self._state_names, state, strict=True):
             if saved[kind].shape != own.shape:
@@ -136,7 +136,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
         )
         if not table.requires_grad:
             raise ValueError(
-                f"[{type(self).__name__}] a table of shape {list(table.shape)} wants no gradient. Give parameters."
+                f"[{type(self).__name__}] a table of shape {list(table.shape)} requires no gradient. Give parameters."
             )
         # The hook must keep neither of them alive: the C++ optimizer holds it.
         owner, weak_rows = weakref.ref(self), weakref.ref(rows)

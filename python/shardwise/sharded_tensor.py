@@ -62,8 +62,8 @@ def to_sharded_tensor(tensor: DTensor) -> ShardedTensor:
     extents = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
     if any(placement.is_partial() or (placement.is_replicate() and n_ranks > 1) for placement, n_ranks in extents):
         raise ValueError(
-            f"[to_sharded_tensor] {list(tensor.placements)} leaves copies or partial sums on ranks, a ShardedTensor has one "
-            "owner per element. Redistribute it to [Shard(0)]."
+            f"[to_sharded_tensor] {list(tensor.placements)} leaves copies or partial sums on ranks, but a ShardedTensor has one owner per "
+            "element. Redistribute it to [Shard(0)]."
         )
     detached = tensor.detach()
     pieces = [(rank, piece) for rank, *piece in _C.boxes_of_all(detached) if torch.Size(piece[1]).numel() > 0]

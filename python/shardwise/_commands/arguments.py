@@ -208,7 +208,7 @@ def names(text: str) -> list[str]:
         raise argparse.ArgumentTypeError(f"{quoted(text)} does not name mesh dims. Write different names, as in dp,tp.")
     if not text.isprintable():
         raise argparse.ArgumentTypeError(
-            f"{quoted(text)} has characters that are not printed. Write names of others, as in dp,tp."
+            f"{quoted(text)} has characters that cannot be printed. Write other names, as in dp,tp."
         )
     return found
 

@@ -85,7 +85,7 @@ def run_show(options: argparse.Namespace) -> list[str]:
 def run_diff(options: argparse.Namespace) -> list[str]:
     source = check_names("--names", options.names, options.mesh)
     if options.to_mesh is None and options.to_names is not None:
-        raise ValueError("--to-names are those of --to-mesh, which is missing. Give both.")
+        raise ValueError("--to-names needs --to-mesh. Give both.")
     target = source if options.to_mesh is None else check_names("--to-names", options.to_names, options.to_mesh)
     plan = planned(options)
     draw = _C.picture_of_plan if options.steps else _C.difference_of_plan

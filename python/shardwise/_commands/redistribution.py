@@ -44,7 +44,7 @@ def add_move(command: argparse.ArgumentParser) -> None:
 
 def planned(options: argparse.Namespace) -> Plan:
     if options.to_ranks is not None and options.to_mesh is None:
-        raise ValueError("--to-ranks are those of --to-mesh, which is missing. Give both.")
+        raise ValueError("--to-ranks needs --to-mesh. Give both.")
     source = layout(options.shape, options.mesh, options.ranks, options.source, options.dtype)
     mesh, order = (options.mesh, options.ranks) if options.to_mesh is None else (options.to_mesh, options.to_ranks)
     return plan_redistribution(

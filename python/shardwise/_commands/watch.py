@@ -43,8 +43,8 @@ def run(options: argparse.Namespace) -> list[str]:
         listener = listener_on(options.port)
     except OSError as error:
         raise ValueError(
-            f"[watch] port {options.port} of 127.0.0.1 cannot be had: {error.strerror}. Give another with --port, or --port 0 for one that is "
-            "free; SHARDWISE_WATCH of the program names it, too."
+            f"[watch] port {options.port} of 127.0.0.1 cannot be opened: {error.strerror}. Give another with --port, or --port 0 for a free "
+            "one, and set SHARDWISE_WATCH of the program to the same port."
         ) from None
     serve(listener)  # outside: that the line of its address cannot be written is no error of the port
     return []

@@ -69,7 +69,7 @@ class FileSystemReader(torchs.FileSystemReader):
             return super().read_metadata(*args, **kwargs)
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"[checkpoint] {path} is not there: the folder holds no whole checkpoint. Give another one."
+                f"[checkpoint] {path} does not exist: the folder holds no complete checkpoint. Give another folder."
             ) from None
         except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, ValueError) as wrong:
             raise RuntimeError(
@@ -105,8 +105,8 @@ class FileSystemReader(torchs.FileSystemReader):
             ]
             if extra:
                 raise RuntimeError(
-                    f"[checkpoint] the checkpoint has {', '.join(extra)}, which nobody asks for. Nothing has been loaded. Add them to "
-                    "the state dict, or leave strict=True out."
+                    f"[checkpoint] the checkpoint has {', '.join(extra)}, which the state dict does not have. Nothing has been loaded. Add "
+                    "them to the state dict, or leave strict=True out."
                 )
         return plans
 

@@ -33,8 +33,8 @@ class FileSystemWriter(torchs.FileSystemWriter):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         if not self.use_collectives:
             raise ValueError(
-                "[checkpoint] use_collectives=False gives each rank metadata of its own, which no single rename makes valid. Use "
-                "torch.distributed.checkpoint.FileSystemWriter and a new folder."
+                "[checkpoint] use_collectives=False gives each rank its own metadata, so a single rename cannot make the checkpoint valid. "
+                "Use torch.distributed.checkpoint.FileSystemWriter and a new folder."
             )
         if not self.overwrite and self._metadata_exists():
             raise RuntimeError(

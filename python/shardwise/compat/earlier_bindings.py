@@ -44,8 +44,8 @@ def warn_of_the_rest(ours: Ours) -> None:
                 found.append(f"{module.__name__}.{name}, a {type(value).__name__} that holds them")
     if found:
         warnings.warn(
-            f"[compat] these were made of torch.distributed.tensor's names before install() and keep them: {'; '.join(found)}. "
-            "Call install() first, or start the program with python -m shardwise.compat.",
+            "[compat] these were made with torch.distributed.tensor's classes and functions before install() and keep them: "
+            f"{'; '.join(found)}. Call install() first, or start the program with python -m shardwise.compat.",
             stacklevel=3,
         )
 

@@ -37,7 +37,7 @@ def no_path(kind: str) -> TypeError:
 def unwritable(name: str, number: int) -> OSError:
     """The error of a file, by the number that the system has for it, which it keeps: alike on each rank that knows the number."""
     error = type(OSError(number, ""))(
-        f"[profile] the trace {name} cannot be written: {os.strerror(number)}. Give a path in a folder that is there and can be written to."
+        f"[profile] the trace {name} cannot be written: {os.strerror(number)}. Give a path in an existing folder that is writable."
     )
     error.errno = number
     return error

@@ -158,7 +158,8 @@ def step_report(model: nn.Module, step: Any) -> StepReport:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"[step_report] model is {type(model).__name__}: time and memory are told by the layers of a module. Give the torch.nn.Module."
+            f"[step_report] model is {type(model).__name__}: time and memory are reported by the layers of a module. Give the "
+            "torch.nn.Module."
         )
     run = step if callable(step) else lambda: _differentiate(model, step)
     recorded = profile()

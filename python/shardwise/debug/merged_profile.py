@@ -61,7 +61,8 @@ class MergedProfile:
         check_limit(limit)
         if not 0 <= rank < len(self.ranks):
             raise IndexError(
-                f"[profile] rank {rank} has no profile: there are those of {len(self.ranks)} ranks. Give one from 0 to {len(self.ranks) - 1}."
+                f"[profile] rank {rank} has no profile: there are profiles of {len(self.ranks)} ranks. Give a rank from 0 to "
+                f"{len(self.ranks) - 1}."
             )
         profile = self.ranks[rank]
         return "\n".join(

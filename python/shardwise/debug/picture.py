@@ -61,8 +61,7 @@ class Picture:
             path.write_text(drawn, encoding="utf-8")
         except OSError as error:
             raise type(error)(
-                f"[picture] file {str(path)!r} cannot be written: {error.strerror}. Give a path in a folder that is there and can be "
-                "written to."
+                f"[picture] file {str(path)!r} cannot be written: {error.strerror}. Give a path in an existing folder that is writable."
             ) from None
         return path
 
@@ -128,7 +127,8 @@ def known_width(max_width: int) -> int:
         width = operator.index(max_width)
     except TypeError:
         raise TypeError(
-            f"[picture] max_width is {type(max_width).__name__}: a text has at most so many columns. Give a whole number such as 100."
+            f"[picture] max_width is {type(max_width).__name__}: it is the greatest number of columns of a text. Give a whole number such "
+            "as 100."
         ) from None
     if not 1 <= width < 1 << 63:
         raise ValueError(
@@ -141,7 +141,7 @@ def known_format(format: str) -> str:
     """`format`. Raises TypeError for what is no text, ValueError for a format that there is not."""
     if not isinstance(format, str):
         raise TypeError(
-            f"[picture] format is {type(format).__name__}: a picture is drawn in one format, which is a text. Use one of {', '.join(FORMATS)}."
+            f"[picture] format is {type(format).__name__}: the name of a format is a string. Use one of {', '.join(FORMATS)}."
         )
     if format not in FORMATS:
         raise ValueError(
@@ -167,8 +167,8 @@ def format_of_file(file: File, format: str | None) -> str:
         if by_name is None:
             known = ", ".join(suffix for suffixes in FORMATS.values() for suffix in suffixes)
             raise ValueError(
-                f"[picture] file {str(file)!r} has a suffix that names no format: the format is that of the suffix where none is "
-                f"given. Give format=, or a name that ends in one of {known}."
+                f"[picture] file {str(file)!r} has a suffix that names no format: without format=, the suffix sets the format. Give "
+                f"format=, or a name that ends in one of {known}."
             )
         return by_name
     if by_name is not None and by_name != known_format(format):

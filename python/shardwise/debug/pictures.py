@@ -126,8 +126,8 @@ def visualize_sharding(
         figures, title = _figures_of(dtensor, optimizer, dtype), header
     elif optimizer is not None:
         raise TypeError(
-            f"[picture] optimizer= is given with what moves from a {type(dtensor).__name__}: its state is shown beside the parameters "
-            "of a module. Leave it out, or give the module alone."
+            f"[picture] optimizer= is given with two layouts, the first of a {type(dtensor).__name__}: its state is shown beside the "
+            "parameters of a module. Leave it out, or give the module alone."
         )
     else:
         figures, title = _difference(dtensor, header, dtype), ""
@@ -150,7 +150,8 @@ def _figures_of(shown: Any, optimizer: torch.optim.Optimizer | None, dtype: torc
         )
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
-            f"[picture] optimizer= is {type(optimizer).__name__}: its state is shown, as that of a torch.optim.Optimizer. Give the optimizer."
+            f"[picture] optimizer= is {type(optimizer).__name__}: the picture shows the state of a torch.optim.Optimizer. Give the "
+            "optimizer."
         )
     if isinstance(shown, nn.Module):
         return _C.picture_of_tensors(listed_tensors(shown, optimizer), own_rank())

@@ -57,9 +57,11 @@ def place_of(value: Any, dtype: torch.dtype | None) -> Place:
         return place_on(value.device_mesh, value.shape, value.placements, value.dtype)
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     if isinstance(value, nn.Module):
-        raise TypeError(f"[picture] {kind} is a module: what moves is that of a tensor. Give one of its parameters.")
+        raise TypeError(
+            f"[picture] {kind} is a module: only the layouts of a tensor can be compared. Give one of its parameters."
+        )
     raise TypeError(
-        f"[picture] {kind} has no layout: what is shown is a DTensor, a Layout, a DeviceMesh, a module or a Plan. {_way_out(value)}."
+        f"[picture] {kind} has no layout: a picture shows a DTensor, a Layout, a DeviceMesh, a module or a Plan. {_way_out(value)}."
     )
 
 

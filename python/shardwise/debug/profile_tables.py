@@ -22,7 +22,7 @@ def check_limit(limit: int) -> None:
     """Raises TypeError or ValueError for what is no number of lines."""
     check_number("limit", limit, "the most lines of a table")
     if limit < 0:
-        raise ValueError(f"[profile] limit is {limit}: a table has no such number of lines. Give 0 or more.")
+        raise ValueError(f"[profile] limit is {limit}: a table cannot have this number of lines. Give 0 or more.")
 
 
 def _short(source: str) -> str:

@@ -45,8 +45,8 @@ def in_order(inputs: Any, names: Sequence[str]) -> list[Any]:
         missing, unknown = [n for n in names if n not in inputs], [n for n in inputs if n not in names]
         if missing or unknown:
             raise ValueError(
-                f"[DistributedEmbedding] inputs lack the features {missing}, and have {unknown}, which are none. Give one "
-                f"for each of {list(names)}."
+                f"[DistributedEmbedding] inputs lack the features {missing}, and have the unknown names {unknown}. Give one for each of "
+                f"{list(names)}."
             )
         return [inputs[name] for name in names]
     if isinstance(inputs, torch.Tensor) or not isinstance(inputs, Sequence):

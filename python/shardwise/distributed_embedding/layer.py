@@ -160,7 +160,8 @@ class DistributedEmbedding(nn.Module):
             plan = _C.plan_embeddings(self.configs, self.mesh.size(), **plan_options)
         elif plan_options:
             raise TypeError(
-                f"[DistributedEmbedding] got a plan, and {sorted(plan_options)}. Plan with these, or leave them out."
+                f"[DistributedEmbedding] got a plan and also the plan options {sorted(plan_options)}. Plan with these options, or leave "
+                "them out."
             )
         check_plan(plan, self.configs, self.mesh.size())
         self.plan = plan
@@ -170,7 +171,7 @@ class DistributedEmbedding(nn.Module):
         self.feature_names = feature_names(names, inputs) if input_names is None else list(input_names)
         if len(self.feature_names) != len(inputs) or len(set(self.feature_names)) != len(inputs):
             raise ValueError(
-                f"[DistributedEmbedding] input_names are {self.feature_names} for {len(inputs)} inputs. Give each one of its own."
+                f"[DistributedEmbedding] input_names are {self.feature_names} for {len(inputs)} inputs. Give each input its own name."
             )
         self.concatenate = concatenate
         self.combiners = [self.configs[table].combiner for table in inputs]
@@ -320,7 +321,7 @@ def check_plan(plan: EmbeddingPlan, configs: Sequence[TableConfig], n_ranks: int
     """Raises ValueError for a plan of other tables or of another number of ranks."""
     if plan.n_ranks != n_ranks:
         raise ValueError(
-            f"[DistributedEmbedding] the plan is for {plan.n_ranks} ranks, the mesh has {n_ranks}. Plan for these."
+            f"[DistributedEmbedding] the plan is for {plan.n_ranks} ranks, but the mesh has {n_ranks}. Plan for this mesh."
         )
 
     def shown(tables: Sequence[TableConfig]) -> list[str]:
@@ -332,8 +333,8 @@ def check_plan(plan: EmbeddingPlan, configs: Sequence[TableConfig], n_ranks: int
             (pair for pair in zip(planned, given, strict=False) if pair[0] != pair[1]), (len(planned), len(given))
         )
         raise ValueError(
-            f"[DistributedEmbedding] the plan is of other tables: it has {first[0]} where the layer has {first[1]}. Plan the "
-            "layer's tables, in their order."
+            f"[DistributedEmbedding] the plan is for other tables: it has {first[0]} where the layer has {first[1]}. Plan the layer's "
+            "tables, in their order."
         )
 
 
@@ -347,7 +348,7 @@ def config_of(module: nn.Module, index: int) -> TableConfig:
     wanted |= {name: True for name in ("scale_grad_by_freq",) if getattr(module, name)}
     if wanted:
         raise ValueError(
-            f"[DistributedEmbedding] table {index} has {wanted}, which the layer has not. Use F.embedding for it."
+            f"[DistributedEmbedding] table {index} has {wanted}, which the layer does not support. Use F.embedding for it."
         )
     return TableConfig(
         f"table_{index}",

@@ -14,8 +14,8 @@ def check_names(names: Sequence[str]) -> None:
     wrong = [name for name in names if "." in name or name in TAKEN]
     if wrong:
         raise ValueError(
-            f"[DistributedEmbedding] tables cannot be called {wrong}: names in state dicts have no dots, and modules use "
-            "these words. Give others."
+            f"[DistributedEmbedding] tables cannot be called {wrong}: names in state dicts have no dots, and modules use these words. Give "
+            "other names."
         )
 
 

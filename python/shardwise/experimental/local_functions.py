@@ -103,8 +103,8 @@ def _one_per_argument(
         return [None] * len(values)
     if len(placements) != len(values):
         raise AssertionError(
-            f"[local_map] {name} length {len(placements)} does not match the number of input args {len(values)}! Give one per "
-            "value, None for what is no DTensor."
+            f"[local_map] {name} length {len(placements)} does not match the number of input args {len(values)}! Give one per value, and "
+            "None for a value that is not a DTensor."
         )
     return placements
 
@@ -151,8 +151,8 @@ def _distributed(result: Any, out_placements: Any, mesh: DeviceMesh, given: list
         per_result = (out_placements,)
     if len(flat) != len(per_result):
         raise AssertionError(
-            f"[local_map] requires one PlacementType be provided for each output value: out_placements has {len(per_result)} and "
-            f"the function gave {len(flat)}. Give one per value, None for what is no tensor."
+            f"[local_map] requires one PlacementType be provided for each output value: out_placements has {len(per_result)} and the "
+            f"function returned {len(flat)}. Give one per value, and None for a value that is not a tensor."
         )
     resolved = [
         None if placements is None else [_resolved(placement, value.dim()) for placement in placements]
@@ -181,7 +181,7 @@ def _checked_result(value: Any, placements: Placements | None) -> tuple[Any, Pla
         )
     if isinstance(value, DTensor):
         raise AssertionError(
-            f"[local_map] the function works on pieces and gave a DTensor of shape {list(value.shape)}. Return a plain tensor."
+            f"[local_map] the function works on pieces, but returned a DTensor of shape {list(value.shape)}. Return a plain tensor."
         )
     return value, placements
 
@@ -261,7 +261,8 @@ def _extents(lengths: torch.Tensor, dim: int, mesh_dims: list[int]) -> tuple[int
     lines = lengths.movedim(mesh_dims[0], -1).reshape(-1, lengths.size(mesh_dims[0]))
     if len(mesh_dims) > 1 or not (lines == lines[0]).all():
         raise ValueError(
-            f"[local_map] the function gave pieces of {lengths.tolist()} along dim {dim}, which mesh dims {mesh_dims} shard: lengths "
-            "other than an argument's may differ along one mesh dim only. Return pieces as long as an argument's, or shard that dim over one mesh dim."
+            f"[local_map] the function returned pieces of {lengths.tolist()} along dim {dim}, which mesh dims {mesh_dims} shard: lengths "
+            "other than an argument's may differ along one mesh dim only. Return pieces as long as an argument's, or shard that dim over "
+            "one mesh dim."
         )
     return sum(lines[0].tolist()), lines[0].tolist()

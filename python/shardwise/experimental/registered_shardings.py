@@ -68,8 +68,8 @@ def _ask(op: str, shardings: ShardingFn, arguments: list[Argument]) -> list[Shar
     answer = shardings(*positional, **named)
     if not isinstance(answer, (list, tuple)) or not all(_is_pair(each) for each in answer):
         raise ValueError(
-            f"[register_sharding] the function for {op} gave {answer!r}. Return a list of pairs: placements of the outputs, and of "
-            "the inputs."
+            f"[register_sharding] the function for {op} returned {answer!r}. Return a list of pairs: placements of the outputs, and of the "
+            "inputs."
         )
     return list(answer)
 

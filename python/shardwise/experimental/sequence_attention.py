@@ -48,8 +48,8 @@ class SequenceAttention:
         for tensor in (query, key, value):
             if isinstance(tensor, DTensor):
                 raise ValueError(
-                    f"[context_parallel] attention got a DTensor placed as {list(tensor.placements)}, and works on plain parts of "
-                    "sequences here. Pass to_local() of it."
+                    f"[context_parallel] attention got a DTensor placed as {list(tensor.placements)}, but works on plain parts of sequences "
+                    "here. Pass its to_local()."
                 )
         queries, keys = self.split_of(query.size(-2)), self.split_of(key.size(-2))
         all_keys, all_values = keys.whole(key, -2, self._mesh), keys.whole(value, -2, self._mesh)

@@ -137,6 +137,6 @@ def _check_told_apart(splits: list[SequenceSplit], n_ranks: int) -> None:
         own = [by_length[length].local_length(rank) for length in lengths]
         if len(set(own)) < len(own):
             raise ValueError(
-                f"[context_parallel] of sequences of {lengths} positions rank {rank} would have {own}, which attention cannot tell "
-                "apart. Pad one of them."
+                f"[context_parallel] sequences of {lengths} positions would have parts of {own} positions on rank {rank}, but attention "
+                "tells sequences apart by the lengths of their parts. Pad one of them."
             )

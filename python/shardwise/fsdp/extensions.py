@@ -22,7 +22,7 @@ def has_extensions(name: str, parameter: torch.Tensor) -> bool:
         if given:
             raise TypeError(
                 f"[fully_shard] {name} is a {type(parameter).__name__} with {given[0]} but without a __torch_dispatch__: parts of it would "
-                "be plain tensors. Give the class one, or leave the parameter out, with ignored_params={...}."
+                "be plain tensors. Give the class a __torch_dispatch__, or leave the parameter out, with ignored_params={...}."
             )
         return False
     if len(given) < 2:
@@ -86,7 +86,7 @@ class Extension:
             or not all(isinstance(each, torch.Tensor) for each in made[1])
         ):
             raise TypeError(
-                f"[fully_shard] {name}, a {type(own).__name__}: fsdp_post_all_gather gives {_kind_of(made)}. Return the whole tensor, and "
+                f"[fully_shard] {name}, a {type(own).__name__}: fsdp_post_all_gather returns {_kind_of(made)}. Return the whole tensor, and "
                 "a tuple of the tensors that hold its memory."
             )
         return made[0], list(made[1])

@@ -136,7 +136,7 @@ def _along(name: str, places: Places, shard_placement_fn: Callable[[Any], Any] |
     placement = None if shard_placement_fn is None else shard_placement_fn(module._parameters[key])
     if placement is not None and not hasattr(placement, "is_shard"):  # ours and torch's have it
         raise TypeError(
-            f"[fully_shard] shard_placement_fn gave {type(placement).__name__} for {name}. Return Shard(dim), or None for Shard(0); for "
+            f"[fully_shard] shard_placement_fn returned {type(placement).__name__} for {name}. Return Shard(dim), or None for Shard(0); for "
             "another mesh call fully_shard on the module that has the parameter."
         )
     return Shard(0) if placement is None else placement
@@ -205,10 +205,10 @@ def _check_free(name: str, parameter: torch.Tensor) -> None:
         return
     if isinstance(parameter, DTensor):
         raise ValueError(
-            f"[fully_shard] {name} is in the group of {owner} already, a module that has it, too. Call fully_shard on inner and shared "
-            "modules first, and on those around them last."
+            f"[fully_shard] {name} is already in the group of {owner}, a module that also has it. Call fully_shard on inner and shared "
+            "modules first, and on the modules around them last."
         )
     raise ValueError(
-        f"[fully_shard] {name} is shared with {owner}, which was fully sharded alone. Call it on all modules that share it: "
+        f"[fully_shard] {name} is shared with {owner}, which was fully sharded separately. Call it on all modules that share it: "
         "fully_shard([a, b])."
     )

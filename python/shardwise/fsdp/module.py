@@ -51,8 +51,8 @@ class FSDPModule:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise TypeError(
-            f"[fully_shard] {type(self).__name__} is not copied: hooks and buffers of messages belong to one module. Make "
-            "the copy before fully_shard(), or copy its state_dict()."
+            f"[fully_shard] {type(self).__name__} cannot be copied: hooks and buffers of messages belong to one module. Make the copy "
+            "before fully_shard(), or copy its state_dict()."
         )
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:

@@ -204,14 +204,14 @@ class Unit:
         if self.mesh.get_coordinate() is None:
             raise ValueError(
                 f"[fully_shard] {type(module).__name__} is called on a rank that is not on {self.mesh}, over which its parameters are "
-                "sharded: it has none of them. Call it on the ranks of the mesh alone."
+                "sharded: the rank has no part of them. Call it only on the ranks of the mesh."
             )
         for tensor in tensors_in((args, kwargs)):
             if isinstance(tensor, DTensor) and self._is_over_data(tensor.device_mesh):
                 raise ValueError(
-                    f"[fully_shard] {type(module).__name__} got a DTensor placed as {list(tensor.placements)} on {self.mesh}, over "
-                    "which its parameters are sharded: it computes with plain ones, on this rank's part of the batch. Give it "
-                    "x.to_local(), or shard the model with distribute_module."
+                    f"[fully_shard] {type(module).__name__} got a DTensor placed as {list(tensor.placements)} on {self.mesh}, over which "
+                    "its parameters are sharded: it computes with plain tensors, on this rank's part of the batch. Give it x.to_local(), "
+                    "or shard the model with distribute_module."
                 )
         if not self.waiting:
             self.waiting.update(self.modules)
@@ -324,9 +324,9 @@ def refuse_calls_outside(module: nn.Module, unit: Unit) -> None:
     def check(module: nn.Module, args: Any) -> None:
         if not unit.group.is_in_place:
             raise ValueError(
-                f"[fully_shard] {type(module).__name__} is called outside of the group of {unit.name}, in which its parameters are: they "
-                "are not gathered. Call fully_shard on the module that is shared, before the modules that share it, or on all of these "
-                "at once: fully_shard([a, b])."
+                f"[fully_shard] {type(module).__name__} is called outside of the group of {unit.name}, which its parameters belong to, so "
+                "they are not gathered. Call fully_shard on the module that is shared, before the modules that share it, or on all of "
+                "these at once: fully_shard([a, b])."
             )
 
     module.register_forward_pre_hook(check, prepend=True)

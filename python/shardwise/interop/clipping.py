@@ -50,8 +50,8 @@ def clip_grads(
             groups[isinstance(parameter.grad, DTensor)].append(parameter)
     if groups[False] and not is_known:
         raise ValueError(
-            "[clip_grad_norm_] plain gradients stand beside DTensors on a mesh that this rank is outside of: it does not know their "
-            "norm. Clip plain parameters by themselves, or leave these DTensors out here."
+            "[clip_grad_norm_] plain gradients are clipped together with DTensors on a mesh that this rank is outside of, so it does not "
+            "know their norm. Clip plain parameters separately, or leave these DTensors out on this rank."
         )
     for group in groups.values():
         original(group, max_norm, known if is_known else total_norm, foreach)

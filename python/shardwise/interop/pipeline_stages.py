@@ -46,9 +46,8 @@ def _check_mesh(ranks: list[int], own: Sequence[tuple[str, DTensor]]) -> None:
         shared = sorted(set(parameter.device_mesh.mesh.flatten().tolist()) & set(ranks))
         if len(shared) > 1:
             raise ValueError(
-                f"[PipelineStage] {name} lives on {parameter.device_mesh}, and so on the ranks {shared} of the pipeline {ranks}, which "
-                'run other stages at another time. Give each stage the other mesh dims alone: parallelize_module(stage, mesh["tp"], '
-                "...)."
+                f"[PipelineStage] {name} lives on {parameter.device_mesh}, and so on the ranks {shared} of the pipeline {ranks}, which run "
+                'other stages at other times. Give each stage only the other mesh dims: parallelize_module(stage, mesh["tp"], ...).'
             )
 
 
@@ -59,9 +58,9 @@ def _check_places(stages: Sequence[Any]) -> None:
     wanted = sorted(stage for stage, home in first.stage_index_to_group_rank.items() if home == first.group_rank)
     if len(ranks) > 1 and mine != wanted:
         raise ValueError(
-            f"[PipelineStage] rank {ranks[first.group_rank]} of the pipeline {ranks} has {_words(mine)} of {first.num_stages}: by its "
-            f'place it would have {_words(wanted)}. Give each rank the stage of its place, mesh.get_local_rank("pp"), of '
-            'mesh.size("pp") stages; a schedule that takes several, all of its own.'
+            f"[PipelineStage] rank {ranks[first.group_rank]} of the pipeline {ranks} has {_words(mine)} of {first.num_stages}, but at its "
+            f'place it must have {_words(wanted)}. Give each rank the stage of its place, mesh.get_local_rank("pp"), of mesh.size("pp") '
+            "stages; if a schedule takes several stages per rank, give it all stages of the place."
         )
 
 

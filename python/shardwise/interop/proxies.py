@@ -19,10 +19,12 @@ def dispatch(original: Any, mode: Any, func: Any, types: Any, args: Any = (), kw
     if func is torch.ops.shardwise.move.default and any(
         not has_proxy_slot(piece, mode.tracer) for piece in tree_leaves(args[0]) if _is_fake(piece)
     ):
-        raise NotImplementedError(f"[redistribute] has no place in a graph of whole DTensors. {_WAY_OUT}")
+        raise NotImplementedError(f"[redistribute] cannot be part of a graph of whole DTensors. {_WAY_OUT}")
     result = original(mode, func, types, args, kwargs)
     if result is NotImplemented and any(map(has_values, tree_leaves((args, kwargs)))):
-        raise NotImplementedError(f"[{func}] takes a DTensor that the graph did not make, as a move does. {_WAY_OUT}")
+        raise NotImplementedError(
+            f"[{func}] takes a DTensor that was not made in the graph, such as the result of a move. {_WAY_OUT}"
+        )
     return result
 
 

@@ -272,7 +272,7 @@ def _warn(missing: Iterable[Replacement]) -> None:
             f"{name} {getattr(sys.modules.get(name), '__version__', '')}" for name in sorted(libraries)
         )
         warnings.warn(
-            f"[import] shardwise knows {versions} by other names, so that these do not work: {facts}. Install a version that "
+            f"[import] shardwise does not find some names in {versions}, so these features do not work: {facts}. Install a version that "
             "docs/installation.md names.",
             stacklevel=2,
         )

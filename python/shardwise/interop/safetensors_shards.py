@@ -19,6 +19,6 @@ def check_single(plan: SavePlan) -> None:
     several = [f"{n} of {name}" for name, n in counts.items() if n > 1]
     if several:
         raise ValueError(
-            f"[checkpoint] a safetensors file has one piece by a name, and this rank has {', '.join(several)}. Redistribute to Shard "
-            "or Replicate before, or save with torch's or shardwise.checkpoint's FileSystemWriter."
+            f"[checkpoint] a safetensors file holds one piece per name, but this rank has {', '.join(several)}. Redistribute to Shard or "
+            "Replicate before, or save with torch's or shardwise.checkpoint's FileSystemWriter."
         )

@@ -58,9 +58,8 @@ def _check_group(state: Any, *, process_group: Any = None, no_dist: bool = False
     """
     if process_group is None and not no_dist and any(map(_is_of_cpus, pytree.tree_leaves(state))):
         raise ValueError(
-            "[async_save] a thread would save DTensors of a CPU mesh over the process group that training sends over, and Gloo "
-            'confuses the messages of two threads. Give it a group: process_group=dist.new_group(backend="gloo"), made once on all '
-            "ranks."
+            "[async_save] a thread would save DTensors of a CPU mesh over the process group that training uses, and Gloo confuses the "
+            'messages of two threads. Give it its own group: process_group=dist.new_group(backend="gloo"), made once on all ranks.'
         )
 
 

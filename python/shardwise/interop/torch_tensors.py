@@ -97,8 +97,8 @@ def as_local(tensor: torch.Tensor) -> torch.Tensor:
     """What DTensor.from_local takes a tensor of another library's class for. Raises TypeError for torch's DTensors."""
     if is_torch_dtensor(tensor):
         raise TypeError(
-            "[from_local] the local tensor is a torch.distributed.tensor.DTensor, and a piece is a plain tensor. Convert the "
-            "whole with shardwise.from_torch(tensor), or give its to_local()."
+            "[from_local] the local tensor is a torch.distributed.tensor.DTensor, but a piece must be a plain tensor. Convert the whole "
+            "with shardwise.from_torch(tensor), or give its to_local()."
         )
     return tensor if is_of_tracer(tensor) else _without_wrapper(tensor)
 
@@ -168,8 +168,9 @@ def _check_order_of_ranks(op: str, ranks: torch.Tensor, placements: Any) -> None
     for m, placement in enumerate(placements):
         if hasattr(placement, "dim") and bool((ranks.diff(dim=m) < 0).any()):
             raise ValueError(
-                f"[{op}] {placement} is along dim {m} of the mesh {ranks.tolist()}, where ranks are not in increasing order: there "
-                "torch.distributed.tensor's shards are not where it says. Redistribute the tensor to a mesh of ranks in order."
+                f"[{op}] {placement} is along dim {m} of the mesh {ranks.tolist()}, whose ranks are not in increasing order: "
+                "torch.distributed.tensor then holds shards on other ranks than it reports. Redistribute the tensor to a mesh of ranks in "
+                "order."
             )
 
 
@@ -207,8 +208,8 @@ def check_strided(op: str, shape: Sequence[int], mesh: TorchDeviceMesh, placemen
             if torchs_indices(shape[dim], splits, coordinate) != own:
                 raise ValueError(
                     f"[{op}] {list(placements)} on a mesh of {tuple(mesh.mesh.shape)} do not split dim {dim} of {shape[dim]} evenly, and "
-                    "torch.distributed.tensor then deals it otherwise than the mesh dims split one after the other. Redistribute "
-                    "the tensor to plain Shards first."
+                    "torch.distributed.tensor then splits it differently from one mesh dim after the other. Redistribute the tensor to "
+                    "plain Shards first."
                 )
 
 

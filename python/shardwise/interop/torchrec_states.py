@@ -142,11 +142,13 @@ def _check_mesh(op: str, mesh: DeviceMesh | None) -> None:
         )
     if mesh is not None and mesh.ndim != 1:
         raise ValueError(
-            f"[{op}] the mesh {mesh} has {mesh.ndim} dims, and pieces are dealt over one. Give the dim along which tables are "
+            f"[{op}] the mesh {mesh} has {mesh.ndim} dims, but pieces are distributed over one. Give the dim along which tables are "
             'sharded, mesh["shard"] say.'
         )
     if mesh is not None and mesh.get_coordinate() is None:
-        raise ValueError(f"[{op}] rank {dist.get_rank()} is outside the mesh {mesh}. Call it on members alone.")
+        raise ValueError(
+            f"[{op}] rank {dist.get_rank()} is outside the mesh {mesh}. Call it only on ranks of the mesh."
+        )
 
 
 def _raise_for(op: str, problems: Mapping[Path, str]) -> None:

@@ -127,9 +127,9 @@ def _arguments(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     values = list(inspect.signature(layer.forward).bind(*args, **kwargs).arguments.values())
     if len(values) not in (2, 3) or not all(isinstance(value, torch.Tensor) for value in values):
         raise TypeError(
-            f"[ExpertParallel] {type(layer).__name__} was called with {', '.join(type(value).__name__ for value in values)}: tokens go to "
-            "their experts where a call gives (hidden_states, top_k_index, top_k_weights) or (x, num_tokens_per_expert), all "
-            "tensors. Call dispatch_tokens() and combine_tokens() in the forward of other modules."
+            f"[ExpertParallel] {type(layer).__name__} was called with {', '.join(type(value).__name__ for value in values)}: tokens can go "
+            "to their experts only if a call gives (hidden_states, top_k_index, top_k_weights) or (x, num_tokens_per_expert), all tensors. "
+            "Call dispatch_tokens() and combine_tokens() in the forward of other modules."
         )
     return values
 

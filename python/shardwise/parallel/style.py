@@ -49,8 +49,8 @@ def one_dim(style: ParallelStyle, device_mesh: DeviceMesh) -> DeviceMesh:
     if mesh.ndim != 1:
         named = f'mesh["{mesh.mesh_dim_names[-1]}"]' if mesh.mesh_dim_names else "a mesh with mesh_dim_names, sliced"
         raise ValueError(
-            f"[parallelize_module] {type(style).__name__} shards over one mesh dim, {mesh} has {mesh.ndim}. Pass the dim "
-            f"that it is to use: {named}."
+            f"[parallelize_module] {type(style).__name__} shards over one mesh dim, but {mesh} has {mesh.ndim}. Pass the dim for it to use: "
+            f"{named}."
         )
     return mesh
 
@@ -370,7 +370,7 @@ def first_input(style: ParallelStyle, module: nn.Module, inputs: tuple[Any, ...]
         return inputs[0]
     got = f"a {type(inputs[0]).__name__}" if inputs else "none (keywords are not seen here)"
     raise ValueError(
-        f"[{type(style).__name__}] {type(module).__name__} needs a tensor as its first positional input, got {got}. Pass it so."
+        f"[{type(style).__name__}] {type(module).__name__} needs a tensor as its first positional input, got {got}. Pass a tensor first."
     )
 
 
@@ -402,8 +402,8 @@ def laid_out(
     layouts, desired = layouts or (), desired or ()
     if len(values) != len(layouts):
         raise ValueError(
-            f"[{type(style).__name__}] module {what} and {what[:-1]}_layouts should have same length! There are {len(values)} "
-            f"{what}, and the layouts {list(layouts)}. Give one per value, None for those to be left alone."
+            f"[{type(style).__name__}] module {what} and {what[:-1]}_layouts should have same length! There are {len(values)} {what}, and "
+            f"the layouts {list(layouts)}. Give one per value, and None for values to leave unchanged."
         )
     return tuple(
         laid_out_one(value, mesh, layout, becomes, to_local)
@@ -419,8 +419,8 @@ def laid_out_one(
         return value
     if not isinstance(value, torch.Tensor):
         raise AssertionError(
-            f"[parallelize_module] a layout {layout} was given for a {type(value).__name__}, expecting input to be a "
-            "torch.Tensor! Give None for what is no tensor."
+            f"[parallelize_module] a layout {layout} was given for a {type(value).__name__}, expecting input to be a torch.Tensor! Give "
+            "None for a value that is not a tensor."
         )
     tensor = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, [layout])
     if desired is not None:
