@@ -35,11 +35,11 @@ ELSEWHERE = {
         ", for which this build of Shardwise has no kernels",
     ),
     "another operating system, or a build without Gloo": (
-        "files as memory are there on Linux alone",
+        "memory-mapped tables need Linux",
         "this build has no Gloo",
     ),
     "an environment without tqdm, or with another torch": (
-        "by tqdm, which is not installed",
+        " needs tqdm, which is not installed",
         "was compiled against torch ",
     ),
     "forward mode, whose level belongs to the process and not to a rank that is a thread": (
@@ -51,25 +51,25 @@ ELSEWHERE = {
         " as call ",
         "SHARDWISE_CHECK_SECONDS is ",
         "the ranks have different offsets",
-        " for equal on all ranks, and it is not",
+        " to be equal on all ranks, but it is not",
     ),
     "more ranks than two": (
-        "and torch.distributed.tensor then deals it otherwise",
+        "and torch.distributed.tensor then splits it differently",
         ", which overlap. Give the slices of ",
     ),
     "a backend whose groups all ranks of the world make": (
-        " alone is not there, and it cannot ",
-        ", and their backend has all ranks make each group",
+        " alone does not exist, and the rank cannot ",
+        ": their backend needs all ranks to make a group",
     ),
     "another program that sends to the live page": ("python/shardwise/live/form.py",),
     "what torch's tracers ask for, and take as an answer": (
         "graphs of DTensors are for the meshes of the process",
-        " reads the values of its operands, and a traced program has none",
-        " takes a DTensor that the graph did not make",
+        " reads the values of its operands, but a traced program has no values",
+        " takes a DTensor that was not made in the graph",
     ),
     IN_CPP: (
         # meshes and layouts
-        " tell each other facts of different calls",
+        " make different calls",
         "mesh is null",
         " places for ",
         "[local_sizes] rank ",
@@ -102,8 +102,8 @@ ELSEWHERE = {
         "takes no more messages, because one failed before",
         "there are no more facts",
         # pieces, rules
-        "[to_local] rank ",
-        " pieces;",
+        "[to_piece] rank ",
+        " pieces, but",
         "[from_local] piece ",
         "torch has no operator ",
         # backends of threads
@@ -118,21 +118,20 @@ ELSEWHERE = {
         ", which expects ",
         " tensors. Pass one.",
         " names member ",
-        " ranks' parts of ",
+        " elements does not hold ",
         # layers
         "there are no inputs to concatenate",
-        " is of table ",
+        " uses table ",
         " inputs for ",
-        "storage names table ",
+        "storage is set for table ",
         " has two slices of the same columns of table ",
-        " tables, the layer ",
+        " tables, but the layer has ",
         "the plan puts table ",
-        " tables, has ",
         "[parallel_embedding] padding_idx ",
         "[parallel_weight] mesh dim ",
         "[parallel_weight] dim ",
         " does not exist: the mesh is ",
-        "the route is of no dispatch_tokens()",
+        "the route was not made by dispatch_tokens()",
     ),
 }
 

@@ -281,7 +281,7 @@ TEST(LayoutTest, MisfitsAreNamedWithTheirNumbers) {
       {{8}, {2, 2}, {P::shard(0), P::shard(0, {1, 2, 3})}, {"has 3 sizes", "Give 2 sizes, or 4"}},
       {{9}, {2, 2}, {P::shard(0), P::shard(0, {1, 4})}, {"sizes [1, 4]", "piece [5, 9) of tensor dim 0 has 4"}},
       {{9}, {2, 2}, {P::shard(0), P::shard(0, {1, 4, 2, 3})}, {"sizes [2, 3]", "add up to 5", "piece [5, 9)"}},
-      {{4}, {2, 1}, {P::enumerable({{{0}, {4}, 0}}), P()}, {"EnumerableShard stands on mesh dim 0", "Flatten"}},
+      {{4}, {2, 1}, {P::enumerable({{{0}, {4}, 0}}), P()}, {"EnumerableShard is used on mesh dim 0", "Flatten"}},
       {{4}, {2}, {P::enumerable({{{0}, {4}, 2}})}, {"rank 2 of the piece [0:4]", "not in the mesh of ranks [0, 1]"}},
       {{4}, {2}, {P::enumerable({{{0}, {5}, 1}})}, {"the piece [0:5] of rank 1", "outside the tensor of sizes [4]"}},
       {{4}, {2}, {P::enumerable({{{0, 0}, {4, 1}, 1}})}, {"has 2 dims", "the tensor has 1 dims [4]"}},

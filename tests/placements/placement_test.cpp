@@ -102,7 +102,7 @@ TEST(PlacementTest, EnumerableShardRefusesPiecesThatOverlap) {
 
 TEST(PlacementTest, EnumerableShardRefusesPiecesOfDifferingDimsAndNegativeNumbers) {
   expect_words(message_of<c10::ValueError>([] { Placement::enumerable({{{0, 0}, {8, 4}, 0}, {{8}, {2}, 1}}); }),
-               {"has 1 dims next to a piece of 2", "rank=1"});
+               {"has 1 dims, and another piece has 2", "rank=1"});
   expect_words(message_of<c10::ValueError>([] { Placement::enumerable({{{0, 0}, {8}, 0}}); }),
                {"2 offsets and 1 sizes"});
   for (const ShardMetadata& piece :

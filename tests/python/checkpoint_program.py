@@ -288,7 +288,7 @@ def hugging_face(folder):
     expected = values(state)
     expect_error(  # ranges are several boxes on some rank
         lambda: dcp.save(state, storage_writer=HuggingFaceStorageWriter(f"{folder}/ranges", save_distributed=True)),
-        "[checkpoint] a safetensors file has one piece", "hidden.weight", "Redistribute to Shard",
+        "[checkpoint] a safetensors file holds one piece", "hidden.weight", "Redistribute to Shard",
     )  # fmt: skip
     state["hidden.weight"] = state["hidden.weight"].redistribute(placements=[Shard(0)])
     for name, consolidated in [("slices", False), ("whole", True)]:

@@ -137,11 +137,13 @@ def broken(folder):
         Path(folder, "gone", ".metadata").write_bytes(b"\x80")
     dist.barrier()
     expect_untouched(reload("gone"), ".metadata is corrupt")
-    expect_untouched(reload("nowhere"), "holds no whole checkpoint")
+    expect_untouched(reload("nowhere"), "holds no complete checkpoint")
 
     extra = {"tables": {"tables.by_rows": layer.tables["by_rows"]}}
     reader = FileSystemReader(f"{folder}/checkpoint", strict=True)
-    expect_untouched(lambda: dcp.load(extra, storage_reader=reader), "tables.tables.whole", "which nobody asks for")
+    expect_untouched(
+        lambda: dcp.load(extra, storage_reader=reader), "tables.tables.whole", "which the state dict does not have"
+    )
     other = layer_of({"by_rows": (6000, 32), "new": (3000, 128), "small": (20, 8)}, row_slice_threshold=6000 * 32)
     others = values_of(other)
     wrong = {"tables": other.state_dict()}

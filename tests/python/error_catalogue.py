@@ -70,7 +70,7 @@ PREFIX = re.compile(r"\[[\w:. ()]+\] ")
 WAY_OUT = re.compile(
     r"(?<![\w'])(Use|Give|Call|Pass|Make|Name|Leave|Move|Wrap|Take|Redistribute|Reduce|Write|Convert|Add|Keep|Lower|Plan|Place|"
     r"Correct|Compare|Work|Draw|Flatten|Close|Specify|Start|Look|Say|Ask|Compile|Load|Rename|Register|State|Reshape|Split|Let|Begin|Make|"
-    r"Combine|Detach|Put|Set|Merge|Shard the|Replace|Slice|Copy|Clip|Run|Read|Pad|replace|Weights go|Bag 0 begins|Expect|Return|Must|start\(\)|pip install|use|give|set|must|should|expected)(?![\w'])"
+    r"Combine|Detach|Implement|Put|Set|Merge|Shard the|Replace|Slice|Copy|Clip|Run|Read|Pad|replace|Weights go|Bag 0 begins|Expect|Return|Must|start\(\)|pip install|use|give|set|must|should|expected)(?![\w'])"
     r"|is none of|There are|The mesh has|the mesh is|is needed|It has|is in \[0|: to_local\(\)|each rank gives"
 )
 INTERNALS = re.compile(r"DispatchKey|c10::|at::|0x[0-9a-f]{4}|Exception raised from|object at|<lambda>|std::")

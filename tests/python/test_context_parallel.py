@@ -146,11 +146,11 @@ def test_errors_come_before_any_buffer_changes():
         fails("must have the same number of elements", buffers=[x])
         fails("must be a subset", buffers=[x], buffer_seq_dims=[0], no_restore_buffers={torch.zeros(1)})
         fails("one is a DTensor", buffers=[x, sw.zeros(4, device_mesh=mesh)], buffer_seq_dims=[0, 0])
-        fails("cannot tell apart", buffers=[x, torch.zeros(3)], buffer_seq_dims=[0, 0])
+        fails("tells sequences apart", buffers=[x, torch.zeros(3)], buffer_seq_dims=[0, 0])
         fails("Pass the one to shard sequences over", sw.init_device_mesh("cpu", (1, 2)))
         with context_parallel(mesh):
             dtensor = sw.zeros(1, 1, 4, 2, device_mesh=mesh)
-            with pytest.raises(ValueError, match=r"Pass to_local\(\)"):
+            with pytest.raises(ValueError, match=r"Pass its to_local\(\)"):
                 scaled_dot_product_attention(dtensor, dtensor, dtensor)
 
     run_ranks(2, body)

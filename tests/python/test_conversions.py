@@ -110,7 +110,9 @@ def test_a_wrapper_of_torch_is_understood_and_given_back():
         ours = sw.DTensor.from_local(wrapper, mesh, [Shard(0)])
         assert torch.equal(ours.full_tensor(), X)
         assert ours.to_local() is wrapper
-        with pytest.raises(ValueError, match=r"\[distribute_tensor\] .* goes to DTensor.from_local"):
+        with pytest.raises(
+            ValueError, match=r"\[distribute_tensor\] .* for a LocalShardsWrapper use DTensor.from_local"
+        ):
             sw.distribute_tensor(wrapper, mesh, [Shard(0)])
 
     run_ranks(2, body)

@@ -349,7 +349,7 @@ def test_concatenated_vectors_are_those_of_torch_cat():
         (several * weights).sum().backward()
         for own, other in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
             torch.testing.assert_close(own.grad.full_tensor(), other.grad.full_tensor())
-        with pytest.raises(ValueError, match=r"feature b has 2 samples, feature a 4|feature b has 2 samples"):
+        with pytest.raises(ValueError, match=r"feature b has 2 samples, but feature a has 4|feature b has 2 samples"):
             layers[0]([each[:2] if index == 1 and rank == 1 else each for index, each in enumerate(ids)])
         with pytest.raises(ValueError, match="feature c is not combined"):
             sw.DistributedEmbedding(configs(), concatenate=True)
@@ -428,7 +428,7 @@ def test_plans_of_other_tables_or_ranks_are_refused():
         configs = [sw.TableConfig("a", 4, 2), sw.TableConfig("b", 6, 2)]
         with pytest.raises(ValueError, match=r"it has a \[4, 2\] float32 where the layer has b \[6, 2\] float32"):
             sw.DistributedEmbedding(configs[::-1], plan=sw.plan_embeddings(configs, 2))
-        with pytest.raises(ValueError, match="the plan is for 1 ranks, the mesh has 2"):
+        with pytest.raises(ValueError, match="the plan is for 1 ranks, but the mesh has 2"):
             sw.DistributedEmbedding(configs, plan=sw.plan_embeddings(configs, 1))
 
     run_ranks(2, body)

@@ -65,7 +65,10 @@ MISTAKES = {
         lambda: sw.plan_embeddings(TABLES, 2, data_parallel_threshold=9, row_slice_threshold=9),
         "contradict each other",
     ),
-    "dtype": (lambda: sw.TableConfig("t", 9, 2, dtype=torch.complex64), 'dtype "complex64" is not one of tables'),
+    "dtype": (
+        lambda: sw.TableConfig("t", 9, 2, dtype=torch.complex64),
+        'dtype "complex64" is not supported for tables',
+    ),
     "combiner": (lambda: sw.TableConfig("t", 9, 2, combiner="median"), 'combiner "median" is not known'),
     "memory": (lambda: sw.plan_embeddings(TABLES, 1, memory_per_rank=5), "more than memory_per_rank 5"),
     "JSON": (lambda: sw.EmbeddingPlan.from_json("{"), "line 1, byte 2: this is no JSON"),

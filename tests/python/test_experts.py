@@ -363,9 +363,9 @@ def test_tokens_that_need_gradients_on_one_rank_alone_are_an_error():
 MISFITS = [
     (
         lambda rows: torch.ones(9, 3),
-        r"rows of shape \[9, 3\] are not what dispatch_tokens\(\) gave rank 1, which are 4 rows",
+        r"rows of shape \[9, 3\] do not match routed.rows of rank 1, which has 4 rows",
     ),
-    (lambda rows: rows[0], r"rows of 1 dims are not what dispatch_tokens\(\) gave rank 1"),
+    (lambda rows: rows[0], r"rows of 1 dims do not match routed.rows of rank 1"),
     (lambda rows: rows[:, :2], r"rows are Float of 3 features on rank 0 and Float of 2 on rank 1"),
     (lambda rows: rows.bfloat16(), r"rows are Float of 3 features on rank 0 and BFloat16 of 3 on rank 1"),
 ]

@@ -215,9 +215,9 @@ def test_a_rule_may_be_a_function_of_the_shapes():
     ("op", "rule", "words"),
     [
         ("shardwise_test::absent", "i->i", "torch knows no operator shardwise_test::absent"),
-        ("aten::add.Tensor", "i,i->i", "answered by Shardwise already"),
+        ("aten::add.Tensor", "i,i->i", "Shardwise already handles"),
         ("shardwise_test::twice", "i", 'has no "->"'),
-        ("shardwise_test::twice", "i->i,i", "has 1 outputs and"),
+        ("shardwise_test::twice", "i->i,i", "has 1 outputs, but"),
     ],
 )
 def test_bad_rules_are_errors(op, rule, words):

@@ -372,11 +372,11 @@ def hooks(pre, post=lambda self, gathered, metadata, param_dtype, *, out=None: (
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (lambda self: (self.values_,), "gives tuple of Tensor. Return a tuple of plain tensors, and metadata"),
+        (lambda self: (self.values_,), "returns tuple of Tensor. Return a tuple of plain tensors, and metadata"),
         (lambda self: (self.values_, None), "gives (Tensor, metadata)"),
         (lambda self: ((3,), None), "gives int among its tensors"),
-        (lambda self: ((self,), None), "gives a tensor of class Odd, whose memory cannot be sent"),
-        (lambda self: ((self.values_.to_sparse(),), None), "gives a tensor of layout Sparse"),
+        (lambda self: ((self,), None), "returns a tensor of class Odd, whose memory cannot be sent"),
+        (lambda self: ((self.values_.to_sparse(),), None), "returns a tensor of layout Sparse"),
     ],
 )
 def test_hooks_that_give_no_tensors(given, words):
@@ -397,7 +397,10 @@ def test_hooks_that_give_no_tensors(given, words):
             "BFloat16 [3, 6] on rank 0, and BFloat16 [2, 6], BFloat16 [2, 6]",
         ),
         (lambda self: ((), None), "and no tensor on rank 1"),
-        (lambda self: ((self.values_.half(),), None), "Half [2, 6] on rank 1. Give as many tensors on all ranks"),
+        (
+            lambda self: ((self.values_.half(),), None),
+            "Half [2, 6] on rank 1. Return the same number of tensors on all ranks",
+        ),
         (lambda self: ((self.values_[:, :3].bfloat16(),), None), "BFloat16 [2, 3] on rank 1"),
     ],
 )
@@ -426,7 +429,7 @@ def test_a_hook_that_changes_its_mind():
         model = fully_shard(of_class(cls)(6, 5), mesh=mesh)
         model.unshard()
         model.reshard()
-        words = "fsdp_pre_all_gather gives Float [2, 6] now, and gave Float [1, 6] before the first gather"
+        words = "fsdp_pre_all_gather returns Float [2, 6] now, but returned Float [1, 6] before the first gather"
         with pytest.raises(ValueError, match=re.escape(words)):
             model.unshard()
 
@@ -439,10 +442,10 @@ def test_a_hook_that_changes_its_mind():
         (
             lambda gathered: (gathered[0][:4], ()),
             ValueError,
-            "gives a tensor of shape [4, 6] for a parameter of shape [5, 6]",
+            "returns a tensor of shape [4, 6] for a parameter of shape [5, 6]",
         ),
-        (lambda gathered: gathered[0], TypeError, "fsdp_post_all_gather gives Tensor. Return the whole tensor"),
-        (lambda gathered: None, TypeError, "fsdp_post_all_gather gives NoneType"),
+        (lambda gathered: gathered[0], TypeError, "fsdp_post_all_gather returns Tensor. Return the whole tensor"),
+        (lambda gathered: None, TypeError, "fsdp_post_all_gather returns NoneType"),
     ],
 )
 def test_what_is_made_of_them(given, error, words):

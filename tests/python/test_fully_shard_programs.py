@@ -505,7 +505,7 @@ def test_a_shared_module_is_not_called_outside_of_its_group():
         mesh = sw.init_device_mesh("cpu", (2,))
         model = Sharing()
         fully_shard(model.blocks[0], mesh=mesh)
-        with pytest.raises(ValueError, match="a module that has it, too"):
+        with pytest.raises(ValueError, match="a module that also has it"):
             fully_shard(model.blocks[1], mesh=mesh)
         fully_shard(model, mesh=mesh)
         with pytest.raises(ValueError, match="Linear is called outside of the group of Sequential"):

@@ -130,7 +130,7 @@ def test_errors_are_raised_on_all_ranks_and_leave_the_state():
             torch.ones(2, dtype=torch.float32 if rank == 1 else torch.int64)
         )
 
-    expect_on_all(3, TypeError, r"\[ExactMapping\] ids of rank 1 are Float: they are integers", bad_dtype)
+    expect_on_all(3, TypeError, r"\[ExactMapping\] ids of rank 1 are Float: they must be integers", bad_dtype)
 
     def mode(rank):
         ExactMapping(50, sw.init_device_mesh("cpu", (3,))).train(rank != 2)(torch.ones(2, dtype=torch.int64))
@@ -141,7 +141,7 @@ def test_errors_are_raised_on_all_ranks_and_leave_the_state():
         mesh = sw.init_device_mesh("cpu", (2,))
         ExactMapping(50, mesh)(sw.DTensor.from_local(torch.ones(2, dtype=torch.int64), mesh, [Partial()]))
 
-    expect_on_all(2, ValueError, "laid out as .*Partial.*nowhere whole", partial)
+    expect_on_all(2, ValueError, "laid out as .*Partial.*no rank has whole values", partial)
 
     def too_many(rank):
         mapping = ExactMapping(20, sw.init_device_mesh("cpu", (2,)), n_buckets=2)
@@ -150,7 +150,7 @@ def test_errors_are_raised_on_all_ranks_and_leave_the_state():
         reference.transform([0, 1, 2, 3] * 2)
         before = copy.deepcopy(mapping.state_dict())
         with pytest.raises(
-            ValueError, match=r"a step brings \d\d ids of bucket [01], which can hold (9|10)\. Use more rows"
+            ValueError, match=r"a step has \d\d ids of bucket [01], which can hold (9|10)\. Use more rows"
         ):
             mapping(torch.arange(25) + 10 * rank)
         assert all(torch.equal(mapping.state_dict()[name].full_tensor(), before[name].full_tensor()) for name in before)
@@ -196,14 +196,14 @@ def test_a_state_that_is_not_the_mappings_is_an_error():
         mapping.last_used.fill_(0)
         mapping(torch.arange(3))
 
-    expect_on_all(2, ValueError, r"corrupt: row 0 of rank 0 holds an id that does not belong there", corrupt)
+    expect_on_all(2, ValueError, r"corrupt: row 0 of rank 0 holds an id that belongs elsewhere", corrupt)
 
     def other_layout(rank):
         mapping = ExactMapping(64, sw.init_device_mesh("cpu", (2,)), n_buckets=4)
         mapping.counts = mapping.counts.redistribute(placements=[Replicate()])
         mapping(torch.arange(3))
 
-    expect_on_all(2, ValueError, "counts is no int64 DTensor", other_layout)
+    expect_on_all(2, ValueError, "counts is not an int64 DTensor", other_layout)
 
     def outside(rank):
         mapping = ExactMapping(64, sw.DeviceMesh("cpu", [1]))
@@ -312,12 +312,12 @@ def test_what_rows_are_filled_with():
         mapping.reset_rows(table, init="constant", scale=0)
         assert not table.detach().full_tensor().any()
         with pytest.raises(
-            ValueError, match=r"\[reset_rows\] a tensor of shape \[3, 2\] has no row for each of the mapping's 4000"
+            ValueError, match=r"\[reset_rows\] a tensor of shape \[3, 2\] does not have the mapping's 4000 rows"
         ):
             mapping.reset_rows(sw.zeros(3, 2, device_mesh=mesh, placements=[Shard(0)]))
-        with pytest.raises(ValueError, match='no init "ones"'):
+        with pytest.raises(ValueError, match='init "ones" is unknown'):
             mapping.reset_rows(table, init="ones")
-        with pytest.raises(ValueError, match="SGD has no table of shape"):
+        with pytest.raises(ValueError, match="SGD does not have this table of shape"):
             mapping.reset_rows(table, torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]))
 
     run_ranks(2, body)

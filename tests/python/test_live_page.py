@@ -252,7 +252,7 @@ def test_a_taken_port_is_an_error(port):
     command = [sys.executable, "-m", "shardwise", "watch", "--port", str(port)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2 and "Address already in use" in result.stderr
-    assert f"[watch] port {port} of 127.0.0.1 cannot be had" in result.stderr and "--port 0" in result.stderr
+    assert f"[watch] port {port} of 127.0.0.1 cannot be opened" in result.stderr and "--port 0" in result.stderr
 
 
 def test_an_output_that_cannot_be_written_is_no_error_of_the_port():

@@ -136,12 +136,12 @@ def test_ranks_of_different_classes_are_an_error_on_all():
         local = scaled(2) if rank == 0 else rows(2)
         x = sw.DTensor.from_local(local, mesh, [Shard(0)])
         with pytest.raises(
-            ValueError, match=r"\[redistribute\] rank 0 gives a Scaled, rank 1 gives a Rows\. Give one kind"
+            ValueError, match=r"\[redistribute\] rank 0 gives a Scaled, but rank 1 gives a Rows\. Give the same kind"
         ):
             x.full_tensor()
         plain = scaled(2) if rank == 0 else torch.ones(2, 4)
         with pytest.raises(
-            ValueError, match=r"\[from_local\] rank 0 gives a Scaled, rank 1 gives a tensor\. Give one kind"
+            ValueError, match=r"\[from_local\] rank 0 gives a Scaled, but rank 1 gives a tensor\. Give the same kind"
         ):
             sw.DTensor.from_local(plain, mesh, [Shard(0)], run_check=True)
         with pytest.raises(ValueError, match=r"\[from_local\] rank 1 gives a piece of shape \[3, 4\]"):

@@ -135,11 +135,11 @@ def test_what_does_not_fit_is_an_error():
             local_map(torch.add, rows, (rows,))(x, x)
         with pytest.raises(AssertionError, match="expects None placements"):
             local_map(torch.add, rows, (rows, rows))(x, 2)
-        with pytest.raises(AssertionError, match="out_placements has 1 and the function gave 2"):
+        with pytest.raises(AssertionError, match="out_placements has 1 and the function returned 2"):
             local_map(lambda x: (x, x), rows)(x)
         with pytest.raises(AssertionError, match="is no tensor"):
             local_map(lambda x: 3, rows)(x)
-        with pytest.raises(AssertionError, match="gave a DTensor"):
+        with pytest.raises(AssertionError, match="returned a DTensor"):
             local_map(lambda piece: x, rows)(x)
 
     run_ranks(2, body)

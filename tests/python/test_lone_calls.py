@@ -67,7 +67,7 @@ def test_the_check_tells_one_operator_on_other_tensors_layers_models_and_threads
         "for aten::embedding (Float [4, 3] as [Shard(0)] on (2), ids Long [2] as [Shard(0)]",
         "ids of lookup 1 of layer 0",
         "gather of group 0: ",
-        "[parallelize_module] a layer takes its plain input of shape [2, 2] for equal on all ranks, and it is not.",
+        "[parallelize_module] a layer expects its plain input of shape [2, 2] to be equal on all ranks, but it is not.",
         "in another thread than its first",
     ]
     for errors in errors_of("other_operands", tmp_path, SHARDWISE_CHECK="1"):
@@ -82,7 +82,7 @@ def test_the_check_names_a_lone_call_within_seconds(tmp_path):
     text = error["text"]
     assert text.startswith("[check] rank 0 is about to all_reduce 1 element for aten::"), text
     assert f"lone_calls_program.py:{line_of('# the lone mean')} in " in text, text
-    assert "but rank 1 has not come to it. Last calls: rank 1: call " in text, text
+    assert "but rank 1 has not reached it. Last calls: rank 1: call " in text, text
     assert f"lone_calls_program.py:{line_of('# the sum of all')} in nobody_comes" in text, text
     assert "SHARDWISE_CHECK_SECONDS=2" in text, text
 

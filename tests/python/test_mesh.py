@@ -205,7 +205,7 @@ def test_the_innermost_mesh_of_a_with_block_is_the_default():
             assert sw.DTensor.from_local(torch.ones(2)).placements == (sw.Replicate(),)
         with pytest.raises(ValueError, match="no mesh is given and none is active"):
             sw.zeros(4)
-        with pytest.raises(ValueError, match="is left where no mesh was entered"):
+        with pytest.raises(ValueError, match="is left, but no mesh was entered"):
             outer.__exit__(None, None, None)
 
     run_ranks(2, body)

@@ -117,7 +117,9 @@ def test_a_rank_with_values_gives_them_to_ranks_with_meta_tensors():
         for placements in ([Shard(0)], [Shard(1)], [Replicate()], [Partial()]):
             x = sw.distribute_tensor(mine, mesh, placements, src_data_rank=2)
             assert not x.is_meta and x.full_tensor().equal(values)
-            with pytest.raises(ValueError, match="rank 0, whose values count, gives a tensor on meta, rank 2 one with"):
+            with pytest.raises(
+                ValueError, match="rank 0 is src_data_rank and gives a tensor on meta, but rank 2 gives a tensor with"
+            ):
                 sw.distribute_tensor(mine, mesh, placements)
 
     on_ranks(check)
@@ -360,7 +362,7 @@ def test_meta_and_values_do_not_mix():
 def test_run_check_sees_a_rank_on_meta():
     def check(mesh):
         local = torch.ones(2, 3, device="meta" if mesh.get_rank() == 1 else "cpu")
-        with pytest.raises(ValueError, match="the piece of rank 1 is on meta, that of rank 0 has values"):
+        with pytest.raises(ValueError, match="the piece of rank 1 is on meta, but the piece of rank 0 has values"):
             sw.DTensor.from_local(local, mesh, [Shard(0)], run_check=True)
         x = sw.DTensor.from_local(local.to("meta"), mesh, [Replicate()], run_check=True)
         assert x.is_meta

@@ -244,7 +244,7 @@ def test_what_cannot_be_unscaled_is_an_error_on_all_ranks():
         with pytest.raises(ValueError, match=r"gradient 0 is laid out as \[Partial\(product\)\].*Redistribute it"):
             torch._amp_foreach_non_finite_check_and_unscale_([product], found, one)
         grad = sw.ones(4, device_mesh=mesh, placements=[Shard(0)])
-        with pytest.raises(ValueError, match="found_inf and inv_scale are plain"):
+        with pytest.raises(ValueError, match="found_inf and inv_scale must be plain"):
             torch._amp_foreach_non_finite_check_and_unscale_([grad], found, grad.sum())
         with pytest.raises(RuntimeError, match="not floating point"):
             torch._amp_foreach_non_finite_check_and_unscale_([grad.long()], found, one)

@@ -137,7 +137,7 @@ MISTAKES = [
     (
         lambda path: visualize_sharding(LAYOUT, [Shard(1)], optimizer=3),
         TypeError,
-        r"optimizer= is given with what moves from a Layout: .* Leave it out",
+        r"optimizer= is given with two layouts, the first of a Layout: .* Leave it out",
     ),
     (lambda path: picture(LAYOUT, optimizer=torch.optim.SGD([torch.zeros(1)])), TypeError, "state is shown beside"),
     (
@@ -500,10 +500,10 @@ USAGE = [
     (["diff", "--mesh", "2", "--shape", "4", "--from", "S0", "--to", "R", "--names", "a,b"], "2 names for a mesh of 1"),
     (
         ["diff", "--mesh", "2", "--shape", "4", "--from", "S0", "--to", "R", "--to-names", "a"],
-        "--to-mesh, which is miss",
+        "--to-names needs --to-mesh. Give bot",
     ),
-    (["show", "--mesh", "2x1", "--names", "a\nb,c"], r'"a\nb,c" has characters that are not printed'),
-    (["show", "--mesh", "2", "--names", "\udcff"], r'"\udcff" has characters that are not printed'),
+    (["show", "--mesh", "2x1", "--names", "a\nb,c"], r'"a\nb,c" has characters that cannot be printed'),
+    (["show", "--mesh", "2", "--names", "\udcff"], r'"\udcff" has characters that cannot be printed'),
     (["show", "--mesh", "2", "--names", "-a"], "as in --names=-1. See python -m shardwise show --help."),
     (["show", "--mesh", "2", "--form\nat"], r"unrecognized arguments: --form\nat. See python -m shardwise --help."),
     (["show"], "the following arguments are required: --mesh. See python -m shardwise show --help."),

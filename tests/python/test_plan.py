@@ -57,7 +57,7 @@ ERRORS = {
     "other sizes": (
         lambda: sw.plan_redistribution(Layout((4,), (2,), [S0]), Layout((5,), (2,), [S0])),
         ValueError,
-        "the sizes must stay",
+        "a move cannot change the sizes",
     ),
     "a plain tensor": (lambda: sw.plan_redistribution(torch.ones(3), [R]), TypeError, "where a DTensor is needed"),
 }
@@ -270,7 +270,7 @@ MISTAKES = [
     (["--link", "inf:10", "--link", "20:10"], "a link of inf us and 10 GB/s"),
     (["--ranks", "0,1"], "2 ranks do not fill a mesh of 4"),
     (["--ranks", "0,1,1,2"], "1"),
-    (["--to-ranks", "0,1,2,3"], "--to-mesh, which is missing"),
+    (["--to-ranks", "0,1,2,3"], "--to-ranks needs --to-mesh"),
     (["--objective", "speed"], "invalid choice"),
 ]
 

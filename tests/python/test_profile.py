@@ -237,7 +237,9 @@ def test_a_rank_or_a_model_that_there_is_not_is_refused():
             with pytest.raises(ValueError, match=r"\[profile\] limit is -1: .* Give 0 or more"):
                 merged.tables(limit=-1)
         for missing in (-1, 2) if rank == 0 else ():
-            with pytest.raises(IndexError, match=rf"\[profile\] rank {missing} has no profile.* Give one from 0 to 1"):
+            with pytest.raises(
+                IndexError, match=rf"\[profile\] rank {missing} has no profile.* Give a rank from 0 to 1"
+            ):
                 merged.tables(rank=missing)
 
     run_ranks(2, body)

@@ -176,7 +176,7 @@ BAD = {
         TypeError,
         load(scales=lambda mesh: sw.zeros(N_ROWS, dtype=torch.float64, device_mesh=mesh)),
     ),
-    f"offsets have shape [3], those of this table [{N_ROWS}]": (
+    f"offsets have shape [3], but this table needs shape [{N_ROWS}]": (
         ValueError,
         load(offsets=lambda mesh: sw.zeros(3, device_mesh=mesh)),
     ),
@@ -218,7 +218,7 @@ BAD = {
             sw.distribute_tensor(torch.tensor([1, 4]), mesh, [Shard(0)])
         ),
     ),
-    'there is no mode "most"': (
+    'mode "most" is unknown': (
         ValueError,
         lambda mesh: sw.quantize_rows(sw.zeros(4, 2, device_mesh=mesh)).lookup_bags(
             sw.distribute_tensor(torch.tensor([[1, 3]]), mesh, [Replicate()]), mode="most"

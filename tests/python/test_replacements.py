@@ -151,7 +151,7 @@ def test_a_missing_name_is_said_once_with_what_does_not_work(monkeypatch):
         replacements.install()
     (warning,) = caught
     text = str(warning.message)
-    assert text.startswith(f"[import] shardwise knows torch {torch.__version__} by other names")
+    assert text.startswith(f"[import] shardwise does not find some names in torch {torch.__version__},")
     assert "clipping of the test (no torch.of_the_test.renamed, torch.of_the_test.Class.renamed)" in text
     assert "newer" not in text
 
@@ -166,7 +166,7 @@ def test_a_thread_does_not_save_over_the_group_of_the_training():
         done = Future()
         done.set_result(state)
         for save in (lambda **o: execute_save(record, None, state, **o), lambda **o: save_wrapper(record, done, **o)):
-            with pytest.raises(ValueError, match=r"\[async_save\] .* Give it a group: process_group="):
+            with pytest.raises(ValueError, match=r"\[async_save\] .* Give it its own group: process_group="):
                 save()
             save(process_group="given")
             save(no_dist=True)

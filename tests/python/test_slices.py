@@ -61,7 +61,9 @@ def test_slices_whose_numbers_differ_are_an_error_on_all_ranks():
         a = sw.ones(4, device_mesh=mesh["dp"], placements=[Replicate()])
         s = DTensor.from_local(torch.tensor(0.5 + (rank >= 2)), mesh["tp"], [Replicate()])
         first, second = (0, 2) if rank in (0, 2) else (1, 3)
-        with pytest.raises(ValueError, match=rf"ranks {first} and {second} have different numbers, 0\.5 and 1\.5"):
+        with pytest.raises(
+            ValueError, match=rf"ranks {first} and {second} of that mesh have different values for it, 0\.5 and 1\.5"
+        ):
             a.mul_(s)
         assert a.to_local().tolist() == [1.0] * 4
         torch.testing.assert_close(a.mul_(s.to_local().item()).to_local(), torch.full((4,), 0.5 + (rank >= 2)))
@@ -114,7 +116,7 @@ def test_a_tensor_of_a_slice_does_not_move_to_another_mesh(names):
         x = sw.ones(4, device_mesh=source, placements=[Shard(0)] * source.ndim)
         replicas = [Replicate()] * target.ndim
         for is_async in (False, True):
-            with pytest.raises(ValueError, match="its ranks do not mean the same two meshes"):
+            with pytest.raises(ValueError, match="the ranks disagree about the two meshes"):
                 x.redistribute(target, replicas, async_op=is_async)
         with pytest.raises(ValueError, match="operands live on different meshes"):
             sw.zeros(4, device_mesh=target, placements=replicas).copy_(x)

@@ -135,12 +135,16 @@ def test_a_lookup_whose_rows_do_not_fit_is_an_error_on_all_ranks(tmp_path):
         few, many = torch.arange(3) + 3 * rank, torch.arange(8)
         expected = layer.get_weights(all_ranks=True)[0]
         for _ in range(2):
-            with pytest.raises(ValueError, match=r"8 distinct rows of table t on rank 0\. .*cache_rows of 8 or more"):
+            with pytest.raises(
+                ValueError,
+                match=r"8 distinct rows of table t on rank 0\. .*Set cache_rows of the table's storage to 8 or more",
+            ):
                 layer([many])
             vectors = layer([few])[0]
             np.testing.assert_array_equal(vectors.detach(), expected[few])
             with pytest.raises(
-                ValueError, match=r"4 distinct rows of table t on rank 0, beside 6 of .* cache_rows of 10 or more"
+                ValueError,
+                match=r"4 distinct rows of table t on rank 0, in addition to 6 rows .* storage to 10 or more",
             ):
                 layer([torch.arange(4) + 20])
             with torch.no_grad():
@@ -352,7 +356,7 @@ def test_bad_storage_is_the_same_error_on_all_ranks(tmp_path):
         for storage, kind, text in wrong:
             with pytest.raises(kind, match=text):
                 sw.DistributedEmbedding(configs, storage=storage)
-        with pytest.raises(ValueError, match="table b is replicated, and has a storage"):
+        with pytest.raises(ValueError, match="table b is replicated, but has a storage"):
             sw.DistributedEmbedding(
                 configs, storage={"b": sw.FileStorage(tmp_path, cache_rows=1)}, data_parallel_threshold=800
             )

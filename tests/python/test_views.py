@@ -121,7 +121,7 @@ def test_as_strided_of_elements_that_are_not_known_is_an_error():
             lambda: base[2:].detach().as_strided((3,), (1,), 0),  # detached: its base is forgotten
         ):
             with pytest.raises(
-                ValueError, match=r"\[aten::as_strided\] elements \[\d+, \d+\) of memory are not all known"
+                ValueError, match=r"\[aten::as_strided\] elements \[\d+, \d+\) of memory are not all in the DTensor"
             ):
                 call()
 
@@ -340,7 +340,7 @@ def test_parts_of_an_unsafe_split_are_written_to_one_by_one():
 def test_a_list_to_write_to_holds_no_copied_views():
     def check(mesh):
         base = sw.distribute_tensor(torch.ones(6, 4), mesh, [Shard(0)])
-        with pytest.raises(ValueError, match="the list to write to holds a view whose values were moved"):
+        with pytest.raises(ValueError, match="the list of tensors to write to holds a view whose values were moved"):
             torch._foreach_add_([base, base.view(8, 3)], 1.0)
 
     on_ranks(check)

@@ -121,7 +121,7 @@ def given_groups():
     raises(
         ValueError, "got 1 ProcessGroups for a mesh of 2 dims", lambda: sw.DeviceMesh.from_group(mine, "cpu", [[0, 1]])
     )
-    raises(ValueError, "the ranks along that dim are others", lambda: sw.DeviceMesh.from_group(mine, "cpu", [1, 3]))
+    raises(ValueError, "these are not the ranks along that dim", lambda: sw.DeviceMesh.from_group(mine, "cpu", [1, 3]))
     raises(ValueError, "Must pass mesh", lambda: sw.DeviceMesh.from_group([mine, across], "cpu"))
     other = sw.init_device_mesh(
         "cpu", (2, 2), mesh_dim_names=("a", "b"), backend_override={"b": "gloo", 0: ("gloo", None)}
@@ -173,8 +173,8 @@ def all_ranks_make_groups():
     _torch_groups.all_ranks_make_groups = lambda: True
     rank = dist.get_rank()
     line = sw.init_device_mesh("cpu", (4,))
-    raises(ValueError, f"the group of rank {rank} alone is not there", lone_group)
-    raises(ValueError, "their backend has all ranks make each group", lambda: group_by_members((0, 1, 2), None))
+    raises(ValueError, f"the group of rank {rank} alone does not exist", lone_group)
+    raises(ValueError, "their backend needs all ranks to make a group", lambda: group_by_members((0, 1, 2), None))
     mesh = sw.init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "one", "tp"))
     works(line)
     works(mesh)

@@ -177,7 +177,7 @@ def lookups_dropped(folder):
             except failure:
                 del lookup
             text = error_of(lambda: layer(ids_of(2)))
-        assert "Call wait() of a lookup on all ranks, or drop it on all" in text, text
+        assert "Call wait() of a lookup on all ranks, or drop the lookup on all ranks" in text, text
         same_on_all(text)
         for step in range(4):
             expect_rows(layer, step)
@@ -228,7 +228,7 @@ def fused_alone_in_a_layer(folder):
         if dist.get_rank() == 1:
             optimizer.close()
         text = error_of(lambda layer=layer, ids=ids: layer(ids))
-        words = "table user has a fused optimizer, Adagrad, on rank 0, and has a dense gradient on rank 1"
+        words = "ranks treat table user differently: it has a fused optimizer, Adagrad, on rank 0, and has a dense gradient on rank 1"
         assert words in text, text
         same_on_all(text)
 
@@ -243,7 +243,7 @@ def gradient_missing(folder):
         parameters[1].grad = None
     for order in (2.0, float("inf"), -float("inf"), 1.0):
         text = error_of(lambda order=order: nn.utils.clip_grad_norm_(parameters, 0.1, order))
-        words = "rank 0 gives 3 gradients and rank 1 gives 2. They differ from number 1 on, which is Float [5] as [Shard(0)] on rank 0 and Float [6]"
+        words = "rank 0 gives 3 gradients and rank 1 gives 2. The first difference is gradient 1: Float [5] as [Shard(0)] on rank 0 and Float [6]"
         assert words in text, text
         same_on_all(text)
     for each, values in zip(parameters, before, strict=True):

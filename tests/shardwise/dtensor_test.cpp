@@ -67,7 +67,7 @@ TEST(NamesTest, AProgramOfOneProcessIsToldHowToStartMore) {
   const World alone(0, 1, nullptr, nullptr);
   expect_error(
       "[device_mesh] the mesh [2, 2] needs 4 ranks, and this program is one process. Start it with torchrun "
-      "--nproc-per-node 4 program.py, or of C++ with torchrun --no-python --nproc-per-node 4 ./program.",
+      "--nproc-per-node 4 program.py, or a C++ program with torchrun --no-python --nproc-per-node 4 ./program.",
       error_of<c10::ValueError>([&] { check_has_ranks(alone, Dims{2, 2}); }));
   check_has_ranks(alone, Dims{1, 1});
 }
@@ -86,10 +86,10 @@ TEST(NamesTest, WhatAMeshCannotBeIsAnErrorOnAllRanks) {
     expect_error("needs 1000000000000 ranks", error([] { sw::init_device_mesh("cpu", {1000000000000}); }));
     expect_error("needs 2^63 or more ranks", error([] { sw::init_device_mesh("cpu", {1LL << 32, 1LL << 32}); }));
     for (const char* device : {"xpu", "meta", "gpu"})
-      expect_error("is none that a mesh can be on. Use \"cpu\"", error([&] { sw::init_device_mesh(device, {2}); }));
+      expect_error("is not supported. Use \"cpu\"", error([&] { sw::init_device_mesh(device, {2}); }));
     const sw::Mesh mesh = sw::init_device_mesh("cpu", {2, 1}, {"dp", "tp"});
     expect_error("\"pp\"", error([&] { mesh["pp"]; }));
-    expect_error("Say along which", error([&] { mesh.get_local_rank(); }));
+    expect_error("Pass the name of one", error([&] { mesh.get_local_rank(); }));
     expect_error("Make it with a name for each", error([] { sw::init_device_mesh("cpu", {2, 1}).get_local_rank(); }));
     expect_error("null pointer", error([] { sw::Mesh{MeshPtr()}; }));
     expect_error("Use a dim in [-2, 2)", error_of<c10::IndexError>([&] { mesh.size(2); }));
@@ -187,11 +187,11 @@ TEST(DTensorTest, TorchsSaveWouldWriteAPieceAndIsAnError) {
     torch::nn::Linear layer(4, 4);
     sw::fully_shard(layer, mesh);
     const std::string words =
-        "[save] got a DTensor, Double [10, 3] as [Shard(0)] on (2), of which a file would hold a piece";
+        "[save] got a DTensor, Double [10, 3] as [Shard(0)] on (2), but a file would hold only this rank's piece";
     std::ostringstream file;
     expect_error(words, error_of<c10::NotImplementedError>([&] { torch::save(rows, file); }));
     expect_error(words, error_of<c10::NotImplementedError>([&] { torch::pickle_save(rows); }));
-    expect_error("Save what full_tensor() gives",
+    expect_error("Save the result of full_tensor()",
                  error_of<c10::NotImplementedError>([&] { torch::save(layer, file); }));
     std::stringstream whole;
     torch::save(sw::full_tensor(rows), whole);

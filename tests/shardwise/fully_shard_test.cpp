@@ -458,7 +458,7 @@ TEST(FullyShardTest, WhatCannotBeShardedIsAnErrorBeforeAnythingIs) {
     expect_error("has 3 dims", error(Pair(), sw::init_device_mesh("cpu", {1, 2, 2})));
     Pair model;
     sw::parallelize_module(model, mesh["tp"], {{"up", sw::ColwiseParallel()}});
-    expect_error("up.weight lives on the mesh (tp=2", error(model, line));
+    expect_error("up.weight is on the mesh (tp=2", error(model, line));
     torch::nn::Sequential elsewhere(torch::nn::ReLU(), torch::nn::Linear(4, 4));
     sw::parallelize_module(*elsewhere[0], sw::init_device_mesh("cpu", {2}), {});
     expect_error("calls of ReLU are laid out on the mesh (2), which is neither (4) nor a slice",
@@ -469,7 +469,7 @@ TEST(FullyShardTest, WhatCannotBeShardedIsAnErrorBeforeAnythingIs) {
                  error(model, mesh["tp"]));
     Pair same_dim;
     sw::parallelize_module(same_dim, mesh["dp"], {{"down", sw::ColwiseParallel()}});
-    expect_error("down.weight is placed as [Shard(0)] on (dp=2", error(same_dim, mesh["dp"]));
+    expect_error("down.weight is already placed as [Shard(0)] on (dp=2", error(same_dim, mesh["dp"]));
     EXPECT_FALSE(is_dtensor(same_dim->up->weight));
     const at::Tensor rows = at::ones({2, 8});
     EXPECT_EQ(sw::forward(model, rows).sizes(), (Dims{4, 8}));

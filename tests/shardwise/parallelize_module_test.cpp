@@ -230,7 +230,7 @@ TEST(ParallelizeModuleTest, AForwardMayGiveNothing) {
 
 TEST(ParallelizeModuleTest, RanksThatAreThreadsNeedAModelEach) {
   torch::nn::Linear shared(4, 4);
-  expect_error("another thread, too. Ranks that are threads need a model each",
+  expect_error("another thread. Ranks that are threads need a model each",
                error_of_ranks(3, [&](World&) { sw::fully_shard(shared, sw::init_device_mesh("cpu", {3})); }));
   std::vector<std::optional<sw::Mesh>> meshes(2);
   run_ranks(2, [&](World& world) {
@@ -315,7 +315,7 @@ TEST(ParallelizeModuleTest, WhatAPlanCannotMeanIsAnErrorBeforeAnythingIsSharded)
     };
     expect_error("the plan names 'layers.*.upp', and Words has no such submodule. It has table, layers, layers.0",
                  error({{"layers.*.up", sw::ColwiseParallel()}, {"layers.*.upp", sw::ColwiseParallel()}}, mesh));
-    expect_error("Pass the dim that they are to use: mesh[\"tp\"]", error({{"table", sw::ColwiseParallel()}}, grid));
+    expect_error("Pass the dim for them to use: mesh[\"tp\"]", error({{"table", sw::ColwiseParallel()}}, grid));
     const sw::ParallelStyle columns = [](const torch::nn::Module&) {
       return sw::ModuleLayouts{.parameters = {{"weight", sw::Shard(1)}}};
     };
@@ -333,7 +333,7 @@ TEST(ParallelizeModuleTest, WhatAPlanCannotMeanIsAnErrorBeforeAnythingIsSharded)
     expect_error("ColwiseParallel shards torch::nn::Linear and torch::nn::Embedding, not LayerNorm",
                  error_of<c10::NotImplementedError>(
                      [&] { sw::parallelize_module(model, mesh, {{"layers.0.norm", sw::ColwiseParallel()}}); }));
-    expect_error("2 layouts came with 1", error_of<c10::ValueError>([] {
+    expect_error("got 2 layouts and 1", error_of<c10::ValueError>([] {
                    sw::PrepareModuleInput({sw::Shard(0), std::nullopt}, {sw::Replicate()});
                  }));
     for (const at::Tensor& parameter : model->parameters()) EXPECT_FALSE(is_dtensor(parameter));
@@ -399,12 +399,14 @@ TEST(ParallelizeModuleTest, WhatDoesNotFitOneParameterIsAnErrorBeforeAnotherIsSh
     expect_error("[parallelize_module] bias: [layout]", error(sw::Shard(0, {3, 1, 0, 0})));
     if (world.rank() == 1) model->bias.set_data(at::ones({2}));
     expect_error(
-        "[parallelize_module] bias: [distribute_tensor] rank 0 gives a tensor Float [3], rank 1 one Float [2].",
+        "[parallelize_module] bias: [distribute_tensor] rank 0 gives a tensor Float [3], but rank 1 gives a tensor "
+        "Float [2].",
         error(sw::Shard(0)));
-    expect_error("[fully_shard] bias: [distribute_tensor] rank 0 gives a tensor Float [3], rank 1 one Float [2].",
-                 error_of<c10::ValueError>([&] { sw::fully_shard(model, mesh); }));
+    expect_error(
+        "[fully_shard] bias: [distribute_tensor] rank 0 gives a tensor Float [3], but rank 1 gives a tensor Float [2].",
+        error_of<c10::ValueError>([&] { sw::fully_shard(model, mesh); }));
     EXPECT_FALSE(is_dtensor(model->weight));
-    expect_error("the plan gives '' no style",
+    expect_error("the plan has an empty function as the style of ''",
                  error_of<c10::ValueError>([&] { sw::parallelize_module(model, mesh, {{"", nullptr}}); }));
   });
 }
@@ -497,12 +499,12 @@ TEST(ParallelizeModuleTest, PlainPiecesOfAnySizesAreToldApart) {
     sw::parallelize_module(layer, mesh, {{"", sw::ColwiseParallel().input_layouts(sw::Shard(0))}});
     const auto rank = world.rank();
     EXPECT_EQ(sw::forward(layer, at::ones({rank == 0 ? 3 : 2, 4})).sizes(), (Dims{9, 8}));
-    expect_error("[from_local_parts] rank 0 gives Float [2, 5], rank 1 gives Float [2, 4]",
+    expect_error("[from_local_parts] rank 0 gives Float [2, 5], but rank 1 gives Float [2, 4]",
                  error_of<c10::ValueError>([&] { sw::forward(layer, at::ones({2, rank == 0 ? 5 : 4})); }));
 
     torch::nn::Linear row(8, 4);
     sw::parallelize_module(row, mesh, {{"", sw::RowwiseParallel()}});
-    expect_error("Linear got plain pieces placed as Shard(-1), which have 32 features together: it takes 8",
+    expect_error("Linear got plain pieces placed as Shard(-1), which have 32 features together, but it takes 8",
                  error_of<c10::ValueError>([&] { sw::forward(row, at::ones({2, 8})); }));
     EXPECT_EQ(sw::forward(row, at::ones({2, 2})).sizes(), (Dims{2, 4}));
 

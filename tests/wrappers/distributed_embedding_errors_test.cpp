@@ -18,13 +18,14 @@ TEST(DistributedEmbeddingErrorsTest, D11WrongInputsAreTheSameErrorOnAllRanks) {
   const at::Tensor short_lengths = at::tensor({1, 2}, at::kLong);
   const std::vector<std::pair<FeatureInput, std::string>> wrong{
       {{outside, {}, {}, {}}, "[DistributedEmbedding] feature f1 has id 50: table t1 has 50 rows"},
-      {{good, {}, short_lengths, {}}, "the lengths of feature f1 add up to 3, it has 4 ids"},
-      {{good, short_lengths, {}, {}}, "the offsets of feature f1 go from 1 to 2, it has 4 ids"},
+      {{good, {}, short_lengths, {}}, "the lengths of feature f1 add up to 3, but it has 4 ids"},
+      {{good, short_lengths, {}, {}}, "the offsets of feature f1 go from 1 to 2, but it has 4 ids"},
       {{good, short_lengths, short_lengths, {}}, "feature f1 has offsets and lengths"},
       {{good.to(at::kFloat), {}, {}, {}}, "the ids of feature f1 are Float"},
       {{good.view({2, 2, 1}), {}, {}, {}}, "the ids of feature f1 have shape [2, 2, 1]"},
-      {{good, {}, {}, at::ones({4})}, "the weights of feature f1 are Float, its table Double"},
-      {{good, {}, {}, at::ones({3}, at::kDouble)}, "the weights of feature f1 have shape [3], its ids [4]"}};
+      {{good, {}, {}, at::ones({4})}, "the weights of feature f1 are Float, but its table is Double"},
+      {{good, {}, {}, at::ones({3}, at::kDouble)},
+       "the weights of feature f1 have shape [3], but its ids have shape [4]"}};
   for (const auto& [input, words] : wrong)
     run_ranks(3, [&](World& world) {
       DistributedEmbedding layer(problem.configs, problem.plans, mesh_of(world), problem.features, {});
@@ -67,9 +68,10 @@ TEST(DistributedEmbeddingErrorsTest, TablesWithoutInputAndForeignTablesAreErrors
                  error_of([&] { layer.start({fine, fine}, tables)->wait(); }));
     expect_error("got 1 inputs for 2 features", error_of([&] { layer.start({fine}, layer.tables())->wait(); }));
     DistributedEmbedding by_owner(problem.configs, problem.plans, mesh, problem.features, {.dp_input = false});
-    expect_error("got 1 inputs for 2 features. Give one for each, None where the table is elsewhere",
+    expect_error("got 1 inputs for 2 features. Give one for each, and None for a table of another rank",
                  error_of([&] { by_owner.start({fine}, by_owner.tables())->wait(); }));
-    expect_error("got 1 tables, has 2", error_of([&] { layer.start({fine, fine}, {layer.tables()[0]})->wait(); }));
+    expect_error("got 1 tables, but the layer has 2",
+                 error_of([&] { layer.start({fine, fine}, {layer.tables()[0]})->wait(); }));
   });
 }
 
@@ -88,12 +90,12 @@ TEST(DistributedEmbeddingErrorsTest, PlansFeaturesAndStoragesOfOtherTablesAreErr
       return std::string();
     };
     const auto as_it_is = [](auto&, auto&, auto&) {};
-    expect_error("feature f1 is of table 2, there are 2 tables",
+    expect_error("feature f1 uses table 2, but there are only 2 tables",
                  error_of([](auto&, auto&, auto& features) { features[1].table = 2; }, {}, {}));
-    expect_error("the plan has 1 tables, the layer 2",
+    expect_error("the plan has 1 tables, but the layer has 2",
                  error_of([](auto&, auto& plans, auto&) { plans.pop_back(); }, {}, {}));
     expect_error(
-        "the plan puts table t1 on rank 7, the mesh (1) has 1 ranks",
+        "the plan puts table t1 on rank 7, but the mesh (1) has 1 ranks",
         error_of([](auto&, auto& plans, auto&) { plans[1].slices = SliceList({TableSlice{1, 7, {0, 50}, {0, 4}}}); },
                  {}, {}));
     expect_error("there are no inputs to concatenate", error_of(
@@ -105,7 +107,7 @@ TEST(DistributedEmbeddingErrorsTest, PlansFeaturesAndStoragesOfOtherTablesAreErr
                                                            {.concatenates = true}, {}));
     TableStorage storage;
     storage.cache_rows = 10;
-    expect_error("storage names table 5, there are 2", error_of(as_it_is, {}, {{5, storage}}));
+    expect_error("storage is set for table 5, but there are only 2", error_of(as_it_is, {}, {{5, storage}}));
     expect_error("rank 0 has two slices of the same columns of table t1, which lies in files",
                  error_of(
                      [](auto&, auto& plans, auto&) {

@@ -13,8 +13,9 @@ TEST(ExpertDispatchTest, RowsOfNoDispatchAreRefused) {
     combine_tokens(at::ones({2, 3}), RoutedTokens{});
     ADD_FAILURE() << "no error";
   } catch (const c10::ValueError& error) {
-    expect_error("[combine_tokens] the route is of no dispatch_tokens(). Give what that returned.",
-                 error.what_without_backtrace());
+    expect_error(
+        "[combine_tokens] the route was not made by dispatch_tokens(). Give the value that dispatch_tokens() returned.",
+        error.what_without_backtrace());
   }
 }
 

@@ -94,10 +94,13 @@ TEST(HeldRowsTest, AllRanksHearOfAShortage) {
         ADD_FAILURE() << "no error on rank " << rank;
       } catch (const c10::ValueError& error) {
         expect_error(
-            "this lookup names 2 distinct rows of table a on rank 0, beside 1 of lookups whose backward is not over",
+            "this lookup uses 2 distinct rows of table a on rank 0, in addition to 1 rows of lookups whose backward is "
+            "not over",
             error.what_without_backtrace());
-        expect_error("it has 2 rows. Give the table's storage cache_rows of 3 or more (it has 7 there)",
-                     error.what_without_backtrace());
+        expect_error(
+            "but the cache has 2 rows. Set cache_rows of the table's storage to 3 or more (the table has 7 rows on "
+            "this rank)",
+            error.what_without_backtrace());
       }
     }
     before.take_holds().clear();  // afterwards they fit

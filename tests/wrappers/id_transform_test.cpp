@@ -110,7 +110,7 @@ TEST(IdTransformTest, ErrorsAreRaisedOnAllRanks) {
   };
   const at::Tensor ids = at::arange(30);
   expect_error("ids of rank 1 are Double", error({.n_rows = 90}, ids, ids.to(at::kDouble)));
-  expect_error("a step brings 30 ids of bucket 0, which can hold 29", error({.n_rows = 30}, ids, ids.narrow(0, 0, 0)));
+  expect_error("a step has 30 ids of bucket 0, which can hold 29", error({.n_rows = 30}, ids, ids.narrow(0, 0, 0)));
   expect_error("default_row is 30 of a table of 30 rows", error({.n_rows = 30, .default_row = 30}, ids, ids));
 }
 

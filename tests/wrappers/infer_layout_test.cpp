@@ -89,7 +89,7 @@ TEST(InferLayoutTest, NDMeshesCutAndCopyAsTheirPlacementsSay) {
   EXPECT_EQ(text(find(nested, {kShard0, kShard0}, {2, 2})), "[Shard(0, sizes=[3, 5]), Shard(0, sizes=[1, 2, 4, 1])]");
   const auto grid = ranks_with({{{{0, 0}, {3, 10}}}, {{{0, 10}, {3, 6}}}, {{{3, 0}, {5, 10}}}, {{{3, 10}, {5, 6}}}});
   EXPECT_EQ(text(find(grid, {kShard0, kShard1}, {2, 2})), "[Shard(0, sizes=[3, 5]), Shard(1, sizes=[10, 6])]");
-  expect_words("the pieces are not what [Shard(0), Replicate()] makes of shape [8, 16] on 2x2 ranks",
+  expect_words("the pieces do not match [Shard(0), Replicate()] of shape [8, 16] on 2x2 ranks",
                error_of(ranks_with({{columns(0, 9)}, {columns(0, 9)}, {columns(9, 16)}, {columns(9, 16)}}),
                         {kShard0, kWhole}, {2, 2}));
 }
@@ -102,7 +102,7 @@ TEST(InferLayoutTest, MisfitsNameTheBoxesAndTheirRanks) {
   expect_words("rank 0 gives [0:4, 0:16], rank 1 gives [4:8, 0:16], but [Replicate()] makes them replicas",
                error_of(ranks_with({{rows(0, 4)}, {rows(4, 8)}}), {kWhole}));
   expect_words("no rank gives a piece", error_of(ranks_with({{}, {}}), {kShard0}));
-  expect_words("are not what [Shard(0, sizes=[4, 4])] makes",
+  expect_words("do not match [Shard(0, sizes=[4, 4])]",
                error_of(ranks_with({{rows(0, 3)}, {rows(3, 8)}}), {Placement::shard(0, {4, 4})}));
   expect_words("2 placements", error_of(ranks_with({{rows(0, 8)}}), {kShard0, kShard0}));
 
@@ -111,7 +111,8 @@ TEST(InferLayoutTest, MisfitsNameTheBoxesAndTheirRanks) {
   expect_words("the piece [4:8, 16:32] of rank 1 reaches outside the tensor of shape [8, 16]",
                error_of(pieces, {kShard0}));
   pieces[1].shape = Dims{8, 32};
-  expect_words("rank 0 gives shape= [8, 16] and stride= nothing, rank 1 gives [8, 32]", error_of(pieces, {kShard0}));
+  expect_words("rank 0 gives shape= [8, 16] and stride= nothing, but rank 1 gives [8, 32]",
+               error_of(pieces, {kShard0}));
 
   auto dtypes = ranks_with({{}, {rows(0, 4)}, {rows(4, 8)}});
   dtypes[0].dtype = c10::ScalarType::Half;  // has no pieces: follows
@@ -124,7 +125,7 @@ TEST(InferLayoutTest, AnEnumerableShardMustNameThePieces) {
   const auto pieces = ranks_with({{rows(0, 3)}, {rows(3, 8)}});
   const auto named = Placement::enumerable({{{0, 0}, {3, 16}, 0}, {{3, 0}, {5, 16}, 1}});
   EXPECT_TRUE(find(pieces, {named}).layout.in_pieces());
-  expect_words("are not those of [EnumerableShard(", error_of(pieces, {Placement::enumerable({{{0, 0}, {8, 16}, 0}})}));
+  expect_words("do not match [EnumerableShard(", error_of(pieces, {Placement::enumerable({{{0, 0}, {8, 16}, 0}})}));
 }
 
 TEST(InferLayoutTest, StridesFollowThePiecesOrderInMemory) {

@@ -152,15 +152,15 @@ TEST(MpMovesTest, Refusals) {
     expect_error("[mp_scatter] dim 2 does not exist: the tensor is of shape [2, 3]",
                  error_of<c10::IndexError>([&] { mp_scatter(x, 2, {mesh}); }));
     expect_error("[mp_gather] dim 0 does not exist", error_of<c10::IndexError>([&] { mp_gather(at::ones({}), 0); }));
-    expect_error("[mp_copy] on mesh dim 0 the tensor is Shard(0); this starts from Replicate()",
+    expect_error("[mp_copy] on mesh dim 0 the tensor is Shard(0), but must be Replicate()",
                  error_of<c10::ValueError>([&] { mp_copy(rows); }));
-    expect_error("[mp_gather] on mesh dim 0 the tensor is Shard(0); this starts from Shard(1)",
+    expect_error("[mp_gather] on mesh dim 0 the tensor is Shard(0), but must be Shard(1)",
                  error_of<c10::ValueError>([&] { mp_gather(rows, 1); }));
-    expect_error("this starts from Partial(sum)", error_of<c10::ValueError>([&] { mp_reduce(rows); }));
-    expect_error("this starts from Replicate() or Partial()", error_of<c10::ValueError>([&] { mp_scatter(rows, 0); }));
+    expect_error("but must be Partial(sum)", error_of<c10::ValueError>([&] { mp_reduce(rows); }));
+    expect_error("but must be Replicate() or Partial()", error_of<c10::ValueError>([&] { mp_scatter(rows, 0); }));
     expect_error("[mp_gather] the DTensor lives on the mesh (3), not on (2)",
                  error_of<c10::ValueError>([&] { mp_gather(rows, 0, {pair}); }));
-    expect_error("reduce_op \"max\" has no place with a DTensor", error_of<c10::ValueError>([&] {
+    expect_error("reduce_op \"max\" cannot be set for a DTensor", error_of<c10::ValueError>([&] {
                    mp_copy(lay_out(x, mesh, {Placement::replicate()}), {}, Reduce::kMax);
                  }));
     EXPECT_EQ(trace.total_count(), 0);

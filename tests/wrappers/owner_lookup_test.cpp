@@ -93,7 +93,7 @@ TEST(OwnerLookupTest, D7WrongIdsByTableAreTheSameErrorOnAllRanks) {
   const FeatureInput good{at::arange(6), {}, {}, {}};
   const std::vector<std::pair<std::optional<FeatureInput>, std::string>> wrong{
       {std::nullopt, "feature f1 has no ids on rank 1, which has columns of table t1"},
-      {FeatureInput{at::arange(7), {}, {}, {}}, "rank 1 gives 7 samples, those before it 6"},
+      {FeatureInput{at::arange(7), {}, {}, {}}, "rank 1 gives 7 samples, but the ranks before it give 6"},
       {FeatureInput{at::full({6}, 50), {}, {}, {}}, "feature f1 has id 50"}};
   for (const auto& [input, words] : wrong)
     run_ranks(3, [&](World& world) {

@@ -300,10 +300,10 @@ TEST(EmbeddingBagTest, WrongArgumentsSayTheRightOnes) {
   };
   expect("[aten::embedding_bag] offsets begin with 1. Bag 0 begins at 0.", at::tensor({1, 2}));
   expect("[aten::embedding_bag] offsets fall from 3 to 2 at 2.", at::tensor({0, 3, 2}));
-  expect("[aten::embedding_bag] the last offset is 5, of 4 ids.", at::tensor({0, 5}));
+  expect("[aten::embedding_bag] the last offset is 5, but there are 4 ids.", at::tensor({0, 5}));
   expect("[aten::embedding_bag] offsets of shape [1, 1] have 2 dims.", at::zeros({1, 1}, at::kLong));
   expect("[aten::embedding_bag] offsets are Float.", at::zeros({1}));
-  expect("[aten::embedding_bag] there is no mode 3.", at::tensor({0}), 3);
+  expect("[aten::embedding_bag] mode 3 is unknown.", at::tensor({0}), 3);
   expect("[aten::embedding_bag] per_sample_weights go with mode \"sum\" only.", at::tensor({0}), kMean, at::ones({4}));
   expect("[aten::embedding_bag] per_sample_weights have shape [3], the ids [4].", at::tensor({0}), kSum, at::ones({3}));
   expect("[aten::embedding_bag] padding_idx -5 is no row of the table", at::tensor({0}), kSum, {}, {.padding = -5});

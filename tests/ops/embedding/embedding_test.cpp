@@ -340,7 +340,7 @@ TEST(EmbeddingTest, ReplicatedIdsThatDifferAreAnErrorOnEveryRank) {
         } catch (const c10::ValueError& thrown) {
           error = thrown.what_without_backtrace();
         }
-        expect_error("[aten::embedding] ids are replicated over ranks", error);
+        expect_error("[aten::embedding] replicated ids differ between ranks", error);
       }
   });
 }

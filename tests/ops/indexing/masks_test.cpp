@@ -99,7 +99,7 @@ TEST(MasksTest, RanksOutsideTheMeshGetAnError) {
     const auto mask = lay_out(at::ones({4}, at::kBool), mesh, {kReplicate});
     if (world.rank() == 2) mask.nonzero();
   });
-  expect_error("[aten::nonzero] gives a result that depends on values, and rank 2 is outside", error);
+  expect_error("[aten::nonzero] returns a result that depends on values, which rank 2 does not have", error);
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ TEST(ReductionsTest, MeanOfIntegersIsAnError) {
     auto mesh = DeviceMesh::create(World::current(), c10::kCPU, {{3}, {0, 1, 2}});
     full({5}, 1, mesh, {Placement::shard(0)}, at::kLong).mean();
   });
-  expect_error("[aten::mean] the mean of Long is no Long. Pass a floating dtype=.", error);
+  expect_error("[aten::mean] the mean of Long cannot be Long. Pass a floating dtype=.", error);
 }
 
 TEST(ReductionsTest, LargestAndSmallest) {

@@ -79,7 +79,7 @@ TEST(SliceTest, WrongArgumentsSayTheRightOnes) {
   };
   expect_error("[aten::select] index 4 is out of range for dim 0 of a tensor of shape [4, 6]. Use an index in [-4, 4).",
                error([](const at::Tensor& t) { t.select(0, 4); }));
-  expect_error("[aten::split_with_sizes] sizes [1, 2] add up to 3; dim 0 has 4",
+  expect_error("[aten::split_with_sizes] sizes [1, 2] add up to 3, but dim 0 has 4",
                error([](const at::Tensor& t) { t.split_with_sizes({1, 2}); }));
   expect_error("[aten::split] split size 0", error([](const at::Tensor& t) { t.split(0); }));
 }

@@ -136,7 +136,7 @@ TEST(SparseTest, AddingEntriesOfTheSameLayoutSendsNothing) {
 
 TEST(SparseTest, ReplicasHaveEquallyManyEntries) {
   expect_error(
-      "rank 1 holds 1 entries where others have 0", error_of_ranks(4, [](World& world) {
+      "rank 1 holds 1 entries, but ranks with the same part hold 0", error_of_ranks(4, [](World& world) {
         const auto mesh = make_mesh({2, 2});
         const auto spec = Spec::intern(mesh, {6, 2}, {kRows, kColumns}, row_major_strides({6, 2}), at::kFloat);
         const at::Tensor indices = at::zeros({1, world.rank()}, at::kLong);

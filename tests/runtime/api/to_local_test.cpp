@@ -170,7 +170,7 @@ TEST(ToLocalTest, PiecesOfAnotherNumberOrDtypeAreErrors) {
     const std::vector<at::Tensor> one{at::ones({1, 2})}, whole_numbers{at::ones({1, 2}, at::kInt)};
     if (world.rank() == 0) {
       expect_error("[to_piece] rank 0 holds 2 pieces of", error_of([&] { to_piece(x); }));
-      expect_error("[from_local] rank 0 gives 1 pieces;", error_of([&] { from_pieces(one, spec_of(x)); }));
+      expect_error("[from_local] rank 0 gives 1 pieces, but", error_of([&] { from_pieces(one, spec_of(x)); }));
     } else {
       expect_error("[from_local] piece 0 is Int, the tensor Float. Use one dtype",
                    error_of([&] { from_pieces(whole_numbers, spec_of(x)); }));

@@ -100,7 +100,7 @@ TEST(AgreementTest, FactsOfDifferentKindsAreNamed) {
   on_ranks([](World& world) {
     EXPECT_EQ(error_of<c10::ValueError>(
                   [&] { agree(*everyone(world), "from_local", Facts(world.rank() == 2 ? "a wrapper" : "a tensor")); }),
-              "[from_local] rank 0 gives a tensor, rank 2 gives a wrapper. Give one kind on every rank.");
+              "[from_local] rank 0 gives a tensor, but rank 2 gives a wrapper. Give the same kind on every rank.");
   });
 }
 

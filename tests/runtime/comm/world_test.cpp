@@ -90,7 +90,7 @@ TEST(WorldTest, UnknownAndDuplicateRanksAreNamed) {
 TEST(WorldTest, ImpossibleWorldsAreRefused) {
   expect_error("rank 2 does not fit a world of 2 ranks", error_of([] { World(2, 2, nullptr, nullptr); }));
   const auto make_none = [](const std::vector<int64_t>&) { return c10::intrusive_ptr<c10d::ProcessGroup>(); };
-  expect_error("without a process group", error_of([&] { World(0, 2, nullptr, make_none); }));
+  expect_error("needs a process group", error_of([&] { World(0, 2, nullptr, make_none); }));
 }
 
 TEST(WorldTest, WithoutGroupsItKnowsItsRanksAndSendsNothing) {

@@ -38,7 +38,8 @@ TEST(NumberMoveTest, SlicesCompareWhatTheyHave) {
     const auto partial = number_on(row, Placement::partial(Reduce::kSum));
     EXPECT_EQ(move_number(partial, pieces_on(*row, 0.5), number_on(column))[0].item<double>(), 1.0);
     const std::string ranks = world.rank() % 2 == 0 ? "ranks 0 and 2" : "ranks 1 and 3";
-    expect_error(ranks + " have different numbers, 0 and 1", error_of<c10::ValueError>([&, row = row, column = column] {
+    expect_error(ranks + " of that mesh have different values for it, 0 and 1",
+                 error_of<c10::ValueError>([&, row = row, column = column] {
                    move_number(number_on(row), pieces_on(*row, static_cast<double>(world.rank() / 2)),
                                number_on(column));
                  }));
@@ -66,7 +67,7 @@ TEST(MeshAgreementTest, RanksOfSlicesDoNotMeanTheSame) {
     const MeshPtr all = mesh_of({0, 1, 2, 3}), some = mesh_of({0, 2});
     const MeshPtr pairs[][2] = {{row, column}, {row, all}, {all, column}, {some, row}};
     for (const auto& [from, to] : pairs)
-      expect_error("its ranks do not mean the same two meshes",
+      expect_error("the ranks disagree about the two meshes",
                    error_of<c10::ValueError>([from = from, to = to] { check_same_meshes(*from, *to); }));
     check_same_meshes(*some, *all);
     check_same_meshes(*all, *some);

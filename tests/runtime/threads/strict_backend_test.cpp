@@ -143,7 +143,7 @@ TEST_F(StrictBackendTest, WhatNcclLacksIsAnError) {
                error([](World& world) { reduce(world, at::ones({3, 2}).t())->wait(); }));
   expect_error("[all_reduce] got a tensor on meta, but the backend of ranks [0, 1] serves cpu tensors",
                error([](World& world) { reduce(world, at::ones({2}, at::kMeta))->wait(); }));
-  expect_error("[all_gather] 3 elements are not 2 ranks' parts of", error([](World& world) {
+  expect_error("[all_gather] an output of 3 elements does not hold 2 parts of", error([](World& world) {
                  at::Tensor output = at::ones({3});
                  at::Tensor input = at::ones({1 + world.rank()});
                  backend(world)->_allgather_base(output, input)->wait();
@@ -276,7 +276,7 @@ TEST_F(StrictBackendTest, MessagesOfDifferentSizesAreNamed) {
 }
 
 TEST_F(StrictBackendTest, FactsOfAnotherCallAreAnError) {
-  expect_error("[sizes] ranks 0 and 1 tell each other facts of different calls", error_of_ranks(2, [](World& world) {
+  expect_error("[sizes] ranks 0 and 1 make different calls", error_of_ranks(2, [](World& world) {
                  const char* const what = world.rank() == 0 ? "sizes" : "names";
                  if (world.rank() == 1)
                    EXPECT_THROW(gather_alike(*everyone(world), what, {1}), c10::ValueError);

@@ -81,7 +81,7 @@ TEST_F(ThreadBackendTest, WrongNumbersOfTensorsAreNamed) {
                  std::vector<at::Tensor> two{at::ones({1}), at::ones({1})};
                  backend(world)->broadcast(two);
                }));
-  expect_error("[all_gather] 3 elements are not 2 ranks' parts of 2", error_of_ranks(2, [](World& world) {
+  expect_error("[all_gather] an output of 3 elements does not hold 2 parts of 2", error_of_ranks(2, [](World& world) {
                  at::Tensor output = at::ones({3});
                  at::Tensor input = at::ones({2});
                  backend(world)->_allgather_base(output, input);
