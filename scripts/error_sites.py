@@ -46,7 +46,11 @@ ELSEWHERE = {
         "torch has no forward mode of this",
     ),
     "a process group of one's own, without a store": ("and cannot read its members' pieces",),
-    "a file that is written to while it is read, or was made by hand": (" are there", "the file ends "),
+    "a file that is written to while it is read, or was made by hand": (
+        " are there",
+        "the file ends ",
+        "the local part was saved as ",
+    ),
     "ranks that differ under the check, which tests/python/test_lone_calls.py starts": (
         " as call ",
         "SHARDWISE_CHECK_SECONDS is ",

@@ -95,6 +95,14 @@ CASES = [
         "DTensor.from_local((Packed if rank else Sized)(torch.ones(4, 2), torch.ones(1)), mesh, [Shard(0)]).full_tensor()",
         ValueError,
     ),
+    case(
+        "a quantised weight that is trained",
+        """
+        own = Packed(torch.ones(4, 2, dtype=torch.int8), torch.ones(1))
+        DTensor.from_local(own, mesh, [Shard(0)]).requires_grad_() * 2
+        """,
+        ValueError,
+    ),
     case("a checkpoint of a context with sizes", "inner_tensors(sized)", NotImplementedError),
     case("a checkpoint of two scales for all ranks", "inner_tensors(packed)", ValueError),
     case(
