@@ -534,11 +534,7 @@ def _this_one(
 
 
 def _this_ranks_slice(
-    device_type: str,
-    root: Ranks,
-    root_names: tuple[str, ...],
-    names: tuple[str, ...],
-    dims: Sequence[tuple[str, ...]],
+    device_type: str, root: Ranks, root_names: tuple[str, ...], names: tuple[str, ...], dims: Sequence[tuple[str, ...]]
 ) -> DeviceMesh | None:
     """That of the slices of `root` which this rank is in. Of a root that has ranks outside of this world as many are made as are
     inside; None where none is."""

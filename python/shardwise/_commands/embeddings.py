@@ -28,12 +28,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     add("--ranks", type=whole(1, MAX_RANKS), required=True, help="how many")
     add("--memory", type=n_bytes, metavar="BYTES", help="of tables and optimizer state per rank, as in 80GB or 512MiB")
     add("--strategy", choices=STRATEGIES, default="cost_balanced", help="default: %(default)s")
-    add(
-        "--batch",
-        type=whole(1, MAX_INTEGER),
-        default=1024,
-        help="samples per rank and step (default: %(default)s)",
-    )
+    add("--batch", type=whole(1, MAX_INTEGER), default=1024, help="samples per rank and step (default: %(default)s)")
     for least, name, help in (
         (0, "data-parallel", "tables of at most so many are replicated"),
         (1, "row-slice", "tables of at least so many are sharded by rows"),

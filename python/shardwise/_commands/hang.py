@@ -53,10 +53,7 @@ def run(options: argparse.Namespace) -> list[str]:
     lines = [describe_hang(flights), "", shown(hang_rows(flights))]
     n_left_out = len(files) - len(flights)
     if n_left_out > 0:
-        lines += [
-            "",
-            f"left out: {n_left_out} of {len(files)} files, of other runs, older of their rank, or not whole",
-        ]
+        lines += ["", f"left out: {n_left_out} of {len(files)} files, of other runs, older of their rank, or not whole"]
     return lines
 
 

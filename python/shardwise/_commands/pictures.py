@@ -5,16 +5,7 @@ from math import prod
 from pathlib import Path
 
 from shardwise import _C
-from shardwise._commands.arguments import (
-    add_dtype,
-    check_names,
-    layout,
-    mesh_extents,
-    names,
-    placements,
-    ranks,
-    shape,
-)
+from shardwise._commands.arguments import add_dtype, check_names, layout, mesh_extents, names, placements, ranks, shape
 from shardwise._commands.help import PLACEMENTS
 from shardwise._commands.redistribution import add_move, planned
 from shardwise.debug.picture import FORMATS

@@ -47,12 +47,7 @@ class FileSystemReader(torchs.FileSystemReader):
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        strict: bool = False,
-        verify: bool = False,
-        progress: bool | None = None,
+        self, path: str | os.PathLike[str], *, strict: bool = False, verify: bool = False, progress: bool | None = None
     ) -> None:
         check_progress(progress)
         super().__init__(path)

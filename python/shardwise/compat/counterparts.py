@@ -33,12 +33,7 @@ _STANDS_FOR = {
         "_composable.fsdp",
         "_composable.fsdp.fully_shard",
     ),
-    "shardwise.parallel": (
-        "tensor.parallel",
-        "tensor.parallel.api",
-        "tensor.parallel.loss",
-        "tensor.parallel.style",
-    ),
+    "shardwise.parallel": ("tensor.parallel", "tensor.parallel.api", "tensor.parallel.loss", "tensor.parallel.style"),
     "shardwise.placement_types": ("tensor.placement_types", "_tensor.placement_types"),
 }
 

@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardwise.debug.chrome_trace import write_trace
-from shardwise.debug.profile_tables import (
-    check_limit,
-    check_number,
-    communication_table,
-    operator_table,
-    unasked_table,
-)
+from shardwise.debug.profile_tables import check_limit, check_number, communication_table, operator_table, unasked_table
 from shardwise.debug.spans import CommunicationSpan, RankProfile
 
 

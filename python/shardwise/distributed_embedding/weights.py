@@ -141,11 +141,7 @@ def write_files(layer: LayerParts, files: Sequence[File], progress: bool | None)
 
 
 def write_rows(
-    layer: LayerParts,
-    index: int,
-    file: IO[bytes] | None,
-    bytes_of: Callable[[torch.Tensor], Array],
-    line: Progress,
+    layer: LayerParts, index: int, file: IO[bytes] | None, bytes_of: Callable[[torch.Tensor], Array], line: Progress
 ) -> None:
     config = layer.configs[index]
     for begin, end in chunks(config.n_rows, row_bytes(layer, index), config.n_columns):

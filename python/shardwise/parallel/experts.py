@@ -55,11 +55,7 @@ class ExpertParallel(ParallelStyle):
     _shown = ("input_layouts", "use_local_output", "num_experts")
 
     def __init__(
-        self,
-        *,
-        input_layouts: Placement | None = None,
-        use_local_output: bool = True,
-        num_experts: str = "num_experts",
+        self, *, input_layouts: Placement | None = None, use_local_output: bool = True, num_experts: str = "num_experts"
     ) -> None:
         self.input_layouts = (input_layouts or Shard(0),)
         self.use_local_output = use_local_output

@@ -37,11 +37,7 @@ class ParallelLayer(nn.Module):
     weight: nn.Parameter
 
     def __init__(
-        self,
-        init_type: InitType,
-        mesh: DeviceMesh | None,
-        mesh_dim: int | str,
-        device: torch.device | str | None,
+        self, init_type: InitType, mesh: DeviceMesh | None, mesh_dim: int | str, device: torch.device | str | None
     ) -> None:
         super().__init__()
         kind = torch.device(device or torch.get_default_device()).type
