@@ -46,5 +46,5 @@ def run(options: argparse.Namespace) -> list[str]:
             f"[watch] port {options.port} of 127.0.0.1 cannot be had: {error.strerror}. Give another with --port, or --port 0 for one that is "
             "free; SHARDWISE_WATCH of the program names it, too."
         ) from None
-    serve(listener)  # outside: that the line of its address cannot be written is no error of the port
+    serve(listener)  # outside of `try`: an error in writing the line of its address is none of the port
     return []
