@@ -115,13 +115,6 @@ def static(piece: torch.Tensor) -> torch.Tensor:
     return piece.view(shape) if piece.is_contiguous() else piece.as_strided(shape, strides)
 
 
-def refuse_cache() -> Any:
-    """Raises BypassAOTAutogradCache: a graph with DTensors is valid only for the meshes of this process."""
-    from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
-
-    raise BypassAOTAutogradCache("graphs of DTensors are for the meshes of the process that traced them")
-
-
 _is_move_registered = False
 
 

@@ -233,7 +233,9 @@ class DTensor(torch.Tensor):
 
     def _stable_hash_for_caching(self) -> str:
         """Raises the exception that keeps torch from caching graphs of DTensors for other processes."""
-        return _tracing.refuse_cache()
+        from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+
+        raise BypassAOTAutogradCache("graphs of DTensors are for the meshes of the process that traced them")
 
     def __coerce_tangent_metadata__(self) -> torch.Tensor:
         """A tensor laid out as the graph expects the gradient of this result: replicated if the result is Partial."""

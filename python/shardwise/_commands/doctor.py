@@ -70,7 +70,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def run(options: argparse.Namespace) -> list[str]:
     under_torchrun = all(name in os.environ for name in TORCHRUN_VARIABLES)
-    links = [] if options.no_links else list(job_links() if under_torchrun else local_links())
+    links: list[Finding] = []
+    if not options.no_links:
+        links += job_links() if under_torchrun else [link("two processes here", link_speed.between_local_processes())]
     if os.environ.get("RANK", "0") != "0" and under_torchrun:
         raise SystemExit(0)  # rank 0 reports
     found = [*versions(), *backends(), *devices(), *memory(), *limits(), *network(), *links, *environment(os.environ)]
@@ -195,10 +197,6 @@ def interface(chosen: str, names: Sequence[str]) -> Finding:
     missing = [name for name in chosen.split(",") if name not in names]
     mend = f"{', '.join(missing)} does not exist: Gloo fails. Set one of {', '.join(names)}." if missing else ""
     return judged("network", "GLOO_SOCKET_IFNAME", chosen, mend, "wrong")
-
-
-def local_links() -> list[Finding]:
-    return [link("two processes here", link_speed.between_local_processes())]
 
 
 def job_links() -> Iterator[Finding]:

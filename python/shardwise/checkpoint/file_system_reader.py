@@ -107,7 +107,8 @@ class FileSystemReader(torchs.FileSystemReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         rest: list[ReadItem] = []  # everything but plain tensors, which torch's reader reads
-        total = sum(_n_bytes(item, self._records[item.storage_index]) for item in plan.items)
+        records = [(item, self._records[item.storage_index]) for item in plan.items]
+        total = sum(int(item.lengths.numel()) * record.dtype.itemsize for item, record in records if record is not None)
         is_first = not dist.is_initialized() or dist.get_rank() == 0
         with Progress("loading", total, self.progress, is_first) as progress:
 
@@ -149,7 +150,3 @@ class FileSystemReader(torchs.FileSystemReader):
                 if self.verify:
                     check_sum(FilePart(file, saved.offset, saved.length))
                 self._records[index] = find_record(FilePart(file, saved.offset, saved.length), saved.offset)
-
-
-def _n_bytes(item: ReadItem, record: TensorRecord | None) -> int:
-    return 0 if record is None else int(item.lengths.numel()) * record.dtype.itemsize

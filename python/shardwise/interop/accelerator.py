@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -28,21 +29,12 @@ def are_equal_batches(accelerator: Any) -> bool:
     return getattr(accelerator, "_reads_equal_batches", False)
 
 
-class _FullState:
-    """Stands in for an optimizer whose state is saved."""
-
-    def __init__(self, state: dict[str, Any]) -> None:
-        self._state = state
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._state
-
-
 def with_full_state(optimizer: Any, keep: bool) -> Any:
     """A stand-in with the optimizer's full state, on ranks that `keep` it; collective. An optimizer without our tensors is returned as it is."""
     if not any_ours([group["params"] for group in optimizer.param_groups]):
         return optimizer
-    return _FullState(full_state_dict(optimizer.state_dict(), cpu_offload=True, keep=keep))
+    state = full_state_dict(optimizer.state_dict(), cpu_offload=True, keep=keep)
+    return SimpleNamespace(state_dict=lambda: state)
 
 
 def save_state(

@@ -17,14 +17,11 @@ _WAY_OUT = (
 def dispatch(original: Any, mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """Makes ProxyTorchDispatchMode raise an error for operators that cannot be in a graph of whole DTensors."""
     if func is torch.ops.shardwise.move.default and any(
-        not has_proxy_slot(piece, mode.tracer) for piece in tree_leaves(args[0]) if _is_fake(piece)
+        type(piece).__name__ == "FakeTensor" and not has_proxy_slot(piece, mode.tracer)
+        for piece in tree_leaves(args[0])
     ):
         raise NotImplementedError(f"[redistribute] has no place in a graph of whole DTensors. {_WAY_OUT}")
     result = original(mode, func, types, args, kwargs)
     if result is NotImplemented and any(map(has_values, tree_leaves((args, kwargs)))):
         raise NotImplementedError(f"[{func}] takes a DTensor that the graph did not make, as a move does. {_WAY_OUT}")
     return result
-
-
-def _is_fake(piece: object) -> bool:
-    return type(piece).__name__ == "FakeTensor"

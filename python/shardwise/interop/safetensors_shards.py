@@ -7,14 +7,8 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 
 
 def prepare_local_plan(original: Any, self: Any, plan: SavePlan) -> SavePlan:
-    """Makes HuggingFaceStorageWriter refuse tensors that it would write in part. torch raises the error on all ranks, before anything is written."""
-    check_single(plan)
-    prepared: SavePlan = original(self, plan)
-    return prepared
-
-
-def check_single(plan: SavePlan) -> None:
-    """Raises ValueError if this rank has several pieces of a tensor."""
+    """Makes HuggingFaceStorageWriter raise ValueError if this rank has several pieces of a tensor. torch raises the error on all ranks, before
+    anything is written."""
     counts = Counter(item.index.fqn for item in plan.items if item.type == WriteItemType.SHARD)
     several = [f"{n} of {name}" for name, n in counts.items() if n > 1]
     if several:
@@ -22,3 +16,5 @@ def check_single(plan: SavePlan) -> None:
             f"[checkpoint] a safetensors file has one piece by a name, and this rank has {', '.join(several)}. Redistribute to Shard "
             "or Replicate before, or save with torch's or shardwise.checkpoint's FileSystemWriter."
         )
+    prepared: SavePlan = original(self, plan)
+    return prepared

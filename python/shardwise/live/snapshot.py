@@ -98,7 +98,8 @@ class LastError:
 
     def _note(self, kind: type[BaseException], value: BaseException | None, trace: Any) -> None:
         where = traceback.extract_tb(trace)
-        own = [frame for frame in where if "site-packages" not in frame.filename and not _is_ours(frame.filename)]
+        libraries = ("site-packages", os.path.dirname(_C.__file__) + os.sep)
+        own = [frame for frame in where if not any(folder in frame.filename for folder in libraries)]
         place = next(reversed(own or where), None)
         self.last = {
             "text": "".join(traceback.format_exception_only(kind, value)).strip()[:4000],
@@ -107,10 +108,6 @@ class LastError:
         }
         with contextlib.suppress(Exception):  # the program's own hook must still run
             self.on_error()
-
-
-def _is_ours(filename: str) -> bool:
-    return filename.startswith(os.path.dirname(_C.__file__) + os.sep)
 
 
 class Surveyor:
