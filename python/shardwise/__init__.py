@@ -74,87 +74,25 @@ from shardwise.live import watch_if_asked
 from shardwise.local_shards_wrapper import LocalShardsWrapper, rebuild_local_shards
 
 __all__ = [
-    "CacheCounts",
-    "CommDebugMode",
-    "DTensor",
-    "DeviceMesh",
-    "DistributedEmbedding",
-    "EmbeddingLookup",
-    "EmbeddingPipeline",
-    "EmbeddingPlan",
-    "EnumerableShard",
-    "FileStorage",
-    "Layout",
-    "LocalShardsWrapper",
-    "Partial",
-    "Placement",
-    "Plan",
-    "QuantizedTable",
-    "RaggedIds",
-    "RaggedShard",
-    "Replicate",
-    "Shard",
-    "ShardMetadata",
-    "TableConfig",
-    "accumulate_gradients",
-    "broadcast_parameters",
-    "cache_counters",
-    "communication_policy",
-    "debug",
-    "device_mesh",
-    "distribute_module",
-    "distribute_tensor",
-    "empty",
-    "experimental",
-    "explain",
-    "from_torch",
-    "fsdp",
-    "full",
-    "fully_shard",
-    "implicit_replication",
-    "init_device_mesh",
-    "linspace",
-    "logspace",
-    "lookup_exchange",
-    "ones",
-    "optim",
-    "parallel",
-    "placement_types",
-    "plan_embeddings",
-    "plan_redistribution",
-    "profile",
-    "quantize_rows",
-    "rand",
-    "randn",
-    "redistribute_many",
-    "redistribution_counters",
-    "register_rule",
-    "step_report",
-    "testing",
-    "to_torch",
-    "visualize_mesh",
-    "visualize_sharding",
-    "zeros",
-]
+    "CacheCounts", "CommDebugMode", "DTensor", "DeviceMesh", "DistributedEmbedding", "EmbeddingLookup",
+    "EmbeddingPipeline", "EmbeddingPlan", "EnumerableShard", "FileStorage", "Layout", "LocalShardsWrapper",
+    "Partial", "Placement", "Plan", "QuantizedTable", "RaggedIds", "RaggedShard", "Replicate", "Shard",
+    "ShardMetadata", "TableConfig", "accumulate_gradients", "broadcast_parameters", "cache_counters",
+    "communication_policy", "debug", "device_mesh", "distribute_module", "distribute_tensor", "empty",
+    "experimental", "explain", "from_torch", "fsdp", "full", "fully_shard", "implicit_replication",
+    "init_device_mesh", "linspace", "logspace", "lookup_exchange", "ones", "optim", "parallel", "placement_types",
+    "plan_embeddings", "plan_redistribution", "profile", "quantize_rows", "rand", "randn", "redistribute_many",
+    "redistribution_counters", "register_rule", "step_report", "testing", "to_torch", "visualize_mesh",
+    "visualize_sharding", "zeros",
+]  # fmt: skip
 
 __version__ = _build_facts.VERSION
 
-# What torch.load(weights_only=True) may call.
+# torch.load(weights_only=True) may call these.
+torch.serialization.add_safe_globals([EnumerableShard, Partial, RaggedShard, Replicate, Shard, ShardMetadata])
 torch.serialization.add_safe_globals(
-    [
-        EnumerableShard,
-        Partial,
-        RaggedShard,
-        Replicate,
-        Shard,
-        ShardMetadata,
-        rebuild_dtensor,
-        rebuild_local_shards,
-        rebuild_mesh,
-        rebuild_related,
-        rebuild_slice,
-    ]
+    [rebuild_dtensor, rebuild_local_shards, rebuild_mesh, rebuild_related, rebuild_slice]
 )
 hand_over()
-atexit.register(_C.forget_world)  # does nothing without a world; what the program registers later still has its tensors
+atexit.register(_C.forget_world)  # runs after the exit handlers that the program registers later; needs no world
 watch_if_asked()

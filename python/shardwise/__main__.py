@@ -25,14 +25,10 @@ from argcomplete.completers import BaseCompleter, FilesCompleter
 
 from shardwise import __version__
 from shardwise._commands import doctor, embeddings, hang, pictures, redistribution, watch
-from shardwise._commands.arguments import Parser, one_line
-from shardwise._commands.help import PLACEMENTS
+from shardwise._commands.arguments import PLACEMENTS, Parser, one_line
 from shardwise.debug.printing import printable
 
-# Whose commands there are, in the order of the help.
-COMMANDS = (pictures, redistribution, embeddings, watch, hang, doctor)
-
-
+COMMANDS = (pictures, redistribution, embeddings, watch, hang, doctor)  # in the order of the help
 PROG = "python -m shardwise"
 
 
@@ -60,11 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for line in options.run(options):
             print(printable(line))
         flush_output()
-    except BrokenPipeError:  # who reads has seen enough, as `head`
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         drop_output()
         raise SystemExit(1) from None
     except (ValueError, IndexError, OSError) as error:
-        # In some builds of torch a trace of C++ follows.
+        # Some builds of torch append a C++ trace.
         message = one_line(str(error).split("\nException raised from")[0].rstrip())
         if isinstance(error, OSError) and error.filename is None and error.strerror:
             message = f"standard output cannot be written: {error.strerror}. Send it elsewhere."
@@ -82,19 +78,19 @@ class PathCompleter(BaseCompleter):
 
 
 def drop_output() -> None:
-    """What is left of it goes nowhere: the interpreter would write it at its end, and fail again."""
+    """Sends the rest of the output nowhere: the interpreter would write it at exit, and fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def flush_output() -> None:
-    """Nothing is flushed where the program has no output."""
+    """Flushes both outputs, as far as the program has them."""
     for output in (sys.stdout, sys.stderr):
         if output is not None:
             output.flush()
 
 
 def run_and_exit() -> NoReturn:
-    """main() as a process of its own. It ends at once: the interpreter's way out through torch's modules takes longer than a picture."""
+    """Runs main() and ends the process at once: the interpreter's exit through torch's modules takes longer than a picture."""
     main()
     flush_output()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What a DTensor is besides its values: its mesh, its placements and the whole tensor's shape, strides and dtype."""
+"""DTensorSpec: all of a DTensor but its values, with the names of torch.distributed.tensor."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ class TensorMeta(NamedTuple):
 
 @dataclass(eq=True)
 class DTensorSpec:
-    """How a tensor is distributed: `DTensor(local, spec)` makes one of it, `DTensor._spec` tells it."""
+    """How a tensor is distributed. `DTensor(local, spec)` makes a DTensor of it; `DTensor._spec` returns it."""
 
     mesh: DeviceMesh
     placements: tuple[Placement, ...]
@@ -51,12 +51,12 @@ class DTensorSpec:
 
     @property
     def num_shards(self) -> int:
-        """Into how many parts the tensor is split, over all mesh dims."""
+        """The number of parts of the tensor, over all mesh dims."""
         return prod(self.mesh.size(mesh_dim) for mesh_dim, _ in self._splits())
 
     @property
     def num_shards_map(self) -> list[int]:
-        """Into how many parts each tensor dim is split."""
+        """The number of parts of each tensor dim."""
         result = [1] * self.ndim
         for mesh_dim, dim in self._splits():
             result[dim] *= self.mesh.size(mesh_dim)
@@ -64,7 +64,7 @@ class DTensorSpec:
 
     @property
     def dim_map(self) -> list[int]:
-        """The mesh dim that shards each tensor dim, -1 where none does. Raises ValueError where several do."""
+        """The mesh dim that shards each tensor dim, or -1. Raises ValueError if several mesh dims shard one tensor dim."""
         result = [-1] * self.ndim
         for mesh_dim, dim in self._splits():
             if result[dim] >= 0:

@@ -1,4 +1,4 @@
-"""The functions of this package that C++ calls. It gets them here, and looks no module up by its name."""
+"""Hands C++ the functions of this package that it calls, so that it looks up no module by name."""
 
 import os
 
@@ -8,7 +8,7 @@ from shardwise.interop import replacements, torch_meshes, torch_tensors
 
 
 def hand_over() -> None:
-    """Before the first mesh is made."""
+    """Called once, before the first mesh is made."""
     _C.set_package(
         folder=os.path.dirname(__file__),
         install=replacements.install,

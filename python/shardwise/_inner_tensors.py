@@ -1,4 +1,4 @@
-"""Takes an object of a tensor class apart into the plain tensors that its `__tensor_flatten__` names, and puts one together of others."""
+"""Takes an object of a tensor class apart into the plain tensors that its `__tensor_flatten__` names, and builds one from other tensors."""
 
 import pickle
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ TRACERS = ("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor
 
 
 def flatten(tensor: Any) -> tuple[list[str], list[torch.Tensor], bytes]:
-    """The names of the plain tensors ("qdata", or "inner.qdata" of an object within the object), these tensors, and a recipe: all that
-    unflatten() needs besides. Raises AttributeError for a class without `__tensor_flatten__`."""
+    """The names of the plain tensors ("qdata", or "inner.qdata" for an object within the object), these tensors, and a recipe: everything else
+    that unflatten() needs. Raises AttributeError for a class without `__tensor_flatten__`."""
     own_names, context = tensor.__tensor_flatten__()
     names: list[str] = []
     plain: list[torch.Tensor] = []
@@ -32,14 +32,14 @@ def flatten(tensor: Any) -> tuple[list[str], list[torch.Tensor], bytes]:
 
 
 def contexts(tensor: Any) -> Any:
-    """The words of the class besides the names of inner tensors, and those of classes of objects within it."""
+    """The context that `__tensor_flatten__` returns, with those of objects within the object by their names."""
     names, context = tensor.__tensor_flatten__()
     inner = {name: contexts(getattr(tensor, name)) for name in names if type(getattr(tensor, name)) not in PLAIN}
     return (context, inner) if inner else context
 
 
 def unflatten(like: Any, recipe: bytes, plain: list[torch.Tensor], size: list[int], stride: list[int]) -> torch.Tensor:
-    """An object of the class of `like`, from a recipe of that class."""
+    """Builds an object of the class of `like` from a recipe of that class."""
     return _unflatten(type(like), recipe, iter(plain), tuple(size), tuple(stride))
 
 
@@ -59,17 +59,17 @@ def _unflatten(
 
 
 def have_same_context(recipe: bytes, other: bytes) -> bool:
-    """Whether two recipes say the same."""
+    """Whether two recipes are equal."""
     return bool(pickle.loads(recipe) == pickle.loads(other))
 
 
 def says_places(tensor: Any) -> bool:
-    """Whether the class is of local shards, whose sizes are each rank's own, as TorchRec's."""
+    """Whether the class holds local shards, such as TorchRec's, whose sizes differ between ranks."""
     return hasattr(tensor, "shard_offsets") or hasattr(tensor, "local_offsets")
 
 
 def holds_traced(tensor: Any) -> bool:
-    """Whether a tracer made the plain tensors in it."""
+    """Whether a tracer made any of the plain tensors in the object."""
     try:
         inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
     except Exception:  # a class that cannot be taken apart is not traced

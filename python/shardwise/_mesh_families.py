@@ -1,4 +1,4 @@
-"""Which meshes all ranks made together. A file of one has all that are to be made where it is read, on every rank the same."""
+"""The meshes that all ranks made together. A pickled mesh names those that are to be made when it is read: the same ones on every rank."""
 
 from collections.abc import Sequence
 from math import prod
@@ -12,9 +12,9 @@ MeshKey: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]  #
 
 
 class Family(NamedTuple):
-    """All slices of a mesh, the root, along some of its dims: each rank has the one that it is in.
+    """All slices of a mesh, the root, along some of its dims; each rank has the slice that it is in.
 
-    `dims`: those of the root that each dim of the slices is made of. None where the root itself was made: a family of one.
+    `dims`: for each dim of the slices, the dims of the root that it consists of. None: the family is the root alone.
     """
 
     device_type: str
@@ -43,16 +43,16 @@ def slices(root: torch.Tensor, root_names: Sequence[str], dims: Sequence[Sequenc
 
 
 def note(mesh: _C.DeviceMesh, family: Family) -> None:
-    """All ranks of the world of `mesh` made these."""
+    """Notes that all ranks of the world of `mesh` made the meshes of `family`."""
     families = mesh._world_notes()
     if family not in families:
         families[family] = family.members()
 
 
 def related(mesh: _C.DeviceMesh, key: MeshKey) -> list[Family]:
-    """The families that the mesh is in, with those of their other members, and so on, in the order in which they were made.
+    """The families that contain the mesh, the families that contain another member of these, and so on, in the order in which they were made.
 
-    They are the same on all ranks, although one rank's slice is a mesh that was made by itself, too, and another's is not.
+    The result is the same on all ranks, even if one rank's slice was also made as a mesh of its own and another rank's was not.
     """
     families = _noted(mesh)
     if not any(key in members for members in families.values()):
@@ -67,12 +67,12 @@ def related(mesh: _C.DeviceMesh, key: MeshKey) -> list[Family]:
 
 
 def _noted(mesh: _C.DeviceMesh) -> dict[Family, frozenset[MeshKey]]:
-    families = list(mesh._world_notes().items())  # other threads may make meshes meanwhile
+    families = list(mesh._world_notes().items())  # a copy: other threads may make meshes meanwhile
     return {family: members for family, members in families if family.device_type == mesh.device_type}
 
 
 def _note_as_slice(mesh: _C.DeviceMesh, key: MeshKey) -> None:
-    """Of a mesh that C++ sliced, as for parameters that are sharded over data on top of tensor parallelism."""
+    """Notes the family of a slice that C++ made, for example for parameters that are sharded over data on top of tensor parallelism."""
     names = key[2]
     for known in _noted(mesh):
         if known.dims is None and names and set(names) <= set(known.root[2]):

@@ -1,6 +1,6 @@
-"""torch's default generator, as ranks see it that are threads: each has its own, and torch's functions speak of that one.
+"""Default random generators for ranks that are threads: each rank has its own, and torch's functions act on it.
 
-Without it torch.utils.checkpoint, which replays random numbers by the generator's state, would not find those of DTensors.
+torch.utils.checkpoint replays random numbers by the default generator's state, and would not replay those of DTensors otherwise.
 """
 
 import functools
@@ -13,10 +13,10 @@ from shardwise import _C
 
 @functools.cache
 def separate_generators() -> None:
-    """From now on torch.manual_seed, get_rng_state and set_rng_state include, in a thread that is a rank, the rank's generator.
+    """Makes torch.manual_seed, get_rng_state and set_rng_state act on the rank's generator, too, in a thread that is a rank.
 
-    The state there is both: the process's generator, which plain tensors draw from, then the rank's. States of either kind
-    can be set anywhere.
+    There, a state is the state of the process's generator, which plain tensors draw from, followed by the rank's. set_rng_state takes states
+    with and without the rank's part in any thread.
     """
     seed_process, state_of_process, set_process = torch.manual_seed, torch.get_rng_state, torch.set_rng_state
 

@@ -1,6 +1,6 @@
-"""torch's C++ interfaces change with each minor version: a torch other than the one compiled against is refused by name.
+"""Refuses a torch of another minor version than the one compiled against, because torch's C++ interfaces change with each.
 
-Imported before shardwise._C, which would fail with the name of a missing symbol, or not fail and misread torch's objects.
+It is imported before shardwise._C, which would fail with the name of a missing symbol, or misread torch's objects.
 """
 
 import torch
@@ -9,12 +9,12 @@ from shardwise import _build_facts
 
 
 def minor(version: str) -> str:
-    """2.13 of 2.13.0+cpu."""
+    """The minor version: "2.13" for "2.13.0+cpu"."""
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
 def refuse_another(installed: str) -> None:
-    """Raises ImportError where `installed` is not of the minor version that this package was compiled against."""
+    """Raises ImportError unless `installed` has the minor version that this package was compiled against."""
     if minor(installed) != minor(_build_facts.TORCH):
         raise ImportError(
             f"[import] shardwise {_build_facts.VERSION} was compiled against torch {_build_facts.TORCH}, and torch {installed} is "

@@ -1,15 +1,16 @@
-"""What shardwise._C asks of torch.distributed: groups, made here and known to C++ by their names."""
+"""Process groups of torch.distributed: those that C++ asks for and knows by name, and those that a mesh is given to communicate over."""
 
 import hashlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroup
@@ -20,11 +21,11 @@ from shardwise._torch_versions import uses_torchcomms
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
-# Of the groups made here: those that C++ asked for, this rank's own, and those that their members made without the other ranks.
+# Descriptions of the groups made here: C++ asked for the first kind, the second is of this rank alone, and the third was made by its members alone.
 DESCRIPTION, LONE, BY_MEMBERS = "shardwise", "shardwise, one rank", "shardwise, by its members"
 
 GroupsByRanks = Mapping[tuple[int, ...], ProcessGroup]
-
+BackendOverride = Any  # a backend, its options, or both, for the groups along a mesh dim
 
 on_world: Callable[[], None] | None = None  # called where this process is a rank; set by the live page
 
@@ -53,24 +54,26 @@ def is_alone() -> bool:
 
 
 def timeout_of(group: ProcessGroup) -> timedelta | None:
-    """How long the collectives of `group` wait; None where its backend does not say."""
+    """The timeout of the collectives of `group`; None if its backend has none."""
     options = getattr(group._get_backend(group._device_types[0]), "options", None)
     return getattr(options, "_timeout", None)
 
 
-def given_groups(groups: GroupsByRanks) -> AbstractContextManager[None]:
-    """A `with` block in which meshes are made over these groups, for their ranks (ascending), unless theirs they are anyway."""
+def over_groups(groups: GroupsByRanks | None) -> AbstractContextManager[None]:
+    """A `with` block in which meshes communicate over these groups among their ranks (ascending). None: over the groups that all ranks make."""
+    if groups is None:
+        return nullcontext()
     return _C.given_groups({ranks: group.group_name for ranks, group in groups.items() if not is_known(group)})
 
 
 def new_group(ranks: list[int]) -> str | None:
-    """The name of a new group of `ranks`, None on the others. Collective over the world; the time-out is inherited."""
+    """Makes a group of `ranks` and returns its name; None on other ranks. Collective over the world, whose timeout the group gets."""
     group = new_group_like(ranks, description=DESCRIPTION)
     return None if group is None or group == dist.GroupMember.NON_GROUP_MEMBER else group.group_name
 
 
 def is_known(group: ProcessGroup) -> bool:
-    """True where C++ communicates over it among its ranks, or has nothing to send."""
+    """True if C++ already communicates over this group among its ranks, or if the group has one rank and so nothing to send."""
     return group == dist.group.WORLD or group.group_desc in (DESCRIPTION, LONE)
 
 
@@ -81,11 +84,10 @@ def new_group_like(
     description: str = "shardwise, of one mesh",
     timeout: timedelta | None = None,
 ) -> Any:
-    """A new group of `ranks`, of the world's backend and time-out unless others are given; GroupMember.NON_GROUP_MEMBER on the others.
+    """A new group of `ranks`; GroupMember.NON_GROUP_MEMBER on other ranks. Backend and timeout are the world's unless given.
 
-    Its name is made of its members, its description and how many such groups there were before. torch.distributed.new_group() would count
-    all groups: threads that make groups in another order than those of other ranks, or members that make one without the other ranks, would
-    then have other names for one group.
+    The name consists of the members, the description and the number of such groups made before. torch.distributed.new_group() counts all groups
+    instead. Its names would differ between ranks if threads make groups in different orders, or if members make a group without the other ranks.
     """
     everyone = dist.group.WORLD
     assert everyone is not None
@@ -120,8 +122,8 @@ def new_group_like(
 
 @contextmanager
 def _own_store(store: Store) -> Iterator[Store]:
-    """`store`, of which a thread has a copy where another one is making a group: a connection serves one call at a time, and one that waits
-    for other ranks' words would keep this rank from saying its own."""
+    """`store`, or a copy of it if another thread is making a group. A connection serves one call at a time, so a call that waits for other ranks
+    would keep this rank from sending them its own keys."""
     with _counting:
         _makers.append(store)
         is_shared = len(_makers) > 1
@@ -132,18 +134,18 @@ def _own_store(store: Store) -> Iterator[Store]:
             _makers.pop()
 
 
-# How many groups of each kind and members were made in a world.
+# The number of groups made in a world, by description and members.
 _counts: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
 _counting = threading.Lock()
 _makers: list[Store] = []  # one for each thread that is making a group
-_making_alone = threading.Lock()  # of one thread: nobody else is waited for
+_making_alone = threading.Lock()  # held while this rank makes its lone group, which waits for no other rank
 
 
 def lone_group(*, is_collective: bool = False) -> ProcessGroup | None:
-    """The group of this rank alone, made when first asked for in this world; None where torch.distributed has none.
+    """The group of this rank alone, made at the first call in this world; None without torch.distributed.
 
-    `is_collective`: all ranks ask, as those do that make a mesh with a dim of one rank. Some backends make groups only then. Raises
-    ValueError where theirs was not made so.
+    `is_collective`: all ranks make this call, as when they make a mesh with a dim of one rank. Some backends make groups only then: for them
+    a call without it raises ValueError if the group does not exist yet.
     """
     world = dist.group.WORLD
     if world is None or world.size() == 1:
@@ -167,8 +169,8 @@ def lone_group(*, is_collective: bool = False) -> ProcessGroup | None:
 
 
 def group_by_members(ranks: tuple[int, ...], timeout: timedelta | None) -> ProcessGroup:
-    """The group of `ranks` (ascending), made by them alone unless there is one. Raises ValueError on all of them where their backend makes
-    groups only on all ranks of the world."""
+    """The group of `ranks` (ascending). If there is none, these ranks make it without the others. Raises ValueError on all of them if their
+    backend makes groups only on all ranks of the world."""
     known = _made(list(ranks), DESCRIPTION) or _made(list(ranks), BY_MEMBERS)
     if known is not None:
         return known
@@ -182,22 +184,59 @@ def group_by_members(ranks: tuple[int, ...], timeout: timedelta | None) -> Proce
 
 
 def all_ranks_make_groups() -> bool:
-    """Whether the world's backend refuses groups that their members make alone: MPI's does, and those of torchcomms."""
+    """Whether every rank of the world must take part in making a group: MPI and torchcomms require it."""
     return dist.Backend.MPI in str(c10d._world.pg_map[c10d._get_default_group()][0]) or uses_torchcomms()
 
 
 def _made(ranks: list[int], description: str) -> ProcessGroup | None:
     """The group of `ranks` that was made here under this description."""
-    for group in list(c10d._world.pg_names):  # other threads may make some meanwhile
+    for group in list(c10d._world.pg_names):  # a copy: other threads may make groups meanwhile
         if group.group_desc == description and dist.get_process_group_ranks(group) == ranks:
             return group
     return None
 
 
 def group_of(name: str) -> ProcessGroup:
-    """The group called `name`. Raises ValueError for ranks that are threads, whose groups have none: torch knows nothing of them."""
+    """The group called `name`. Raises ValueError if ranks are threads: their groups are not torch's and have no names."""
     if not name:
         raise ValueError(
             "[device_mesh] get_group() has no group to return: ranks are threads here, outside torch.distributed. Start them with torchrun."
         )
     return c10d._resolve_process_group(c10d.GroupName(name))  # type: ignore[attr-defined]
+
+
+def with_everyone(lines: GroupsByRanks, ranks: torch.Tensor) -> GroupsByRanks:
+    """`lines`, this rank's groups along each dim of `ranks`, plus a group of all `ranks` if neither these groups nor the world are one."""
+    everyone = tuple(sorted(ranks.flatten().tolist()))
+    if everyone in lines or len(everyone) == dist.get_world_size():
+        return lines
+    return {**lines, everyone: group_by_members(everyone, timeout_of(next(iter(lines.values()))))}
+
+
+def lines(ranks: torch.Tensor, dim: int) -> Iterator[list[int]]:
+    """The ranks along `dim`, for each coordinate in the other dims."""
+    yield from ranks.movedim(dim, -1).reshape(-1, ranks.size(dim)).tolist()
+
+
+def overridden_groups(
+    mesh: torch.Tensor | Sequence[object], overrides: Sequence[BackendOverride | None]
+) -> GroupsByRanks:
+    """This rank's groups along each dim that has an override. Raises ValueError unless there is one entry per dim."""
+    ranks = torch.as_tensor(mesh, device="cpu")
+    if len(overrides) != ranks.dim():
+        raise ValueError(
+            f"[device_mesh] backend_override has {len(overrides)} entries for a mesh of {ranks.dim()} dims. Give one per dim, and None for "
+            "a dim with the world's backend."
+        )
+    groups: dict[tuple[int, ...], ProcessGroup] = {}
+    for dim, override in enumerate(overrides):
+        backend, options = override if isinstance(override, tuple) else (override, None)
+        if backend is not None and not isinstance(backend, str):
+            backend, options = None, backend
+        if backend is None and options is None:
+            continue
+        for line in lines(ranks, dim):
+            group = new_group_like(line, backend, options)
+            if dist.get_rank() in line:
+                groups[tuple(sorted(line))] = group
+    return groups

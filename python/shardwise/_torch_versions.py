@@ -1,4 +1,4 @@
-"""What differs between the versions of torch that Shardwise runs with (2.11 to 2.15), by one name each. For C++: runtime/comm/torch_versions.h."""
+"""One name for each difference between the versions of torch that Shardwise runs with (2.11 to 2.15). For C++: runtime/comm/torch_versions.h."""
 
 import contextlib
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ def uses_torchcomms() -> bool:
 
 
 def register_constant(kind: type) -> None:
-    """Values of this class are constants of graphs: a tracer uses their methods and attributes as they are.
+    """Makes values of this class constants of graphs: a tracer uses their methods and attributes as they are.
 
-    Not with torch 2.11, which asks for a metaclass that classes of C++ do not have: graphs end where a program uses such a value.
+    torch 2.11 requires a metaclass that C++ classes do not have. There, a graph breaks where the program uses such a value.
     """
     members = {name: MemberType.USE_REAL for name in dir(kind) if not name.startswith("__")}
     members["__eq__"] = MemberType.USE_REAL
@@ -36,14 +36,14 @@ def register_constant(kind: type) -> None:
 
 
 def mesh_layout(shape: Sequence[int]) -> Any:
-    """torch's description of a mesh whose ranks lie in their order."""
+    """torch's layout of a mesh of this shape with ranks in row-major order."""
     if hasattr(MeshLayout, "from_sizes_strides"):
         return MeshLayout.from_sizes_strides(tuple(shape))
     return MeshLayout(tuple(shape), tuple(prod(shape[dim + 1 :]) for dim in range(len(shape))))
 
 
 def layout_of_dims(layout: Any, groups: Sequence[Sequence[int]]) -> Any:
-    """... of a part of a mesh, each dim of which is the dims of one group, merged."""
+    """torch's layout of a part of a mesh. Each dim of the part merges the dims of one group."""
     if hasattr(MeshLayout, "from_sizes_strides"):
         return MeshLayout([MeshLayout([layout[dim] for dim in dims]).collapse() for dims in groups])
     merged = [

@@ -1,8 +1,8 @@
-"""What torch's tracers (torch.compile, torch.export, make_fx) see of DTensors: pieces, operators on them, and moves between ranks.
+"""DTensors under torch's tracers (torch.compile, torch.export, make_fx): graphs have operators on pieces, and moves between ranks.
 
-A tracer takes a DTensor apart into this rank's pieces and its TensorLayout, and puts one together of pieces of its own, which have no
-values. Operators of such a tensor come to `run_traced`, which answers them as those of any DTensor: so each operator on a piece, and one
-`shardwise::move` per redistribution, become part of the graph. What would send anything else raises NotImplementedError.
+A tracer takes a DTensor apart into this rank's pieces and its TensorLayout, and builds a DTensor of its own pieces, which have no values.
+`run_traced` runs operators on such a tensor as on any DTensor. So the graph gets each operator on a piece, and one `shardwise::move` per
+redistribution. An operator that would send anything else raises NotImplementedError.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from shardwise import _C
 from shardwise._torch_versions import register_constant
 
 _KERNELS = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse2)
-# What a tracer says of a tensor whose memory is read.
+# Words of the errors that a tracer raises if the memory of a tensor is read.
 _NO_VALUES = ("data pointer", "doesn't have storage", "data_ptr")
 
 
 def run_traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operator of traced DTensors. Raises NotImplementedError where it needs values."""
+    """Runs an operator on traced DTensors. Raises NotImplementedError if it needs values."""
     _register_move()
     arguments = func._schema.arguments
     args = tuple(map(_operand, arguments, args))
@@ -36,7 +36,7 @@ def run_traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _operand(argument: Any, value: Any) -> Any:
-    """torch gives a number where a program wrote one, and kernels take tensors."""
+    """`value`, as a tensor if it is a number in the place of a tensor: kernels take tensors."""
     is_number = isinstance(value, (int, float, complex)) and isinstance(argument.type, torch.TensorType)
     return _C.wrapped_number(value) if is_number else value
 
@@ -51,12 +51,11 @@ class Piece:
         return self if tensor is None else _C.piece_at(tensor, self._i)
 
     def __set__(self, tensor: Any, piece: torch.Tensor) -> None:
-        """torch sets a gradient's piece whose memory it has arranged as the graph wants it, and goes on with that piece: nothing is
-        to be done here."""
+        """Does nothing. torch sets a gradient's piece after it has arranged its memory as the graph expects, and goes on with that piece."""
 
 
 class NoPiece:
-    """What stands for the pieces where this rank has none: an empty tensor, so that graphs have something to be given."""
+    """The attribute of a DTensor without pieces on this rank: an empty tensor, because a graph needs an input."""
 
     def __get__(self, tensor: Any, owner: type | None = None) -> Any:
         return self if tensor is None else torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -66,7 +65,7 @@ _NO_PIECE = "_no_piece"
 
 
 def names_of_pieces(tensor: torch.Tensor, layout: _C.TensorLayout) -> list[str]:
-    """The names of the attributes that hold this rank's pieces; at least one. Tracers ask before all else: a move may come first."""
+    """The names of the attributes that hold this rank's pieces; at least one. Registers the move: tracers call this before any operator."""
     _register_move()
     cls = type(tensor)
     if layout.n_pieces == 0:
@@ -83,7 +82,7 @@ def names_of_pieces(tensor: torch.Tensor, layout: _C.TensorLayout) -> list[str]:
 
 
 def _leave_to_eager(layout: _C.TensorLayout) -> None:
-    """Has torch.compile run the function as it is written: there is nothing to compile. Raises what says so with fullgraph=True."""
+    """Makes torch.compile run the function uncompiled, or raise its error if fullgraph=True: there is nothing to compile on this rank."""
     from torch._dynamo.exc import unimplemented
 
     unimplemented(
@@ -100,14 +99,14 @@ def _is_traced(tensor: torch.Tensor) -> bool:
 
 
 def unflatten(pieces: dict[str, torch.Tensor], layout: _C.TensorLayout) -> torch.Tensor:
-    """The DTensor of these pieces: a traced one of a tracer's pieces."""
+    """The DTensor of these pieces. It is a traced one if the pieces are a tracer's."""
     values = [static(piece) for name, piece in pieces.items() if name != _NO_PIECE]
     is_traced = _NO_PIECE in pieces and _is_traced(pieces[_NO_PIECE])
     return layout.wrap(values, is_traced)
 
 
 def static(piece: torch.Tensor) -> torch.Tensor:
-    """`piece`, with numbers where a tracer has symbols for its sizes: a layout is known in numbers."""
+    """`piece` with numbers instead of a tracer's symbols for its sizes: layouts consist of numbers."""
     sizes = (*piece.shape, *piece.stride())
     if not any(isinstance(size, torch.SymInt) for size in sizes):
         return piece
@@ -116,18 +115,11 @@ def static(piece: torch.Tensor) -> torch.Tensor:
     return piece.view(shape) if piece.is_contiguous() else piece.as_strided(shape, strides)
 
 
-def refuse_cache() -> Any:
-    """Raises BypassAOTAutogradCache: a graph's DTensors are of this process's meshes."""
-    from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
-
-    raise BypassAOTAutogradCache("graphs of DTensors are for the meshes of the process that traced them")
-
-
 _is_move_registered = False
 
 
 def _register_move() -> None:
-    """Tells torch of `shardwise::move`: what it gives, and that its calls keep their order, which is the same on all ranks."""
+    """Registers `shardwise::move` with torch: the shapes of its results, and that its calls keep their order, which is the same on all ranks."""
     global _is_move_registered
     if _is_move_registered:
         return
@@ -145,13 +137,13 @@ def _register_move() -> None:
 
 
 def register_placements() -> None:
-    """Makes placements constants of graphs: a graph is for the placements that it was made with."""
+    """Makes placements constants of graphs: a graph is valid for the placements it was traced with."""
     _C.Placement.__fx_repr__ = _evaluable  # type: ignore[attr-defined]
     for kind in (_C.Placement, _C.Shard, _C.Replicate, _C.Partial, _C.EnumerableShard, _C.RaggedShard):
         register_constant(kind)
 
 
 def _evaluable(placement: _C.Placement) -> tuple[str, dict[str, Any]]:
-    """What a graph's code says of it, and the names in that."""
+    """The code of a placement in a graph, and the names that this code uses."""
     kind, arguments = cast(tuple[type, tuple[Any, ...]], placement.__reduce__())
     return f"{kind.__name__}{arguments!r}", {kind.__name__: kind, "ShardMetadata": _C.ShardMetadata}

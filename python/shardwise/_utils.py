@@ -1,4 +1,4 @@
-"""What other libraries compute of a layout."""
+"""A function of torch.distributed.tensor._utils that other libraries call."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from shardwise.placement_types import Placement
 def compute_local_shape_and_global_offset(
     global_shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The sizes and the offsets of this rank's piece of a tensor of `global_shape`; of an empty piece the offsets are where it would
-    begin. Outside the mesh ((0,), ()). Raises ValueError where a rank has several pieces.
+    """The sizes and offsets of this rank's piece of a tensor of `global_shape`. The offsets of an empty piece are where it would begin.
+    Outside the mesh: ((0,), ()). Raises ValueError if this rank has several pieces.
     """
     if mesh.get_coordinate() is None:
         return (0,), ()

@@ -16,8 +16,17 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from shardwise import _C
 from shardwise._C import mesh_or_current, mesh_or_world
 from shardwise._mesh_families import Family, MeshKey, note, related, slices
-from shardwise._mesh_groups import BackendOverride, lines, making, overridden_groups, with_everyone
-from shardwise._torch_groups import GroupsByRanks, group_of, is_known, is_rank
+from shardwise._torch_groups import (
+    BackendOverride,
+    GroupsByRanks,
+    group_of,
+    is_known,
+    is_rank,
+    lines,
+    over_groups,
+    overridden_groups,
+    with_everyone,
+)
 from shardwise._torch_versions import layout_of_dims, mesh_layout
 
 __all__ = ["DeviceMesh", "init_device_mesh", "mesh_or_current", "mesh_or_world"]
@@ -27,7 +36,7 @@ T = TypeVar("T")
 
 
 def _reading_ranks(function: Callable[P, T]) -> Callable[P, T]:
-    """`function`, in which tensors have values: under FakeTensorMode, too, ranks are numbers."""
+    """`function`, run outside of FakeTensorMode: the ranks of a mesh are real numbers there, too."""
 
     @wraps(function)
     def with_values(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -38,7 +47,7 @@ def _reading_ranks(function: Callable[P, T]) -> Callable[P, T]:
 
 
 class _MeshType(type(_C.DeviceMesh), type(TorchDeviceMesh)):  # type: ignore[misc]
-    """The metaclass of a class that is both: pybind11's and torch's."""
+    """The metaclass of a class derived from both pybind11's and torch's mesh."""
 
 
 class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
@@ -76,22 +85,22 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         groups: GroupsByRanks | None = None
         _init_backend = _init_backend and not _C.are_groups_absent()
         if backend_override and _init_backend:
-            # First the ordinary groups, which every rank makes: within the block below only members would make those not overridden.
+            # All ranks first make the ordinary groups. In the block below, only members would make those that are not overridden.
             _C.DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names)
             groups = overridden_groups(mesh, backend_override)
-        with making(groups) if _init_backend else _C.without_groups():
+        with over_groups(groups) if _init_backend else _C.without_groups():
             super().__init__(device_type, mesh, mesh_dim_names=mesh_dim_names)
         self._tell_torch()
         if groups is not None or not _init_backend:
             self._keep_origin(given=groups, has_groups=_init_backend)
-        if _is_noted:  # all ranks make it; of a part of another mesh each rank makes its own
+        if _is_noted:  # all ranks make this mesh; a part of another mesh is made by its members alone
             self._note_family()
         self._register()
 
     @classmethod
     @_reading_ranks
     def _of(cls, handle: _C.MeshHandle) -> "DeviceMesh":
-        """A new object for a mesh that has none: C++ gives out meshes by it."""
+        """Makes the Python object of a mesh that has none. C++ calls it to give out a mesh."""
         self = cls.__new__(cls)
         _C.DeviceMesh.__init__(self, handle)
         self._tell_torch()
@@ -113,7 +122,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         return super().mesh
 
     def _tell_torch(self) -> None:
-        """Sets what torch's own functions read of a mesh."""
+        """Sets the attributes that torch's own functions read of a mesh."""
         ranks = self.mesh.flatten()
         self._device_type = self.device_type
         self._mesh_dim_names = self.mesh_dim_names
@@ -141,10 +150,10 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         given: GroupsByRanks | None = None,
         has_groups: bool = True,
     ) -> None:
-        """Sets what this mesh is a part of and made over. C++ keeps it, too: tensors outlive this object.
+        """Notes the mesh that this one is a part of, and the groups it communicates over. C++ keeps both, too: tensors outlive this object.
 
-        `dims`: those of `root` that each dim is made of. `given`: groups of its own, to which its members may add; None where it is over
-        the groups that all ranks of the world make.
+        `dims`: for each dim, the dims of `root` that it consists of. `given`: groups of its own, to which its members may add; None: the mesh
+        communicates over the groups that all ranks of the world make.
         """
         is_member = self.get_coordinate() is not None
         if given is not None and is_member and all(map(is_known, given.values())):
@@ -159,22 +168,21 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         self._set_origin(root, self._dims, group_names if is_member else None, has_groups)
 
     def _making(self, given: GroupsByRanks | None) -> AbstractContextManager[Any]:
-        """A `with` block in which parts of this mesh are made: over these groups, of all ranks' where there are None, or without
-        groups as this mesh."""
-        return making(given) if self._has_groups else _C.without_groups(self)
+        """A `with` block in which parts of this mesh are made: as over_groups() says, or without groups if this mesh has none."""
+        return over_groups(given) if self._has_groups else _C.without_groups(self)
 
     def _key(self) -> MeshKey:
         return self.shape, tuple(self.mesh.flatten().tolist()), self.mesh_dim_names or ()
 
     @_reading_ranks
     def _note_family(self, names: tuple[str, ...] = (), dims: tuple[tuple[str, ...], ...] | None = None) -> None:
-        """All ranks have made this mesh, or its slices of these `names` and `dims`, over groups that all ranks make."""
+        """Notes that all ranks have made this mesh, or its slices of these `names` and `dims`, unless it has groups of its own or none."""
         if self._given is None and self._has_groups:
             note(self, Family(self.device_type, self._key(), names, dims))
 
     @property
     def _dim_group_names(self) -> list[str]:  # type: ignore[override]
-        """The names of the groups along each dim through this rank; none outside the mesh."""
+        """The names of this rank's groups along each dim; empty outside the mesh."""
         if self.get_coordinate() is None:
             return []
         return [group.group_name for group in self.get_all_groups() if group is not None]
@@ -214,9 +222,9 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
 
     @_reading_ranks
     def __getitem__(self, mesh_dim_names: str | Sequence[str]) -> "DeviceMesh":
-        """The mesh of the named dims, or flattened ones, through this rank. Collective as making a mesh is.
+        """The mesh of the named dims, or flattened ones, that contains this rank. Collective as making a mesh is.
 
-        Raises KeyError for a name that no dim has, RuntimeError where dims have no names.
+        Raises KeyError for a name that no dim has, and RuntimeError if dims have no names.
         """
         if not self.mesh_dim_names:
             raise RuntimeError(
@@ -248,9 +256,9 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             root._note_family(names, of_root)
         if part != self and part._root_mesh is None:
             part._keep_origin(root, of_root, given, self._has_groups)
-            root._slices[names] = part  # it lives on: C++ gives a tensor's mesh out as this object
+            root._slices[names] = part  # keeps it alive: C++ gives out this object as the mesh of a tensor
         if part._root_mesh is not root and part._root_mesh == root:
-            # The same mesh, made twice: both objects know the same flattened ones.
+            # The same mesh was made twice: both objects share their flattened meshes.
             for known in ("_flatten_mapping", "_flattened_dims"):
                 getattr(part._root_mesh, known).update(getattr(root, known))
                 setattr(root, known, getattr(part._root_mesh, known))
@@ -259,7 +267,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
     def _merged(
         self, names: tuple[str, ...], by_name: Sequence[tuple[str, ...]]
     ) -> "tuple[DeviceMesh, GroupsByRanks | None]":
-        """The slice along the dims `by_name`, those of one name as one dim: a flattened mesh's. With the groups that it is over."""
+        """The slice along the dims `by_name`, with the dims of each flattened mesh merged into one, and the groups that it communicates over."""
         every = self[tuple(chain(*by_name))]
         given = self._given
         if given is not None:
@@ -270,14 +278,14 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         return self._part(ranks, names, given), given
 
     def _part(self, ranks: torch.Tensor, names: tuple[str, ...], given: GroupsByRanks | None) -> "DeviceMesh":
-        """A mesh of these ranks, as _making() says. Each rank makes its own."""
+        """A mesh of these ranks, made as _making() says by its members alone."""
         with self._making(given):
             return DeviceMesh(
                 self.device_type, ranks, mesh_dim_names=names, _init_backend=self._has_groups, _is_noted=False
             )
 
     def _given_of(self, names: tuple[str, ...]) -> GroupsByRanks | None:
-        """Of the groups of its own those that the slice along `names` is over, with one of all its ranks: its members make it here."""
+        """The groups of the slice along `names`, if this mesh has groups of its own. The members of the slice make a group of all its ranks here."""
         coordinate = self.get_coordinate()
         if self._given is None or coordinate is None:
             return self._given
@@ -291,9 +299,9 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
     def _flatten(
         self, mesh_dim_name: str | None = None, backend_override: BackendOverride | None = None
     ) -> "DeviceMesh":
-        """The mesh of the same ranks in one dim, which the mesh that this one was sliced from knows by its name.
+        """The mesh of the same ranks in one dim. The root mesh knows it by its name.
 
-        Raises ValueError where that name is taken, RuntimeError where dims have no names.
+        Raises ValueError if that name is taken, and RuntimeError if dims have no names.
         """
         if not self.mesh_dim_names:
             raise RuntimeError(
@@ -317,11 +325,13 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             return known
         dims = self._dims_of_root()
         groups = self._given
-        if groups is not None:  # all its ranks are in one of them, or the world has their group
+        if groups is not None:  # one of them has all ranks of this mesh, unless the world is their group
             groups = {line: group for line, group in groups.items() if len(line) == self.size()}
         if backend_override is not None and self._has_groups:
             parts = slices(root.mesh, root.mesh_dim_names, [dims])
-            groups = overridden_groups(parts, [None, backend_override])  # as other ranks make those of their parts
+            groups = overridden_groups(
+                parts, [None, backend_override]
+            )  # for every part: other ranks make the groups of theirs
         flat = self._part(self.mesh.flatten(), (name,), groups)
         if groups is None:
             root._note_family((name,), (dims,))
@@ -378,7 +388,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         given = with_everyone({tuple(sorted(dist.get_process_group_ranks(each))): each for each in groups}, ranks)
         if all(map(is_known, given.values())):
             return cls(device_type, ranks, mesh_dim_names=mesh_dim_names, _is_noted=False)
-        with making(given):
+        with over_groups(given):
             result = cls(device_type, ranks, mesh_dim_names=mesh_dim_names, _is_noted=False)
         result._keep_origin(given=given)
         return result
@@ -399,7 +409,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
 
     @_reading_ranks
     def __reduce__(self) -> tuple[Any, ...]:
-        """The ranks as numbers, the meshes that this one is a slice of, and which rank of how many this one is."""
+        """Pickles the ranks as numbers, the meshes that this one is a slice of, this rank, and the number of ranks."""
         own = (self.device_type, self.mesh.tolist(), self.mesh_dim_names)
         place = (self.get_rank(), self._world_size())
         related_to = related(self, self._key()) if self._given is None and self._has_groups else []
@@ -467,12 +477,12 @@ def _check_mesh_arguments(device_type: str, mesh_shape: Sequence[int], names: Se
         )
 
 
-Ranks: TypeAlias = torch.Tensor | Sequence[object]  # of a mesh. Files have them as numbers, older ones as tensors
-Place: TypeAlias = tuple[int, int] | None  # a rank and the number of ranks. Older files have none
+Ranks: TypeAlias = torch.Tensor | Sequence[object]  # the ranks of a mesh: numbers in files, tensors in older files
+Place: TypeAlias = tuple[int, int] | None  # a rank and the number of ranks; None in older files
 
 
 def _in_world_of(place: Place) -> AbstractContextManager[Any]:
-    """A `with` block in which a mesh is unpickled: in this process's world, or as that rank's, without groups, if it is no rank."""
+    """A `with` block in which a mesh is unpickled: in this process's world, or without groups, as the rank that saved it, if it is no rank."""
     return nullcontext() if place is None or is_rank() else _C.without_groups(*place)
 
 
@@ -493,9 +503,9 @@ def rebuild_slice(
     dims: tuple[tuple[str, ...] | str, ...],
     place: Place = None,
 ) -> DeviceMesh:
-    """Unpickles a mesh of some dims of another: the groups of all such parts are made, as other ranks unpickle theirs.
+    """Unpickles a slice of another mesh, `root`. The groups of all such slices are made, because other ranks unpickle theirs.
 
-    `dims`: those of the other mesh that each dim is made of. Older files have them in a row.
+    `dims`: for each dim, the dims of `root` that it consists of; a flat list in older files.
     """
     by_dim: Any = [(each,) if isinstance(each, str) else tuple(each) for each in dims]
     if len(by_dim) != len(mesh_dim_names):
@@ -511,7 +521,7 @@ def rebuild_related(
     families: Sequence[tuple[Ranks, tuple[str, ...], tuple[str, ...], tuple[tuple[str, ...], ...] | None]],
     place: Place = None,
 ) -> DeviceMesh:
-    """Unpickles a mesh that was made by itself and as a slice, or as that of several meshes: all of them are made, on all ranks."""
+    """Unpickles a mesh that was made by itself and as a slice, or as a slice of several meshes. All of these are made, on all ranks."""
     made: list[DeviceMesh | None] = []
     with _in_world_of(place):
         for root, root_names, names, dims in families:
@@ -525,7 +535,7 @@ def rebuild_related(
 def _this_one(
     device_type: str, mesh: Ranks, names: tuple[str, ...] | None, made: list[DeviceMesh | None]
 ) -> DeviceMesh:
-    """That of the meshes `made` which has these ranks and names, else a new one."""
+    """The mesh of `made` that has these ranks and names, or a new one."""
     ranks = torch.as_tensor(mesh, device="cpu").tolist()
     for each in made:
         if each is not None and each.mesh_dim_names == names and each.mesh.tolist() == ranks:
@@ -534,14 +544,10 @@ def _this_one(
 
 
 def _this_ranks_slice(
-    device_type: str,
-    root: Ranks,
-    root_names: tuple[str, ...],
-    names: tuple[str, ...],
-    dims: Sequence[tuple[str, ...]],
+    device_type: str, root: Ranks, root_names: tuple[str, ...], names: tuple[str, ...], dims: Sequence[tuple[str, ...]]
 ) -> DeviceMesh | None:
-    """That of the slices of `root` which this rank is in. Of a root that has ranks outside of this world as many are made as are
-    inside; None where none is."""
+    """The slice of `root` that contains this rank. If `root` has ranks outside of this world, only the slices inside it are made; None if there
+    are none."""
     if _is_in_world(device_type, root):
         whole = DeviceMesh(device_type, root, mesh_dim_names=root_names)
         for name, of_root in zip(names, dims, strict=True):
@@ -557,7 +563,7 @@ def _this_ranks_slice(
 
 
 def _is_in_world(device_type: str, ranks: Ranks) -> bool:
-    """The same on all ranks."""
+    """Whether this world has all these ranks. The answer is the same on all ranks."""
     try:
         DeviceMesh(device_type, ranks, _init_backend=False)
     except ValueError:

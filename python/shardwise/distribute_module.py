@@ -81,7 +81,7 @@ def distribute_module(
 
 
 def _of_three(name: str, fn: Callable[..., Any]) -> HookFn:
-    """`fn` as a function of the module, its inputs or outputs, and the mesh. Raises ValueError."""
+    """`fn` as a function of three arguments: the module, its inputs or outputs, and the mesh. Raises ValueError for other functions."""
     n_arguments = len(inspect.signature(fn).parameters)
     if n_arguments == 3:
         return fn

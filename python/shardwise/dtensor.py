@@ -20,7 +20,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _reader(method: Method) -> Method:
-    """A method that one rank may call alone: a message that begins within it is an error."""
+    """Makes `method` one that a rank may call alone: a message that starts within it is an error."""
     guard = _C.Reading(method.__name__)
 
     @wraps(method)
@@ -48,16 +48,17 @@ class DTensor(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    from_local = staticmethod(_C.from_local)  # exchanged likewise
-    to_local = _C.to_local  # exchanged for a faster slot of the same meaning by set_tensor_class
+    # set_tensor_class() replaces from_local and to_local by faster slots of the same behaviour.
+    from_local = staticmethod(_C.from_local)
+    to_local = _C.to_local
     redistribute = _C.redistribute
     full_tensor = _C.full_tensor
 
     def __new__(
         cls, local_tensor: torch.Tensor | None = None, spec: DTensorSpec | None = None, *, requires_grad: bool = False
     ) -> "DTensor":
-        """The DTensor of `spec`, a leaf, of which `local_tensor` is this rank's piece, aliased. Raises ValueError where they do
-        not fit; TypeError without a spec: from_local and distribute_tensor need none."""
+        """A leaf DTensor of `spec` whose piece on this rank is `local_tensor`, aliased. Raises ValueError if they do not fit, and TypeError
+        without a spec: from_local and distribute_tensor need none."""
         if not isinstance(local_tensor, torch.Tensor) or not hasattr(spec, "tensor_meta"):
             raise TypeError(
                 "[DTensor] is not constructed from values. Use DTensor.from_local(local, mesh, placements) or "
@@ -82,7 +83,7 @@ class DTensor(torch.Tensor):
 
     @property
     def _local_tensor(self) -> torch.Tensor:
-        """This rank's piece, without history: to_local() under torch.no_grad(). One object while nobody else holds the piece."""
+        """This rank's piece, without autograd history: to_local() under torch.no_grad(). The same object each time, unless others hold the piece."""
         with torch.no_grad():
             return _C.to_local(self)
 
@@ -103,14 +104,14 @@ class DTensor(torch.Tensor):
 
     @_reader
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """This rank's part; nothing is sent. `stale`: a view whose values are other ranks', and were written to since they came."""
+        """This rank's part; nothing is sent. "stale": a view of other ranks' values, which changed since they were received."""
         absent = "stale" if _C.is_stale(self) else ""
         pieces = [] if absent else _C.detached_pieces(self, "print")
         local = absent or (f"local_tensor={_text(pieces[0])}" if len(pieces) == 1 else f"local_tensors={pieces}")
         return f"DTensor({local}, device_mesh={self.device_mesh}, placements={self.placements})"
 
     def __format__(self, format_spec: str) -> str:
-        """A format asked of a 0-dim tensor is its value's, which is collective over the mesh; else the repr."""
+        """With a format and a 0-dim tensor, the formatted value, which is collective over the mesh; else the repr."""
         is_value = format_spec and self.dim() == 0
         return format(self.item(), format_spec) if is_value else object.__format__(self, format_spec)
 
@@ -125,7 +126,7 @@ class DTensor(torch.Tensor):
         return _C.whole_piece(self, "dlpack").__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
-        """As of __dlpack__."""
+        """The device of __dlpack__()."""
         return _C.whole_piece(self, "dlpack").__dlpack_device__()
 
     @_reader
@@ -137,13 +138,13 @@ class DTensor(torch.Tensor):
     def numpy(self, *, force: bool = False) -> "np.ndarray[Any, Any]":
         """All values as an array, which shares their memory. Sends nothing: raises ValueError unless this rank holds all of them.
         full_tensor() gathers them."""
-        _C.whole_piece(self, "numpy")  # the error
+        _C.whole_piece(self, "numpy")  # raises the error
         return self.to_local().numpy(force=force)
 
-    # Functions of Python, called per element of memory.
+    # torch calls the Python function once per element in memory.
 
     def apply_(self, callable: Any) -> "DTensor":
-        """Raises NotImplementedError: it is a method of pieces."""
+        """Raises NotImplementedError: call it on pieces."""
         raise _of_pieces("apply_", "f")
 
     def map_(self, tensor: torch.Tensor, callable: Any) -> "DTensor":
@@ -154,7 +155,7 @@ class DTensor(torch.Tensor):
         """Raises NotImplementedError, as apply_ does."""
         raise _of_pieces("map2_", "x.to_local(), y.to_local(), f")
 
-    # torch looks for the device of the tensor's dispatch key in these two, and a distributed tensor's key has none.
+    # torch's own two look up the device of the tensor's dispatch key, and a distributed tensor's key has none.
 
     def new_tensor(
         self,
@@ -176,8 +177,8 @@ class DTensor(torch.Tensor):
         return values.requires_grad_(requires_grad)
 
     def new(self, *args: Any, device: Any = None) -> torch.Tensor:  # type: ignore[override]
-        """An empty tensor of these sizes, or the values of a sequence: the old spelling of new_empty and new_tensor.
-        Of a sparse tensor also the tensor of these indices, values and size: of torch.sparse_coo_tensor."""
+        """An empty tensor of these sizes, or the values of a sequence: the old spelling of new_empty and new_tensor. Called on a sparse tensor with
+        indices, values and a size, it is torch.sparse_coo_tensor."""
         if self.is_sparse and len(args) > 1 and isinstance(args[0], torch.Tensor):
             return torch.sparse_coo_tensor(*args)
         if len(args) == 1 and isinstance(args[0], torch.Tensor):
@@ -205,22 +206,22 @@ class DTensor(torch.Tensor):
 
     @_reader
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, tuple[Any, ...]]:
-        """This rank's pieces, the mesh by its ranks, the placements and this rank: every rank pickles, and unpickles, its own part."""
+        """Pickles this rank's pieces, the mesh by its ranks, the placements and this rank. Every rank pickles and unpickles its own part."""
         form = _C.local_form_of(self)
         layout = (self.device_mesh, self.placements, tuple(self.shape), self.stride(), self.dtype, form)
         entries = (self.sparse_dim(), self.is_coalesced()) if self.is_sparse else None
         rest = (self.requires_grad, self.__dict__, entries, self.is_meta, self.device_mesh.get_rank())
         return rebuild_dtensor, (_C.detached_pieces(self, "pickle"), *layout, *rest)
 
-    # How torch's tracers see it: see docs/compile.md.
+    # For torch's tracers; docs/compile.md describes them.
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Of tensors that are traced alone: all others are dispatched in C++."""
+        """Called for traced tensors only: all others are dispatched in C++."""
         return _tracing.run_traced(func, args, kwargs or {})
 
     def __tensor_flatten__(self) -> tuple[list[str], _C.TensorLayout]:
-        """The names of the attributes that hold this rank's pieces, and all that a graph of this tensor depends on besides."""
+        """The names of the attributes that hold this rank's pieces, and everything else that a graph of this tensor depends on."""
         layout = _C.layout_of(self)
         return _tracing.names_of_pieces(self, layout), layout
 
@@ -231,11 +232,13 @@ class DTensor(torch.Tensor):
         return _tracing.unflatten(inner_tensors, layout)
 
     def _stable_hash_for_caching(self) -> str:
-        """Graphs of DTensors are not kept for other processes: raises what torch's cache of them takes for that."""
-        return _tracing.refuse_cache()
+        """Raises the exception that keeps torch from caching graphs of DTensors for other processes."""
+        from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+
+        raise BypassAOTAutogradCache("graphs of DTensors are for the meshes of the process that traced them")
 
     def __coerce_tangent_metadata__(self) -> torch.Tensor:
-        """What the graph expects for the gradient of this result: of a Partial one a replicated one."""
+        """A tensor laid out as the graph expects the gradient of this result: replicated if the result is Partial."""
         return _C.as_gradient(self)
 
     def __coerce_same_metadata_as_tangent__(
@@ -246,8 +249,8 @@ class DTensor(torch.Tensor):
             return None
         return layout.take(self)
 
-    # torch.distributed.checkpoint is imported by programs that save, not by every program. A local tensor whose class has these three answers
-    # them itself.
+    # These import torch.distributed.checkpoint when called: only programs that save need it. If the class of the local tensor has these three
+    # methods, they are called.
 
     def __create_write_items__(self, fqn: str, object: Any) -> Any:
         from shardwise.checkpoint import chunks
@@ -259,7 +262,7 @@ class DTensor(torch.Tensor):
 
     @_reader
     def __create_chunk_list__(self) -> Any:
-        """A load asks for it on all ranks, and then writes to the pieces: it counts as a write, which views and gathered parameters follow."""
+        """A load calls it on all ranks before it writes to the pieces, so it counts as a write, which views and gathered parameters see."""
         from shardwise.checkpoint import chunks
 
         _C.note_write(self)
@@ -288,7 +291,7 @@ class DTensor(torch.Tensor):
 
 
 def _text(piece: torch.Tensor) -> str:
-    """The piece as it prints, and its class and shape where the class refuses the operators of printing."""
+    """The piece as it prints, or its class and shape if the class refuses the operators of printing."""
     if type(piece) is torch.Tensor:
         return str(piece)
     try:
@@ -318,10 +321,11 @@ def rebuild_dtensor(
     is_meta: bool = False,
     saved_by: int | None = None,
 ) -> DTensor:
-    """Unpickles a DTensor from this rank's pieces. `entries`: of a sparse one its sparse dims, and whether it is coalesced.
+    """Unpickles a DTensor from this rank's pieces.
 
-    `is_meta`: whether it is on meta where there are no pieces to tell. `saved_by`: the rank that pickled it, which older files do not
-    tell. Raises ValueError where this is another rank, unless the layout gives both the same pieces.
+    `entries`: the number of sparse dims of a sparse tensor, and whether it is coalesced. `is_meta`: whether the tensor is on meta, which
+    matters if there are no pieces. `saved_by`: the rank that pickled it; None in older files. Raises ValueError on another rank, unless the
+    layout gives both ranks the same pieces.
     """
     if isinstance(local_form, int):  # files of version 0.1
         local_form = ("", "pieces", "no pieces")[local_form]

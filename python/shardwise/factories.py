@@ -188,7 +188,9 @@ def _spaced(
             f"[{function.__name__}] steps is {steps!r}, of type {type(steps).__name__}. Give a whole number."
         )
     start, end = (each.item() if isinstance(each, DTensor) else each for each in (start, end))
-    dtype = function(start, end, min(steps, 0), *base, dtype=dtype, device="cpu").dtype  # refuses less than no steps
+    dtype = function(
+        start, end, min(steps, 0), *base, dtype=dtype, device="cpu"
+    ).dtype  # raises an error if steps is negative
     result = _C.full([steps], 0, dtype, device_mesh, placements, False)
     whole = function(start, end, steps, *base, dtype=dtype, device=result.device)
     result.copy_(DTensor.from_local(whole, result.device_mesh))
@@ -197,7 +199,7 @@ def _spaced(
 
 
 def _dims(size: tuple[Size, ...]) -> list[int]:
-    """One list of what is given as integers or as one sequence."""
+    """The sizes, given as integers or as one sequence, as a list."""
     first = size[0] if size else ()
     return list(first) if isinstance(first, Sequence) else [int(n) for n in size]  # type: ignore[arg-type]
 

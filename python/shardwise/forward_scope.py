@@ -17,18 +17,20 @@ from torch.utils.weak import WeakIdKeyDictionary
 from shardwise import _C
 from shardwise.dtensor import DTensor
 
-# Where it stands, the tensor, or the type and the text of a number.
+# The path of an argument, and the tensor, or the type and text of the number.
 Argument = tuple[str, torch.Tensor | None, str, str]
 
-# The id of both hooks in every module, as torch would give it: torch.compile makes one graph for modules whose hooks have the same ids.
+# The key of both hooks in every module. torch.compile shares a graph between modules whose hooks have the same keys.
 _HOOK_ID = RemovableHandle(OrderedDict()).id
 _compared = WeakIdKeyDictionary()  # the _C.ComparedCalls of modules
 
 
 def open_around_forward(module: nn.Module) -> None:
-    """From now on calls of `module`, and of those of its submodules that have DTensors, open a scope for the time of their forward;
-    within an open one they join it. The ranks of the meshes of these DTensors compare the plain arguments of the call that opens it. Pre-hooks
-    run before, whenever they are registered, and may wrap arguments."""
+    """Makes the forwards of `module` and of its submodules that have DTensors open a scope, or join the open one.
+
+    The ranks of the meshes of these DTensors compare the plain arguments of the call that opens a scope. Other pre-hooks run before that, whenever
+    they were registered, and may wrap arguments.
+    """
     for submodule in module.modules():
         tensors = _distributed(submodule)
         if not tensors:
@@ -46,7 +48,7 @@ def _distributed(module: nn.Module) -> list[torch.Tensor]:
 
 
 def enters_last(module: nn.Module) -> bool:
-    """Puts the hook that opens a scope behind the module's other pre-hooks. False where it has none."""
+    """Moves the hook that opens a scope behind the module's other pre-hooks. False if the module has no such hook."""
     hooks = module._forward_pre_hooks
     known = next((key for key, hook in hooks.items() if hook is _enter), None)
     if known is not None:
@@ -56,7 +58,7 @@ def enters_last(module: nn.Module) -> bool:
 
 @contextmanager
 def forward_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-    """A `with` block as if it were the module's forward, called with these arguments."""
+    """A `with` block that counts as the module's forward, called with these arguments."""
     _open(module, args, kwargs, None)
     try:
         yield
@@ -64,13 +66,13 @@ def forward_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         _leave(module, args, None)
 
 
-# Functions of this module, so that modules with these hooks can be copied and pickled.
+# The hooks are module-level functions, so that modules that have them can be copied and pickled.
 
 
 def _enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if torch.compiler.is_compiling():  # plain tensors next to DTensors then break the graph
         return
-    # torch calls _leave after an Exception, not after a KeyboardInterrupt: the scope ends with the frame of the call.
+    # torch does not call _leave after a KeyboardInterrupt, so the scope also ends with the frame of the call.
     _open(module, args, kwargs, sys._getframe(1))
 
 
@@ -88,8 +90,7 @@ def _leave(module: nn.Module, args: Any, output: Any) -> None:
 
 
 def plain_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Argument]:
-    """The plain tensors and numbers of a call, in its tuples, lists, dicts and dataclasses, as far as they are among the first
-    _C.MOST_ARGUMENTS values."""
+    """The plain tensors and numbers among the first _C.MOST_ARGUMENTS values of a call, in its tuples, lists, dicts and dataclasses."""
     found: list[Argument] = []
     waiting = [*((f"args[{i}]", value) for i, value in enumerate(args)), *kwargs.items()][::-1]
     for _ in range(_C.MOST_ARGUMENTS):
@@ -110,7 +111,7 @@ def _inside(path: str, holder: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(holder, (list, tuple)):
         return ((f"{path}[{i}]", value) for i, value in enumerate(holder))
     if isinstance(holder, dict):
-        # Other keys may be shown with an address.
+        # The repr of other keys may contain an address, which differs between ranks.
         names = (repr(key) if isinstance(key, (str, int)) else f"#{i}" for i, key in enumerate(holder))
         return ((f"{path}[{name}]", value) for name, value in zip(names, holder.values(), strict=True))
     if is_dataclass(holder) and not isinstance(holder, type):
@@ -119,7 +120,7 @@ def _inside(path: str, holder: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _text(number: complex) -> str:
-    """The same for the same bits alone, but for NaNs. Linear in the digits, unlike repr()."""
+    """A text that is equal for equal bits only, except for NaNs. Cost: linear in the number of digits, unlike repr()."""
     if isinstance(number, int):
         return int.__format__(number, "x")
     return float.hex(number) if isinstance(number, float) else complex.__repr__(number)

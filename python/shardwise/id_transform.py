@@ -177,7 +177,7 @@ _STATE = ("ids", "last_used", "counts", "header")
 def _states_by_row(
     optimizer: torch.optim.Optimizer, table: torch.Tensor, n_rows: int
 ) -> list[tuple[torch.Tensor, float]]:
-    """The optimizer's tensors that have an entry per row of the table, and what each starts with."""
+    """The optimizer's tensors that have an entry per row of the table, each with its initial value."""
     group = next((group for group in optimizer.param_groups if any(p is table for p in group["params"])), None)
     if group is None:
         raise ValueError(

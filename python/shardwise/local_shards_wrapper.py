@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -99,7 +99,7 @@ class LocalShardsWrapper(torch.Tensor):
             raise RuntimeError(
                 "[LocalShardsWrapper] only leaves of the autograd graph can be deep-copied. Use detach() or clone()."
             )
-        result = _as_wrapper(self.detach().clone().requires_grad_(self.requires_grad))
+        result = cast(LocalShardsWrapper, self.detach().clone().requires_grad_(self.requires_grad))
         memo[id(self)] = result
         result.__dict__.update(copy.deepcopy(self.__dict__, memo))
         if self.grad is not None:
@@ -110,7 +110,7 @@ class LocalShardsWrapper(torch.Tensor):
         layout = (_C.local_offsets(self), self.dtype, self.device, self.dim())
         return rebuild_local_shards, (_C.local_shards(self.detach()), *layout, self.requires_grad, self.__dict__)
 
-    # torch.distributed.checkpoint is imported by programs that save, not by every program.
+    # These import torch.distributed.checkpoint when called: only programs that save need it.
 
     def __create_write_items__(self, fqn: str, object: Any) -> Any:
         from shardwise.checkpoint import chunks
@@ -131,24 +131,17 @@ class LocalShardsWrapper(torch.Tensor):
         return list(zip(_C.local_offsets(self), _C.local_sizes(self), strict=True))
 
     table_size: torch.Size | None = None
-    """The whole table's, where that is known: in a copy of a DTensor that is being saved."""
+    """The size of the whole table, which a copy of a DTensor that is being saved knows."""
     trained_on = ""
-    """The type of device of the mesh, in such a copy."""
+    """The device type of the mesh, in such a copy."""
 
     def _reach(self) -> torch.Size:
-        """Size of the table as far as this rank's own pieces reach: a wrapper knows no other ranks.
-
-        Where ranks share a table it is saved as a DTensor.
-        """
+        """The size of the table, as far as this rank's own pieces reach: a wrapper knows no other ranks. A table of several ranks is saved as a
+        DTensor instead."""
         if self.table_size is not None:
             return self.table_size
         ends = [[o + n for o, n in zip(offsets, sizes, strict=True)] for offsets, sizes in self._boxes()]
         return torch.Size(max(along) for along in zip(*ends, strict=True))
-
-
-def _as_wrapper(tensor: torch.Tensor) -> LocalShardsWrapper:
-    assert isinstance(tensor, LocalShardsWrapper)
-    return tensor
 
 
 def rebuild_local_shards(
@@ -163,7 +156,8 @@ def rebuild_local_shards(
     """Unpickles a wrapper."""
     wrapper: LocalShardsWrapper = _C.make_local_shards(pieces, offsets, dtype, device, n_dims)
     wrapper.__dict__.update(attributes)
-    return _as_wrapper(wrapper.requires_grad_(requires_grad))
+    wrapper.requires_grad_(requires_grad)
+    return wrapper
 
 
 _C.set_local_shards_class(LocalShardsWrapper)

@@ -1,4 +1,4 @@
-"""The parameters and buffers of a module by the places where its submodules keep them: several may keep one tensor."""
+"""The parameters and buffers of a module by the places where its submodules keep them. Several places may keep one tensor."""
 
 import warnings
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from torch import nn
 
 
 class Place:
-    """Where a module keeps a tensor, and which one it kept when this was made."""
+    """A place where a module keeps a tensor, and the tensor that was there when this object was made."""
 
     def __init__(self, path: str, tensors: dict[str, Any], name: str) -> None:
         self.path = f"{path}.{name}" if path else name
@@ -18,7 +18,7 @@ class Place:
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The one that it keeps now; None where it was taken away."""
+        """The tensor that is there now; None if it was taken away."""
         return self._tensors.get(self._name)
 
     @tensor.setter
@@ -27,14 +27,14 @@ class Place:
 
 
 def places_of(module: nn.Module) -> Iterator[Place]:
-    """Every parameter and buffer, shared ones once per submodule and name."""
+    """The places of all parameters and buffers. A shared tensor has one per submodule and name."""
     for path, submodule in module.named_modules():
         for tensors in (submodule._parameters, submodule._buffers):
             yield from (Place(path, tensors, name) for name, tensor in tensors.items() if tensor is not None)
 
 
 def by_tensor(places: list[Place]) -> list[list[Place]]:
-    """The places that kept one tensor together."""
+    """The places in groups: those of a group kept the same tensor."""
     groups: dict[int, list[Place]] = {}
     for place in places:
         groups.setdefault(id(place.original), []).append(place)
@@ -42,7 +42,7 @@ def by_tensor(places: list[Place]) -> list[list[Place]]:
 
 
 def tie_again(op: str, places: list[Place]) -> None:
-    """Where some of the places of one tensor have a replacement, the others get it too. Warns where there are several."""
+    """If some of the places of one tensor have a replacement, the others get it, too. Warns if there are several replacements."""
     for group in by_tensor(places):
         replaced = [place for place in group if place.tensor is not None and place.tensor is not place.original]
         if not replaced:

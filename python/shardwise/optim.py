@@ -31,7 +31,7 @@ __all__ = ["FusedAdagrad", "FusedAdam", "FusedLAMB", "FusedSGD"]
 
 
 class _FusedOptimizer(torch.optim.Optimizer):
-    """What they share: a C++ optimizer per table, made when its group is added."""
+    """The base of the fused optimizers: a C++ optimizer per table, made when its group is added."""
 
     _kind: Literal["sgd", "adagrad", "row_wise_adagrad", "adam", "row_wise_adam", "lamb", "row_wise_lamb"]
     _state_names: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
             self.state[table] = dict(zip(self._state_names, rows.state, strict=True))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Calls `closure`, if there is one: its backward updates the rows."""
+        """Calls `closure`, if there is one. Its backward updates the rows."""
         if closure is None:
             return None
         with torch.enable_grad():
@@ -82,11 +82,11 @@ class _FusedOptimizer(torch.optim.Optimizer):
         names = [name for group in state_dict["param_groups"] for name in group["params"]]
         tables = [table for group in self.param_groups for table in group["params"]]
         state = dict(state_dict["state"])
-        pairs = list(zip(names, tables, strict=False))  # torch says where there are not as many
+        pairs = list(zip(names, tables, strict=False))  # torch raises an error if the numbers differ
         for name, table in pairs:
             self._check(name, state.get(name, {}), self._rows[table].state)
         for rows in self._rows.values():
-            rows.write_back()  # `state_dict` may hold this one's own tensors
+            rows.write_back()  # `state_dict` may hold this optimizer's own tensors
         for name, table in pairs:
             saved, kept = state.get(name, {}), self._rows[table].state
             moved = {kind: _on_mesh_of(own, saved[kind]) for kind, own in zip(self._state_names, kept, strict=True)}
@@ -100,7 +100,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
                 self.state[table][kind] = own
 
     def _check(self, name: Any, saved: dict[str, Any], state: list[Any]) -> None:
-        """That what was saved of a table is what stands in its `state`."""
+        """Raises ValueError unless the saved state of a table has the names and shapes of its `state`."""
         missing = [kind for kind in self._state_names if kind not in saved]
         if missing:
             raise ValueError(
@@ -138,7 +138,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"[{type(self).__name__}] a table of shape {list(table.shape)} requires no gradient. Give parameters."
             )
-        # The hook must keep neither of them alive: the C++ optimizer holds it.
+        # The C++ optimizer holds the hook, so the hook must keep neither of these two alive.
         owner, weak_rows = weakref.ref(self), weakref.ref(rows)
 
         def take_over() -> None:
@@ -162,13 +162,13 @@ class _FusedOptimizer(torch.optim.Optimizer):
 
 
 def _on_mesh_of(own: Any, saved: torch.Tensor) -> torch.Tensor:
-    """What was saved, on the mesh of the state `own`: plain values laid out as it, others in any layout."""
+    """The saved state on the mesh of the state `own`. Plain values get the layout of `own`."""
     placed: Any = placed_as(saved, own)
     return placed if placed.device_mesh == own.device_mesh else placed.redistribute(own.device_mesh, own.placements)
 
 
 def _numbers(group: dict[str, Any], place: int) -> dict[str, Any]:
-    """The options of the table at `place` in C++."""
+    """The options of the C++ optimizer of the table with the index `place`."""
     beta1, beta2 = group.get("betas", (0.0, 0.0))
     return {
         "lr": float(group["lr"]),

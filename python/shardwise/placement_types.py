@@ -8,8 +8,7 @@ __all__ = ["EnumerableShard", "Partial", "Placement", "RaggedShard", "Replicate"
 
 
 def __getattr__(name: str) -> Any:
-    """`_StridedShard` is torch's own class, of which a Shard against the order of mesh dims is. Its module is imported by programs that
-    ask for it, not by every program."""
+    """`_StridedShard` is torch's own class; a Shard against the order of mesh dims is of it. Its module is imported only when asked for."""
     if name != "_StridedShard":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from shardwise.interop.facade import torchs_own

@@ -1,6 +1,6 @@
 """Conversions to and from torch.distributed._shard's ShardedTensor, the older form of a sharded table. Values are aliased.
 
-Needs torch.distributed's process group: a ShardedTensor names its ranks by it.
+They need torch.distributed's process group, by which a ShardedTensor names its ranks.
 """
 
 import torch
@@ -90,5 +90,5 @@ def _rank_of(piece: ShardMetadata) -> int:
 
 
 def _device_of(rank: int, device_type: str) -> str:
-    """torchrun's habit: one device per process of a machine."""
+    """The device of a rank, as torchrun assigns them: one device per process of a machine."""
     return device_type if device_type == "cpu" else f"{device_type}:{rank % torch.accelerator.device_count()}"

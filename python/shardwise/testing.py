@@ -59,7 +59,9 @@ def run_ranks(
             thread.start()
         for thread in threads:
             thread.join()
-    except BaseException as error:  # Ctrl-C, or no more threads: ranks would wait for each other until the timeout
+    except (
+        BaseException
+    ) as error:  # Ctrl-C, or a thread that could not start: ranks would wait for each other until the timeout
         for rank in range(n_ranks):
             hub.abort(rank, f"{type(error).__name__}: {error}")
         for thread in threads:

@@ -1,4 +1,4 @@
-"""What the commands of `python -m shardwise` read from their arguments."""
+"""The arguments of the commands of `python -m shardwise`, and how their help is written."""
 
 import argparse
 import ast
@@ -9,16 +9,20 @@ from math import prod
 from typing import Any, NoReturn
 
 import torch
+from rich_argparse import RawDescriptionRichHelpFormatter
 
 from shardwise._C import Layout, Partial, Placement, RaggedShard, Replicate, Shard
-from shardwise._commands.help import HelpFormatter
+
+PLACEMENTS = """Placements, one per mesh dim: S0 (sharded along tensor dim 0), S0[1,3,1,3] (in these sizes),
+R (replicated), P, Pavg, Pmax, Pmin, Pproduct (partial); or as Python spells them:
+RaggedShard((0,1),(2,3,0,5)) (ranges of the flattened dims 0 and 1 in these proportions)."""
 
 UNITS = {"": 1, "B": 1}
 for power, prefix in enumerate("KMGT", 1):
     UNITS |= {f"{prefix}B": 1000**power, f"{prefix}iB": 1024**power}
 MAX_RANKS = 65_536
-MAX_BYTES = 2**60  # of all ranks, each with a whole tensor: sums over several steps still count in 64 bits
-MAX_INTEGER = 2**63 - 1  # that C++ takes
+MAX_BYTES = 2**60  # for all ranks together, each with a whole tensor: sums over several steps still fit in 64 bits
+MAX_INTEGER = 2**63 - 1  # the largest that C++ takes
 MAX_SHOWN = 100  # characters of a value in a message
 
 WHOLE = r"[0-9]{1,18}"  # fits 64 bits
@@ -30,12 +34,20 @@ SPELLED: dict[str, Callable[..., Placement]] = {
 }
 
 
+class HelpFormatter(RawDescriptionRichHelpFormatter):
+    """Colours the help on terminals. Descriptions and examples stay as they are written, brackets included."""
+
+    group_name_formatter = str
+    text_markup = False
+    help_markup = False
+
+
 class Parser(argparse.ArgumentParser):
-    """One whose errors are one line, which names the help in place of printing the usage. Those of its commands are, too."""
+    """A parser, also of commands, whose errors are one line that names the help instead of printing the usage."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"formatter_class": HelpFormatter, **options})
-        # -1:1 and -1,0 are values, of which the option's own type says what is wrong; argparse takes -1 alone for one.
+        # Makes -1:1 and -1,0 values, so that the type of the option raises its error. argparse takes only -1 for a value.
         self._negative_number_matcher = re.compile(r"-\.?[0-9]")
 
     def error(self, message: str) -> NoReturn:
@@ -49,22 +61,22 @@ class Parser(argparse.ArgumentParser):
 
 
 def one_line(text: str) -> str:
-    """`text` with escapes in place of line ends and of whatever else is not printed."""
+    """`text` with escapes for line ends and other characters that are not printable."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def quoted(text: str) -> str:
-    """A value as it stands in a message."""
+    """A value in quotes, shortened, for a message."""
     return f'"{text}"' if len(text) <= MAX_SHOWN else f'"{text[:MAX_SHOWN]}..."'
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
-    """A whole number of these: 1024."""
+    """The parser of a whole number in [least, most]."""
 
     def number(text: str) -> int:
         try:
             found = int(text)
-        except ValueError:  # int() takes 4,300 digits
+        except ValueError:  # no number, or one of more than 4,300 digits
             found = None
         if found is None or not least <= found <= most:
             raise argparse.ArgumentTypeError(f"{quoted(text)} is no whole number from {least} to {most}. Give one.")
@@ -122,27 +134,27 @@ def n_bytes(text: str) -> int:
 
 
 def spelled(text: str) -> Placement | None:
-    """RaggedShard((0,1),(2,3,0,5)): a placement as Python and pictures spell it. None for anything else."""
+    """A placement as Python and pictures spell it: RaggedShard((0,1),(2,3,0,5)). None for anything else."""
 
     def value(node: ast.expr) -> Any:
         return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)  # Partial(sum), as it is printed
 
     try:
-        with warnings.catch_warnings(action="ignore"):  # the parser's, of what is refused below
+        with warnings.catch_warnings(action="ignore"):  # of Python's parser, about text that is refused below
             call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in SPELLED:
             return None
         arguments = [value(node) for node in call.args]
         named = {each.arg: value(each.value) for each in call.keywords if each.arg is not None}
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
-        return None  # no Python, Python that is no value, or more of it than Python reads
+        return None  # no Python, no literal value, or more than Python's parser reads
     if len(named) < len(call.keywords):
-        return None  # **, or one twice
+        return None  # ** arguments, or a name given twice
     return made(SPELLED[call.func.id], *arguments, **named)
 
 
 def made(kind: Callable[..., Placement], *arguments: Any, **named: Any) -> Placement | None:
-    """None for other arguments than its own."""
+    """A placement of this kind; None if the arguments are not its own."""
     try:
         return kind(*arguments, **named)
     except TypeError:
@@ -175,7 +187,7 @@ def placement(text: str) -> Placement:
 
 
 def placements(text: str) -> list[Placement]:
-    """One per mesh dim, by commas outside of brackets and parentheses."""
+    """One placement per mesh dim, separated by commas outside of brackets and parentheses."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "[(") - (character in "])")
@@ -214,7 +226,7 @@ def names(text: str) -> list[str]:
 
 
 def check_names(option: str, given: list[str] | None, mesh: tuple[int, ...]) -> list[str]:
-    """The names, or none. Raises ValueError for another number than the mesh has dims."""
+    """The names; [] if none are given. Raises ValueError unless there is one per mesh dim."""
     if given is not None and len(given) != len(mesh):
         raise ValueError(f"{option} has {len(given)} names for a mesh of {len(mesh)} dims. Give one per dim.")
     return given or []
@@ -229,7 +241,7 @@ def dtype(text: str) -> torch.dtype:
 
 
 def add_dtype(command: argparse.ArgumentParser) -> None:
-    """--dtype, which shells complete."""
+    """Adds --dtype, whose values shells complete."""
     option = command.add_argument("--dtype", type=dtype, default=torch.float32, help="default: float32")
     names = sorted({str(each).removeprefix("torch.") for each in vars(torch).values() if isinstance(each, torch.dtype)})
     option.completer = lambda **asked: names  # type: ignore[attr-defined]  # argcomplete's
@@ -238,7 +250,7 @@ def add_dtype(command: argparse.ArgumentParser) -> None:
 def layout(
     sizes: Sequence[int], mesh: tuple[int, ...], order: list[int] | None, placed: list[Placement], dtype: torch.dtype
 ) -> Layout:
-    """Raises ValueError where bytes would not count in 64 bits, and for another number of ranks than the mesh has."""
+    """Raises ValueError if byte counts would not fit in 64 bits, or the number of ranks is not that of the mesh."""
     if prod(max(size, 1) for size in sizes) * dtype.itemsize * prod(mesh) > MAX_BYTES:
         raise ValueError(
             f"{'x'.join(map(str, sizes))} elements on {prod(mesh):,} ranks may be more than {MAX_BYTES:,} bytes. Give smaller extents."

@@ -17,12 +17,12 @@ import torch.distributed as dist
 
 from shardwise import _C, _build_facts
 from shardwise._commands import link_speed
+from shardwise._torch_groups import TORCHRUN_VARIABLES
 
 State = Literal["ok", "note", "wrong"]
 STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red"}
 
-TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# What each of our variables does; other libraries' are shown as they are.
+# Our variables, each with its effect. The variables of other libraries are shown without.
 SHARDWISE_VARIABLES = {
     "SHARDWISE_CHECK": "1 compares each communication of all ranks before it is made",
     "SHARDWISE_CHECK_SECONDS": "how long a rank waits for the others when calls are compared",
@@ -33,15 +33,8 @@ SHARDWISE_VARIABLES = {
     "SHARDWISE_WATCH": "1, or a port: feeds the page of python -m shardwise watch",
 }
 OTHER_PREFIXES = (
-    "GLOO_",
-    "NCCL_",
-    "TORCH_NCCL_",
-    "TORCH_DISTRIBUTED_",
-    "TORCH_CPP_LOG",
-    "OMP_",
-    "MKL_",
-    "CUDA_VISIBLE",
-)
+    "GLOO_", "NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "TORCH_CPP_LOG", "OMP_", "MKL_", "CUDA_VISIBLE",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,7 +70,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def run(options: argparse.Namespace) -> list[str]:
     under_torchrun = all(name in os.environ for name in TORCHRUN_VARIABLES)
-    links = [] if options.no_links else list(job_links() if under_torchrun else local_link())
+    links: list[Finding] = []
+    if not options.no_links:
+        links += job_links() if under_torchrun else [link("two processes here", link_speed.between_local_processes())]
     if os.environ.get("RANK", "0") != "0" and under_torchrun:
         raise SystemExit(0)  # rank 0 reports
     found = [*versions(), *backends(), *devices(), *memory(), *limits(), *network(), *links, *environment(os.environ)]
@@ -139,7 +134,7 @@ def memory() -> Iterator[Finding]:
 
 
 def shared_memory(folder: Path) -> Finding:
-    """NCCL and the workers of a DataLoader pass data through it; containers have 64 MiB where nothing is said."""
+    """NCCL and the workers of a DataLoader pass data through shared memory. Containers have 64 MiB of it by default."""
     name = str(folder)
     try:
         of = os.statvfs(folder)
@@ -204,11 +199,6 @@ def interface(chosen: str, names: Sequence[str]) -> Finding:
     return judged("network", "GLOO_SOCKET_IFNAME", chosen, mend, "wrong")
 
 
-def local_link() -> Iterator[Finding]:
-    speed = link_speed.between_local_processes()
-    yield link("two processes here", speed)
-
-
 def job_links() -> Iterator[Finding]:
     try:
         for name, speed in link_speed.between_ranks():
@@ -232,7 +222,7 @@ def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
         if name.startswith("SHARDWISE_"):
             yield own_variable(name, variables[name])
         elif name == "GLOO_SOCKET_IFNAME":
-            continue  # network() has judged it
+            continue  # network() reports it
         elif name.startswith(OTHER_PREFIXES) or name in TORCHRUN_VARIABLES:
             yield Finding(here, name, variables[name])
     missing = [name for name in TORCHRUN_VARIABLES if name not in variables]

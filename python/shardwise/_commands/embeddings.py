@@ -4,10 +4,10 @@ import argparse
 import re
 from pathlib import Path
 
-from shardwise._C import EmbeddingPlan, TableConfig, plan_embeddings, tables_from_json
+from shardwise._C import TableConfig, plan_embeddings, tables_from_json
 from shardwise._commands.arguments import MAX_INTEGER, link, mesh_extents, n_bytes, whole
 
-MAX_RANKS = 1 << 20  # of a plan; its other limits are those of plan_embeddings, too
+MAX_RANKS = 1 << 20  # of a plan; plan_embeddings() checks all other limits, too
 MAX_STATE_BYTES = 1024
 ROWS = 'Write a list as in [{"name": "users", "n_rows": 1000000, "n_columns": 64}], or give a saved plan.'
 
@@ -28,12 +28,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     add("--ranks", type=whole(1, MAX_RANKS), required=True, help="how many")
     add("--memory", type=n_bytes, metavar="BYTES", help="of tables and optimizer state per rank, as in 80GB or 512MiB")
     add("--strategy", choices=STRATEGIES, default="cost_balanced", help="default: %(default)s")
-    add(
-        "--batch",
-        type=whole(1, MAX_INTEGER),
-        default=1024,
-        help="samples per rank and step (default: %(default)s)",
-    )
+    add("--batch", type=whole(1, MAX_INTEGER), default=1024, help="samples per rank and step (default: %(default)s)")
     for least, name, help in (
         (0, "data-parallel", "tables of at most so many are replicated"),
         (1, "row-slice", "tables of at least so many are sharded by rows"),
@@ -56,7 +51,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def tables_of(path: Path) -> list[TableConfig]:
-    """Those of the file. Raises what main() prints for one that has none."""
+    """The tables of the file. Raises ValueError or OSError, which main() prints, if it has none."""
     name = repr(str(path))
     try:
         return tables_from_json(path.read_text(encoding="utf-8"))
@@ -64,13 +59,13 @@ def tables_of(path: Path) -> list[TableConfig]:
         raise type(error)(f"{name} cannot be read: {error.strerror}. Give a file of tables, or a saved plan.") from None
     except UnicodeDecodeError:
         raise ValueError(f"{name} is no text in UTF-8. {ROWS}") from None
-    except (ValueError, RuntimeError) as error:  # the parser's own are of the latter kind
+    except (ValueError, RuntimeError) as error:  # the JSON parser raises RuntimeError
         why = re.sub(r"^\[[\w.]+\] ", "", str(error).split("\n")[0]).rstrip(".")
         raise ValueError(f"{name} holds no tables: {why}. {ROWS}") from None
 
 
 def check_name(path: Path) -> None:
-    """Of a file that C++ writes, which takes texts in UTF-8."""
+    """Raises ValueError unless the name is UTF-8, which C++ needs to write the file."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -98,8 +93,4 @@ def run(options: argparse.Namespace) -> list[str]:
     )
     if options.save is not None:
         plan.save(str(options.save))
-    return shown(plan)
-
-
-def shown(plan: EmbeddingPlan) -> list[str]:
     return [str(plan), plan.picture().rstrip()]

@@ -50,16 +50,9 @@ def files_of(given: Path) -> list[Path]:
 def run(options: argparse.Namespace) -> list[str]:
     files = [file for given in options.files or [Path(_C.dump_folder())] for file in files_of(given)]
     flights = read_flights(files)
-    lines = [describe_hang(flights), "", shown(hang_rows(flights))]
+    heading, *rows = hang_rows(flights)
+    lines = [describe_hang(flights), "", table_text("", heading, rows, len(heading)).rstrip()]
     n_left_out = len(files) - len(flights)
     if n_left_out > 0:
-        lines += [
-            "",
-            f"left out: {n_left_out} of {len(files)} files, of other runs, older of their rank, or not whole",
-        ]
+        lines += ["", f"left out: {n_left_out} of {len(files)} files, of other runs, older of their rank, or not whole"]
     return lines
-
-
-def shown(rows: list[tuple[str, ...]]) -> str:
-    heading, *rest = rows
-    return table_text("", heading, rest, len(heading)).rstrip()

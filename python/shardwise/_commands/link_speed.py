@@ -1,4 +1,4 @@
-"""How fast messages are between two ranks: pings and large messages over Gloo, a few hundred milliseconds in all."""
+"""Measures how fast messages between two ranks are: pings and large messages over Gloo, in a few hundred milliseconds."""
 
 import multiprocessing
 import os
@@ -16,34 +16,34 @@ import torch
 import torch.distributed as dist
 
 LARGE = 4 << 20  # bytes: far above what a socket's buffers hold
-SECONDS = 0.12  # that each of the two measurements takes, unless it has made its trips before
+SECONDS = 0.12  # the longest that each of the two measurements takes
 TRIPS = 400
 
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """Of one link, one way: half of a round trip's median."""
+    """The one-way speed of a link, by half the median round trip."""
 
     latency: float  # seconds, of 8 bytes
     bandwidth: float  # bytes per second, of messages of 4 MiB
 
 
 def measured(other: int, *, is_first: bool) -> LinkSpeed:
-    """Of the link between this rank and `other`, who calls this, too; one of them is first and says when to end."""
+    """Measures the link between this rank and `other`, which makes the same call. Exactly one of the two is first; it decides when to stop."""
     small = _round_trip(torch.zeros(1, dtype=torch.int64), other, is_first)
     large = _round_trip(torch.zeros(LARGE // 8, dtype=torch.int64), other, is_first)
     return LinkSpeed(latency=small / 2, bandwidth=LARGE / (large / 2))
 
 
 def _round_trip(message: torch.Tensor, other: int, is_first: bool) -> float:
-    """Median of the seconds there and back. The message's first number tells the other rank whether it is the last one."""
+    """The median round trip in seconds. The first number of a message tells the other rank whether it is the last one."""
     trips: list[float] = []
     if not is_first:
         message[0] = 0
         while not message[0]:
             dist.recv(message, other)
             dist.send(message, other)
-        return 1.0  # only who is first has the time
+        return 1.0  # unused: only the first rank measures
     end = time.perf_counter() + SECONDS
     while not message[0]:
         began = time.perf_counter()
@@ -62,17 +62,17 @@ def _local_rank(rank: int, file: str, answer: Connection, seconds: float) -> Non
         speed = measured(1 - rank, is_first=rank == 0)
         if rank == 0:
             answer.send(speed)
-        dist.barrier()  # none ends while the other still reads
+        dist.barrier()  # neither process ends while the other still reads
     except (RuntimeError, OSError, ValueError) as error:
         answer.send(str(error).split("\n")[0])
     answer.close()
-    os._exit(0)  # neither torch nor the parent's exit handlers have anything to do here
+    os._exit(0)  # without torch's and the parent's exit handlers
 
 
 def between_local_processes(seconds: float = 20.0) -> LinkSpeed | str:
-    """Between two processes of this machine; a text says what went wrong, if only that there was no answer in `seconds`.
+    """Measures the link between two processes of this machine. Returns a text instead if something went wrong, such as no answer in `seconds`.
 
-    The two are forked, so torch is not loaded anew: call this before the process has threads or CUDA.
+    The two processes are forked, so that torch is not loaded again: call this before the process has threads or CUDA.
     """
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="shardwise-doctor-") as folder:
@@ -82,7 +82,7 @@ def between_local_processes(seconds: float = 20.0) -> LinkSpeed | str:
             for rank in range(2)
         ]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's about forks of processes with threads
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks of processes with threads
             for process in ranks:
                 process.start()
         theirs.close()
@@ -105,9 +105,9 @@ def _answer(ours: Connection, seconds: float) -> LinkSpeed | str:
 
 
 def between_ranks(seconds: float = 60.0) -> Sequence[tuple[str, LinkSpeed]]:
-    """Of each rank and the next, one pair after the other, for a program under torchrun; the same on all ranks.
+    """Measures the link between each rank and the next, one pair after the other, under torchrun. The result is the same on all ranks.
 
-    The world is joined by torchrun's variables and left again. Raises RuntimeError where a rank does not answer within `seconds`.
+    Joins the world by torchrun's variables, and leaves it. Raises RuntimeError if a rank does not answer within `seconds`.
     """
     dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
     rank, n_ranks = dist.get_rank(), dist.get_world_size()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from shardwise import _C
 from shardwise._commands.arguments import (
+    PLACEMENTS,
     add_dtype,
     check_names,
     layout,
@@ -15,7 +16,6 @@ from shardwise._commands.arguments import (
     ranks,
     shape,
 )
-from shardwise._commands.help import PLACEMENTS
 from shardwise._commands.redistribution import add_move, planned
 from shardwise.debug.picture import FORMATS
 from shardwise.debug.printing import shown_picture
@@ -93,6 +93,6 @@ def run_diff(options: argparse.Namespace) -> list[str]:
 
 
 def _shown(figures: _C.Figures, options: argparse.Namespace) -> list[str]:
-    """Prints the picture or writes it, and says where."""
+    """Prints the picture, or writes it to a file and returns a line that says so."""
     shown_picture(figures, "", False, options.format, options.file)
     return [] if options.file is None else [f"wrote {options.file}"]

@@ -5,8 +5,17 @@ from collections.abc import Callable
 from functools import partial
 
 from shardwise._C import Plan, RankTraffic, plan_redistribution
-from shardwise._commands.arguments import add_dtype, layout, link, mesh_extents, n_bytes, placements, ranks, shape
-from shardwise._commands.help import PLACEMENTS
+from shardwise._commands.arguments import (
+    PLACEMENTS,
+    add_dtype,
+    layout,
+    link,
+    mesh_extents,
+    n_bytes,
+    placements,
+    ranks,
+    shape,
+)
 from shardwise.debug.text_tables import table_text
 
 PLAN_EXAMPLE = """example:
@@ -18,7 +27,7 @@ SIMULATE_EXAMPLE = """example:
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     for name, help, example, show in (
-        ("plan", "the plan and its totals, in a line", PLAN_EXAMPLE, show_plan),
+        ("plan", "the plan and its totals, in a line", PLAN_EXAMPLE, lambda plan: [str(plan)]),
         ("simulate", "a table of the traffic of all ranks, and of some of them", SIMULATE_EXAMPLE, show_ranks),
     ):
         command = commands.add_parser(name, help=help, epilog=f"{PLACEMENTS}\n\n{example}")
@@ -67,52 +76,28 @@ def redistribution(options: argparse.Namespace, show: Callable[[Plan], list[str]
     return lines
 
 
-def show_plan(plan: Plan) -> list[str]:
-    return [str(plan)]
-
-
 def show_ranks(plan: Plan) -> list[str]:
     shares = sorted(plan.simulate(), key=lambda share: (-share[1].received, share[0]))
     heading = ("", "rank", "received", "bound", "sent", "messages", "buffers", "time")
-    rows = [
-        totals(shares),
-        *(
-            row(name, rank, share)
-            for name, (rank, share) in (
-                ("most loaded", shares[0]),
-                ("median", shares[len(shares) // 2]),
-                ("least loaded", shares[-1]),
-            )
-        ),
-    ]
+    columns = list(zip(*(_numbers(share) for _, share in shares), strict=True))
+    name = f"all {len(shares):,} ranks" if len(shares) > 1 else "one rank"
+    rows = [_row(name, "", [*map(sum, columns[:4]), *map(max, columns[4:])])]  # the maximum of buffers and time
+    for name, place in (("most loaded", 0), ("median", len(shares) // 2), ("least loaded", -1)):
+        rank, share = shares[place]
+        rows.append(_row(name, f"{rank}", _numbers(share)))
     return [str(plan), "", table_text("", heading, rows, 1).rstrip()]
 
 
-def row(name: str, rank: int, share: RankTraffic) -> tuple[str, ...]:
-    counts = (share.received, share.bound, share.sent, share.n_messages, share.buffer_bytes)
-    return name, f"{rank}", *(f"{count:,}" for count in counts), duration(share.seconds)
+def _numbers(share: RankTraffic) -> list[float]:
+    return [share.received, share.bound, share.sent, share.n_messages, share.buffer_bytes, share.seconds]
 
 
-def totals(shares: list[tuple[int, RankTraffic]]) -> tuple[str, ...]:
-    """Sums over all ranks; of buffers and time the most."""
-    every = [share for _, share in shares]
-    counts = (
-        sum(share.received for share in every),
-        sum(share.bound for share in every),
-        sum(share.sent for share in every),
-        sum(share.n_messages for share in every),
-        max(share.buffer_bytes for share in every),
-    )
-    return (
-        f"all {len(every):,} ranks" if len(every) > 1 else "one rank",
-        "",
-        *(f"{count:,}" for count in counts),
-        duration(max(share.seconds for share in every)),
-    )
+def _row(name: str, rank: str, numbers: list[float]) -> tuple[str, ...]:
+    return name, rank, *(f"{count:,}" for count in numbers[:-1]), duration(numbers[-1])
 
 
 def duration(seconds: float) -> str:
-    """The unit that leaves one to three digits before the point."""
+    """Microseconds, milliseconds or seconds, whichever leaves at most three digits before the point."""
     for unit, factor in (("us", 1e6), ("ms", 1e3)):
         if seconds * factor < 1000:
             return f"{seconds * factor:.1f} {unit}"

@@ -46,5 +46,5 @@ def run(options: argparse.Namespace) -> list[str]:
             f"[watch] port {options.port} of 127.0.0.1 cannot be opened: {error.strerror}. Give another with --port, or --port 0 for a free "
             "one, and set SHARDWISE_WATCH of the program to the same port."
         ) from None
-    serve(listener)  # outside: that the line of its address cannot be written is no error of the port
+    serve(listener)  # outside of `try`: an error in writing the line of its address is none of the port
     return []

@@ -1,6 +1,6 @@
-"""What torch.distributed.checkpoint asks of a tensor: one chunk per local piece that has elements, at its true offsets.
+"""The answers of a tensor to torch.distributed.checkpoint: one chunk per local piece that has elements, at its true offsets.
 
-Knows no tensor class: a tensor hands in its `boxes`, (offsets, sizes) of each of this rank's pieces.
+These functions know no tensor class. A tensor gives its `boxes`: (offsets, sizes) of each of this rank's pieces.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Boxes = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
 def chunks(boxes: Boxes) -> list[ChunkStorageMetadata]:
-    """One chunk per piece that has elements: of an empty one there is nothing to read."""
+    """One chunk per piece that has elements."""
     return [chunk for chunk in _all_chunks(boxes) if chunk.sizes.numel() > 0]
 
 
@@ -32,12 +32,12 @@ def storage_metadata(tensor: torch.Tensor, boxes: Boxes) -> TensorStorageMetadat
 
 
 def properties(tensor: torch.Tensor) -> TensorProperties:
-    """Without asking whether the memory is pinned: that is an operator."""
+    """The properties without `pin_memory`: to ask for it is an operator."""
     return TensorProperties(dtype=tensor.dtype, requires_grad=tensor.requires_grad)
 
 
 def write_items(tensor: torch.Tensor, name: str, boxes: Boxes, size: torch.Size) -> list[WriteItem]:
-    """One item per chunk. `size`: of the whole tensor; one without elements is written all the same, so that its name is known."""
+    """One item per chunk. `size`: of the whole tensor. A tensor without elements is written, too, so that the checkpoint has its name."""
     return [
         WriteItem(
             index=MetadataIndex(name, chunk.offsets, index),
@@ -49,10 +49,7 @@ def write_items(tensor: torch.Tensor, name: str, boxes: Boxes, size: torch.Size)
 
 
 def piece_at(index: MetadataIndex, boxes: Boxes, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The local piece that `index` names; it shares memory, so that loading fills it.
-
-    Raises ValueError where this rank has no such piece.
-    """
+    """The local piece that `index` names. It shares memory, so that loading fills it. Raises ValueError if this rank has no such piece."""
     there = [piece for (offsets, _), piece in zip(boxes, pieces, strict=True) if torch.Size(offsets) == index.offset]
     if not there:
         raise ValueError(

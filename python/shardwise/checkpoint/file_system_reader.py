@@ -1,4 +1,4 @@
-"""A reader of checkpoints that reads of each saved piece what this rank wants of it, and finds broken files before it writes anything."""
+"""A reader of checkpoints that reads only the needed part of each saved piece, and finds broken files before it loads anything."""
 
 import os
 import pickle
@@ -15,7 +15,7 @@ from torch.futures import Future
 from shardwise._progress import Progress, check_progress
 from shardwise.checkpoint.tensor_records import FilePart, TensorRecord, check_sum, find_record, read_box
 
-# Errors by which a file shows that it is not what was saved.
+# A file that is not what was saved raises one of these.
 BROKEN = (OSError, EOFError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError)
 
 
@@ -47,12 +47,7 @@ class FileSystemReader(torchs.FileSystemReader):
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        strict: bool = False,
-        verify: bool = False,
-        progress: bool | None = None,
+        self, path: str | os.PathLike[str], *, strict: bool = False, verify: bool = False, progress: bool | None = None
     ) -> None:
         check_progress(progress)
         super().__init__(path)
@@ -81,7 +76,7 @@ class FileSystemReader(torchs.FileSystemReader):
         self._metadata, self._records, self.n_bytes_read = metadata, {}, 0
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Finds all pieces that this rank wants of. No rank has begun to load: torch carries what is wrong with one to all."""
+        """Finds all pieces that this rank needs, before any rank begins to load. torch raises the error of one rank on all ranks."""
         wrong: dict[str, str] = {}
         for path, items in self._by_file(plan).items():
             try:
@@ -111,8 +106,9 @@ class FileSystemReader(torchs.FileSystemReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        rest: list[ReadItem] = []  # by torch's way: what is no plain tensor
-        total = sum(_n_bytes(item, self._records[item.storage_index]) for item in plan.items)
+        rest: list[ReadItem] = []  # everything but plain tensors, which torch's reader reads
+        records = [(item, self._records[item.storage_index]) for item in plan.items]
+        total = sum(int(item.lengths.numel()) * record.dtype.itemsize for item, record in records if record is not None)
         is_first = not dist.is_initialized() or dist.get_rank() == 0
         with Progress("loading", total, self.progress, is_first) as progress:
 
@@ -133,7 +129,7 @@ class FileSystemReader(torchs.FileSystemReader):
         return super().read_data(LoadPlan(rest), planner)
 
     def _by_file(self, plan: LoadPlan) -> dict[str, list[ReadItem]]:
-        """In the order of the files' bytes."""
+        """The items by file, in the order of their bytes."""
         files: dict[str, list[ReadItem]] = {}
         for item in sorted(plan.items, key=lambda item: self.storage_data[item.storage_index].offset):
             files.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
@@ -154,7 +150,3 @@ class FileSystemReader(torchs.FileSystemReader):
                 if self.verify:
                     check_sum(FilePart(file, saved.offset, saved.length))
                 self._records[index] = find_record(FilePart(file, saved.offset, saved.length), saved.offset)
-
-
-def _n_bytes(item: ReadItem, record: TensorRecord | None) -> int:
-    return 0 if record is None else int(item.lengths.numel()) * record.dtype.itemsize

@@ -1,4 +1,4 @@
-"""A writer of checkpoints into folders that hold one already."""
+"""A writer of checkpoints that replaces the checkpoint of a folder in one step."""
 
 import dataclasses
 import os
@@ -44,7 +44,7 @@ class FileSystemWriter(torchs.FileSystemWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Called on the coordinator alone, which so names all ranks' files. A writer's `save_id` may be that of its last save."""
+        """Gives all ranks' files new names; called on the coordinator only. The writer's `save_id` would not do: it may be that of its last save."""
         name = uuid.uuid4().hex
         prefixes = [torchs._StoragePrefix(f"__{name}_{i}_") for i in range(len(plans))]
         return [dataclasses.replace(plan, storage_data=prefix) for plan, prefix in zip(plans, prefixes, strict=True)]
@@ -58,7 +58,7 @@ class FileSystemWriter(torchs.FileSystemWriter):
 
 
 class _ReplacingFileSystem(torchs.FileSystem):
-    """A rename replaces what is there in one step, where torch removes it before."""
+    """Keeps the old metadata until the rename replaces it in one step; torch's writer removes it before."""
 
     def rm_file(self, path: str | os.PathLike[str]) -> None:
         if Path(path).name != torchs._metadata_fn:

@@ -1,4 +1,4 @@
-"""The parts that a checkpoint keeps of DTensors whose local tensors are of a class of their own."""
+"""The inner tensors of DTensors whose local tensors have a class of their own, for checkpoints."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ def inner_tensors(state: Any) -> Any:
         dcp.save(inner_tensors(state), checkpoint_id="folder")
         dcp.load(inner_tensors(state), checkpoint_id="folder")    # fills the objects in `state`
 
-    An inner tensor is sharded where the class's own slice cuts it, and replicated where the slice leaves it whole. They share the memory of the
-    objects, so that a load fills those, under any placements. The class's context, as a scale that is a number, is not loaded: it stands in a name of the
-    checkpoint, and a load into objects of another one is DCP's error for a missing name. Dicts, lists and tuples are looked through. All other values stay,
-    as do DTensors whose class has DCP's own methods (`__create_write_items__`).
+    An inner tensor is sharded if the class's own slice cuts it, and replicated if the slice leaves it whole. Inner tensors share the memory of the
+    objects, so that a load fills these, under any placements. The class's context, such as a scale that is a number, is not loaded: it is part of a
+    name in the checkpoint, and a load into objects with another context raises DCP's error for a missing name. Dicts, lists and tuples are
+    searched. All other values stay, and so do DTensors whose class has DCP's own methods (`__create_write_items__`).
 
-    Collective over the meshes. Raises NotImplementedError for a class that takes no slice or has no `__tensor_flatten__`, and ValueError if ranks differ
-    in an inner tensor that a slice leaves whole or in how a slice cuts one, or for a Partial.
+    Collective over the meshes. Raises NotImplementedError for a class that takes no slice or has no `__tensor_flatten__`, and ValueError for a
+    Partial, or if ranks differ in an inner tensor that a slice leaves whole or in how a slice cuts one.
 
     >>> from shardwise.checkpoint import inner_tensors
     >>> x = sw.ones(4, 2, device_mesh=mesh, placements=[sw.Shard(0)])
@@ -35,6 +35,5 @@ def inner_tensors(state: Any) -> Any:
     own = _C.subclass_in(state) if isinstance(state, DTensor) else None
     if own is None or hasattr(own, "__create_write_items__"):
         return state
-    state._saved_boxes()  # the error for terms of a sum
-    # A load with another context asks for a name that the checkpoint does not have.
+    state._saved_boxes()  # raises the error for Partial tensors
     return {**dict(_C.inner_tensors(state)), f"context={contexts(own)!r}": torch.zeros(())}

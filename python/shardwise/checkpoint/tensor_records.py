@@ -1,6 +1,6 @@
-"""Where the elements of a tensor lie in the file that torch.save() wrote: boxes of it are read without the rest.
+"""Finds the elements of a tensor in a file that torch.save() wrote, and reads boxes of it without the rest.
 
-torch.save() writes a zip archive: a pickle that says sizes and strides, and the elements, uncompressed, as the record "data/0".
+torch.save() writes a zip archive: a pickle with sizes and strides, and the elements, uncompressed, as the record "data/0".
 """
 
 import io
@@ -16,9 +16,8 @@ import torch
 from torch._weights_only_unpickler import Unpickler
 
 BUFFER_BYTES = 16 << 20
-# Bytes between wanted runs that are so near are read with them: the system reads whole pages anyway.
-NEAR_BYTES = 4096
-LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip archive's member: the lengths of its name and of its extra field
+NEAR_BYTES = 4096  # smaller gaps between needed runs are read with them: the system reads whole pages anyway
+LOCAL_HEADER = struct.Struct("<26xHH")  # the lengths of the name and the extra field of a member of a zip archive
 
 
 @dataclass(frozen=True)
@@ -31,12 +30,12 @@ class TensorRecord:
 
     @property
     def row_bytes(self) -> int:
-        """Of one index of the first dim."""
+        """The bytes of one index of the first dim."""
         return int(torch.Size(self.sizes[1:]).numel()) * self.dtype.itemsize
 
 
 class FilePart(io.RawIOBase):
-    """Bytes [begin, begin + length) of a file, as a file of its own to read."""
+    """Bytes [begin, begin + length) of a file, as a readable file."""
 
     def __init__(self, file: IO[bytes], begin: int, length: int) -> None:
         self._file, self._begin, self._length, self._at = file, begin, length, 0
@@ -59,9 +58,9 @@ class FilePart(io.RawIOBase):
 
 
 def find_record(file: FilePart, begin: int) -> TensorRecord | None:
-    """The tensor of an archive that begins at byte `begin` of the whole file; None for what is no plain row-major tensor.
+    """The tensor of an archive that begins at byte `begin` of the whole file; None unless it is a plain row-major tensor.
 
-    Reads the archive's directory and pickle only. Raises zipfile.BadZipFile, pickle.UnpicklingError or EOFError for garbled ones.
+    Reads only the archive's directory and pickle. Raises zipfile.BadZipFile, pickle.UnpicklingError or EOFError if they are garbled.
     """
     with zipfile.ZipFile(file) as archive:
         members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
@@ -98,7 +97,7 @@ def find_record(file: FilePart, begin: int) -> TensorRecord | None:
 
 
 def check_sum(file: FilePart) -> None:
-    """Reads the archive whole, 16 MiB at a time. Raises zipfile.BadZipFile where its elements are not those that were written."""
+    """Reads the whole archive, 16 MiB at a time. Raises zipfile.BadZipFile if its checksums do not fit its elements."""
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             with archive.open(member) as content:
@@ -113,9 +112,9 @@ def read_box(
     target: torch.Tensor,
     told: Callable[[int], None] = lambda n_bytes: None,
 ) -> None:
-    """Fills `target` with the box of its sizes at `offsets` of the record. `told` hears of each read how many bytes it was.
+    """Fills `target` with the box at `offsets` of the record. `told` is called with the number of bytes of each read.
 
-    Memory: none where the box is one run of the file and `target` is contiguous and of its dtype on a CPU, else 16 MiB, or one row.
+    Memory: none if the box is one run of the file and `target` is contiguous, on a CPU and of the file's dtype; else 16 MiB, or one row.
     """
     if target.numel() == 0:
         return
@@ -145,7 +144,7 @@ def read_box(
 def read_run(
     file: IO[bytes], record: TensorRecord, begin: int, target: torch.Tensor, told: Callable[[int], None]
 ) -> None:
-    """Rows from byte `begin` of the file."""
+    """Fills `target` with whole rows from byte `begin` of the file."""
     is_memory = target.is_cpu and target.is_contiguous() and target.dtype == record.dtype
     is_memory = is_memory and not target.is_conj() and not target.is_neg()
     step = max(1, BUFFER_BYTES // max(1, record.row_bytes))
@@ -159,7 +158,7 @@ def read_run(
 
 
 def fill(file: IO[bytes], memory: memoryview, told: Callable[[int], None]) -> None:
-    """Raises EOFError where the file ends before."""
+    """Fills `memory` from the file. Raises EOFError if the file ends before that."""
     done = 0
     while done < len(memory):
         n = file.readinto(memory[done:])  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a process imports as its main module when a program on Shardwise spawns it."""
+"""The main module of a process that a program on Shardwise spawns."""
 
 from shardwise.compat.program import run_as_main
 

@@ -1,4 +1,4 @@
-"""Which of our modules stand for which of torch's."""
+"""Our modules and the modules of torch that they stand for."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwise.interop.facade import torchs_own
 
-# Ours, and the modules of torch.distributed that define or hand on the names that it has.
+# Each of our modules, and the modules of torch.distributed that define or re-export its names.
 _STANDS_FOR = {
     "shardwise": ("tensor", "tensor._api", "_tensor", "_tensor.api"),
     "shardwise._api": ("tensor._api",),
@@ -16,35 +16,23 @@ _STANDS_FOR = {
     "shardwise.debug": ("tensor.debug", "tensor.debug._comm_mode", "tensor.debug._visualize_sharding"),
     "shardwise.device_mesh": ("device_mesh", "tensor.device_mesh"),
     "shardwise.experimental": (
-        "tensor.experimental",
-        "tensor.experimental._func_map",
-        "tensor.experimental._register_sharding",
+        "tensor.experimental", "tensor.experimental._func_map", "tensor.experimental._register_sharding",
     ),
     "shardwise.experimental._attention": (
-        "tensor.experimental._attention",
-        "tensor.experimental._context_parallel",
+        "tensor.experimental._attention", "tensor.experimental._context_parallel",
         "tensor.experimental._context_parallel._attention",
     ),
     "shardwise.fsdp": (
-        "fsdp",
-        "fsdp._fully_shard",
-        "fsdp._fully_shard._fully_shard",
-        "fsdp._fully_shard._fsdp_api",
-        "_composable.fsdp",
-        "_composable.fsdp.fully_shard",
+        "fsdp", "fsdp._fully_shard", "fsdp._fully_shard._fully_shard", "fsdp._fully_shard._fsdp_api",
+        "_composable.fsdp", "_composable.fsdp.fully_shard",
     ),
-    "shardwise.parallel": (
-        "tensor.parallel",
-        "tensor.parallel.api",
-        "tensor.parallel.loss",
-        "tensor.parallel.style",
-    ),
+    "shardwise.parallel": ("tensor.parallel", "tensor.parallel.api", "tensor.parallel.loss", "tensor.parallel.style"),
     "shardwise.placement_types": ("tensor.placement_types", "_tensor.placement_types"),
-}
+}  # fmt: skip
 
 
 def counterparts() -> Iterator[tuple[ModuleType, dict[str, Any]]]:
-    """Each module of torch, imported, with what stands for its names: those that ours has and torch.distributed defined."""
+    """Each of torch's modules, imported, with our objects for the names that torch.distributed defined and our module has."""
     for ours, theirs in _STANDS_FOR.items():
         for name in theirs:
             module = torchs_own(f"torch.distributed.{name}")
@@ -52,7 +40,7 @@ def counterparts() -> Iterator[tuple[ModuleType, dict[str, Any]]]:
 
 
 def _names_of_ours(ours: ModuleType, theirs: ModuleType) -> dict[str, Any]:
-    """Attributes of `ours` by the names that `theirs` has them by. Modules are no names of it: they have facades."""
+    """The attributes of `ours` for names in `theirs`. Submodules are left out: they have facades."""
     return {
         name: getattr(ours, name)
         for name, value in vars(theirs).items()

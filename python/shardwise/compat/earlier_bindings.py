@@ -1,24 +1,42 @@
-"""What programs bound by name before Shardwise's names were installed."""
+"""Names that programs bound to torch's objects before Shardwise's names were installed."""
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
-from shardwise.compat.places import Place
+Ours = Mapping[int, Any]  # our object for an object of torch, by the id of the latter
 
-Ours = Mapping[int, Any]  # what stands for an object of torch, by its id
+
+@dataclass(frozen=True)
+class Place:
+    """A place where `bind` binds a name to `theirs` or `ours`."""
+
+    bind: Callable[[Any], None]
+    theirs: Any
+    ours: Any
+
+
+def put_ours(places: Iterable[Place]) -> None:
+    for place in places:
+        place.bind(place.ours)
+
+
+def put_theirs(places: Iterable[Place]) -> None:
+    for place in places:
+        place.bind(place.theirs)
 
 
 def is_torchs(name: str) -> bool:
-    """Whether the module of this name is part of torch and keeps torch's own names. What torch tests itself with does not."""
+    """Whether the module of this name is part of torch and keeps torch's own names. torch.testing gets ours."""
     return name == "torch" or (name.startswith("torch.") and not name.startswith("torch.testing"))
 
 
 def earlier_bindings(ours: Ours) -> Iterator[Place]:
-    """Globals of modules, attributes of their classes and default arguments of their functions that are torch's."""
+    """The globals of modules, attributes of their classes and default arguments of their functions that are torch's objects."""
     for module in _programs_modules():
         yield from _in_namespace(module, vars(module), ours)
         for cls in _defined_in(module, type):
@@ -32,7 +50,7 @@ def earlier_bindings(ours: Ours) -> Iterator[Place]:
 
 
 def warn_of_the_rest(ours: Ours) -> None:
-    """Warns of what cannot be exchanged: classes made of torch's, and collections that hold them."""
+    """Warns of names that cannot be exchanged: subclasses of torch's classes, and collections that hold torch's objects."""
     found = []
     for module in _programs_modules():
         for name, value in list(vars(module).items()):
@@ -51,8 +69,8 @@ def warn_of_the_rest(ours: Ours) -> None:
 
 
 def _held(value: Any) -> list[Any]:
-    """What lies in a collection. A library's own kind of dict may load modules when it is asked for its values, and fail: it is not
-    asked."""
+    """The contents of a collection, read by the methods of the built-in class: a library's own kind of dict may load modules, and fail, when asked
+    for its values."""
     if isinstance(value, dict):
         return [*dict.keys(value), *dict.values(value)]
     kinds: tuple[Any, ...] = (tuple, list, set, frozenset)

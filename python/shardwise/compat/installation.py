@@ -13,8 +13,14 @@ import torch.distributed as dist
 
 from shardwise import _C
 from shardwise.compat.counterparts import counterparts
-from shardwise.compat.earlier_bindings import earlier_bindings, is_torchs, warn_of_the_rest
-from shardwise.compat.places import Place, put_ours, put_theirs
+from shardwise.compat.earlier_bindings import (
+    Place,
+    earlier_bindings,
+    is_torchs,
+    put_ours,
+    put_theirs,
+    warn_of_the_rest,
+)
 from shardwise.compat.torchs_imports import TorchsImports
 from shardwise.interop.facade import Facade
 
@@ -71,8 +77,8 @@ class _Probe(torch.Tensor):
 
 
 def _show_torch_its_own() -> None:
-    """Has torch's C++ look its DTensor class up by name, which it does once, with the first operator that a tensor class answers. Found later it would be
-    ours, whose traced operators torch would then run as its own."""
+    """Makes torch's C++ look up its DTensor class by name now. It does so once, at the first operator of a tensor subclass. If that came later, it
+    would find our class, and run our traced operators as its own."""
     probe = torch.Tensor._make_wrapper_subclass(_Probe, (1,))
     torch.ops.aten.zero_.default(probe)
 
@@ -98,7 +104,7 @@ class Installation:
         _C.set_answers_outside(True)
 
     def exchange_bindings(self) -> None:
-        """In modules that bound torch's names by now."""
+        """Exchanges the names in modules that have bound torch's by now."""
         found = list(earlier_bindings(self._ours))
         warn_of_the_rest(self._ours)
         put_ours(found)
@@ -112,7 +118,7 @@ class Installation:
         put_theirs(self._modules)
 
     def _places_of_modules(self) -> list[Place]:
-        """Where torch's modules, and the mesh in torch.distributed, are found by those who import them."""
+        """The places where an import finds torch's modules, and the mesh names of torch.distributed."""
         places = []
         for name, module in list(sys.modules.items()):
             if id(module) not in self._facades:

@@ -1,4 +1,4 @@
-"""Running a program that was written for torch.distributed.tensor."""
+"""Runs a program that was written for torch.distributed.tensor."""
 
 import os
 import runpy
@@ -27,18 +27,18 @@ def run_program(arguments: list[str], *, is_module: bool) -> None:
 
 
 def run_as_main() -> dict[str, Any]:
-    """In a process that the program spawned: what its main module defines when it is imported there."""
+    """Imports the program's main module in a process that the program spawned, and returns its names."""
     install()
     _have_children_install()
     kind, _, main = os.environ[_OF_CHILDREN].partition(":")
-    if kind == "name" and main.endswith(".__main__"):  # a package's: multiprocessing does not run it again
+    if kind == "name" and main.endswith(".__main__"):  # multiprocessing does not run the main module of a package again
         return {}
     run: Callable[..., dict[str, Any]] = runpy.run_module if kind == "name" else runpy.run_path
     return run(main, run_name="__mp_main__")
 
 
 def _have_children_install() -> None:
-    """Has multiprocessing's spawned processes import shardwise.compat.child where they would import the program's main module."""
+    """Makes processes that multiprocessing spawns import shardwise.compat.child instead of the program's main module."""
     prepare = spawn.get_preparation_data
 
     def prepare_with_names(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Modules of torch that are imported while Shardwise's names are installed: they work on torch's own tensors, and get torch's names."""
+"""Gives torch's own names to modules of torch that are imported while Shardwise's names are installed."""
 
 import sys
 import threading

@@ -14,25 +14,7 @@ from shardwise.debug.spans import CommunicationSpan, OperatorSpan, RankProfile
 from shardwise.live import watch
 
 __all__ = [
-    "CommCounts",
-    "CommDebugMode",
-    "CommEvent",
-    "CommunicationSpan",
-    "LayerReport",
-    "MergedProfile",
-    "OpRecord",
-    "OperatorSpan",
-    "Picture",
-    "RankProfile",
-    "RankReport",
-    "StepReport",
-    "diff",
-    "dump",
-    "explain",
-    "picture",
-    "profile",
-    "step_report",
-    "visualize_mesh",
-    "visualize_sharding",
-    "watch",
-]
+    "CommCounts", "CommDebugMode", "CommEvent", "CommunicationSpan", "LayerReport", "MergedProfile", "OpRecord",
+    "OperatorSpan", "Picture", "RankProfile", "RankReport", "StepReport", "diff", "dump", "explain", "picture",
+    "profile", "step_report", "visualize_mesh", "visualize_sharding", "watch",
+]  # fmt: skip

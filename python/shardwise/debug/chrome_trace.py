@@ -9,13 +9,13 @@ from typing import Any
 
 from shardwise.debug.spans import CommunicationSpan, OperatorSpan, RankProfile
 
-OPERATORS = 0  # the thread of a rank's operators; communications that run at the same time get threads from 1 on
+OPERATORS = 0  # the thread of a rank's operators. Communications have threads from 1 on, one for each that runs at the same time
 
 Event = dict[str, Any]
 
 
 def write_trace(ranks: Sequence[RankProfile], path: str | os.PathLike[str]) -> None:
-    """Raises TypeError for what is no path, OSError where it cannot be written."""
+    """Raises TypeError if `path` is not a path, and OSError if it cannot be written."""
     if not isinstance(path, str | bytes | os.PathLike):
         raise no_path(type(path).__name__)
     name = os.fsdecode(path)
@@ -25,17 +25,17 @@ def write_trace(ranks: Sequence[RankProfile], path: str | os.PathLike[str]) -> N
             file.write(text)
     except OSError as error:
         raise unwritable(repr(name), error.errno or errno.EIO) from None
-    except ValueError:  # a name that no system has
+    except ValueError:  # a name with a null character
         raise unwritable(repr(name), errno.EINVAL) from None
 
 
 def no_path(kind: str) -> TypeError:
-    """The error of what rank 0 gives in place of a path."""
+    """The error if rank 0 gives something else than a path."""
     return TypeError(f"[profile] path is {kind}: a trace is written to a file. Give a name such as 'step.json'.")
 
 
 def unwritable(name: str, number: int) -> OSError:
-    """The error of a file, by the number that the system has for it, which it keeps: alike on each rank that knows the number."""
+    """The error of a file by its errno. It has that errno, and is equal on all ranks that know the number."""
     error = type(OSError(number, ""))(
         f"[profile] the trace {name} cannot be written: {os.strerror(number)}. Give a path in an existing folder that is writable."
     )
@@ -57,7 +57,7 @@ def trace_events(ranks: Sequence[RankProfile]) -> list[Event]:
         )
         events.append(_name("thread_name", profile.rank, "operators", OPERATORS))
         events += [_operator(profile.rank, each, zero) for each in profile.operators]
-        lanes: list[int] = []  # when the last communication on each ends
+        lanes: list[int] = []  # the end of the last communication in each
         for each in sorted(profile.communications, key=lambda each: each.begin_ns):
             lane = next((i for i, end in enumerate(lanes) if end <= each.begin_ns), len(lanes))
             if lane == len(lanes):
@@ -122,7 +122,7 @@ def _communication(rank: int, each: CommunicationSpan, zero: int, thread: int) -
 
 
 def _arrows(number: int, together: dict[int, tuple[CommunicationSpan, Event]]) -> list[Event]:
-    """From the rank that came last to each of those that waited for it."""
+    """Arrows from the rank that came last to each rank that waited for it."""
     events: list[Event] = []
     for rank, (each, event) in together.items():
         if each.last_rank not in together:

@@ -7,7 +7,7 @@ import torch
 
 from shardwise._C import CommEvent
 
-# What torch.distributed.tensor would have called for what messages between ranks amount to.
+# The functional collectives that torch.distributed.tensor would have called, by our kinds of collectives.
 FUNCTIONAL = {
     "all_gather": "all_gather_into_tensor",
     "reduce_scatter": "reduce_scatter_tensor",
@@ -16,10 +16,10 @@ FUNCTIONAL = {
 
 
 class CommCounts(dict[str, int]):
-    """How often each kind of collective ran: {"all_reduce": 2, "all_to_all": 1}. What did not run counts 0.
+    """How often each kind of collective ran: {"all_reduce": 2, "all_to_all": 1}. A kind that did not run counts 0.
 
-    torch's operators are keys, too: counts[torch.ops.c10d_functional.all_reduce]. DTensors' communication counts as the
-    functional collective that it amounts to, a collective that the program called as itself.
+    torch's operators are keys, too: counts[torch.ops.c10d_functional.all_reduce]. Communication of DTensors
+    counts as the equivalent functional collective; a collective that the program called counts as itself.
 
     >>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])
     >>> with sw.CommDebugMode() as comm:
@@ -46,7 +46,7 @@ class CommCounts(dict[str, int]):
         return self[key] if key in self else default  # noqa: SIM401  # dict.get does not know torch's operators
 
     def by_operator(self) -> dict[Any, int]:
-        """The same by torch's operators alone."""
+        """The counts with torch's operators as keys."""
         return {_operator(name): count for name, count in self._by_name.items()}
 
 

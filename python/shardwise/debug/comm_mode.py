@@ -13,12 +13,11 @@ from shardwise.debug.comm_tables import write_json, write_table
 from shardwise.debug.module_tracker import ModuleTracker
 from shardwise.placement_types import Placement
 
-EVENTS, OPS = 0, 1  # the counters that the tracker is given
+EVENTS, OPS = 0, 1  # indices of the tracker's counters
 
 
 class CommDebugMode:
-    """Counts the collectives that this rank takes part in, in a `with` block: those of DTensors and those that the program calls
-    itself. Blocks may nest.
+    """Counts this rank's collectives in a `with` block: those of DTensors and those that the program calls itself. Blocks may nest.
 
     Collectives of a backward pass on GPUs are not counted, because they run in autograd's own threads.
 
@@ -76,8 +75,8 @@ class CommDebugMode:
 
     @property
     def comm_module_counts(self) -> dict[str, dict[str, CommCounts]]:
-        """Collectives by module, then "forward" and "backward", those of modules within it included. "Global" has all. The backward of what
-        follows the outermost module, such as a loss, counts as forward."""
+        """Collectives by module, then "forward" and "backward", including modules within it. "Global" has all. The backward of operators after
+        the outermost module, such as a loss, counts as forward."""
         events: dict[tuple[str, bool], list[CommEvent]] = {}
         tracker = self.advanced_module_tracker
         for number, event in enumerate(self.events):
@@ -132,7 +131,7 @@ class CommDebugMode:
             file.write(write_json(self._modules(), noise_level))
 
     def _modules(self) -> dict[str, dict[str, Any]]:
-        """What the tables tell of each module, by its path, outer ones first."""
+        """The data of the tables by the path of each module, outer modules first."""
         tracker, counts = self.advanced_module_tracker, self.comm_module_counts
         ops: dict[tuple[str, bool], list[OpRecord]] = {}
         for number, record in enumerate(self._ops.records()):

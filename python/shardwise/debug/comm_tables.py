@@ -1,18 +1,18 @@
-"""What modules sent, as a table and as JSON."""
+"""The communication of modules as a table and as JSON."""
 
 import json
 from typing import Any
 
 from shardwise._C import OpRecord
 
-# Operators that change no values: they are told at the highest noise level only.
+# Operators that change no values. Only the highest noise level shows them.
 TRIVIAL = {"alias", "as_strided", "detach", "t", "to", "_to_copy", "transpose", "view"}
 
 Modules = dict[str, dict[str, Any]]
 
 
 def write_table(modules: Modules, noise_level: int) -> str:
-    """A line per module, indented by its depth, and below it what is known of it."""
+    """A line per module, indented by its depth, and below it its parameters, collectives and operators."""
     lines: list[str] = []
     for path, told in modules.items():
         indent = "    " * told["depth"]

@@ -1,4 +1,4 @@
-"""What ran, and why, operator by operator."""
+"""Explains what ran, and why, operator by operator."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What the ranks of this process did last, as files."""
+"""Writes what the ranks of this process did last to files."""
 
 import os
 

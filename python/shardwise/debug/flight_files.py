@@ -1,4 +1,4 @@
-"""What the files of shardwise.debug.dump() say, one per rank."""
+"""Reads the files of shardwise.debug.dump(), one per rank."""
 
 import json
 from collections.abc import Iterable
@@ -9,13 +9,13 @@ from typing import Any
 
 VERSION = 1
 MOST_RANKS = 1 << 20
-# Calls in which ranks send different numbers of bytes, and one may end before others come.
+# Ranks may send different numbers of bytes in these calls, and a rank may leave one before others come.
 OWN_BYTES = ("exchange", "all_to_all", "broadcast")
-CLOCKS_DIFFER = 10.0  # seconds by which those of two machines may
+CLOCKS_DIFFER = 10.0  # seconds by which the clocks of two machines may differ
 
 
 class Ranks(tuple[int, ...]):
-    """Those of a group. Thousands are looked up a million times: the hash is made once, and equal groups are one object."""
+    """The ranks of a group. Thousands of ranks are looked up a million times, so the hash is computed once and equal groups are one object."""
 
     _hash: int | None = None
 
@@ -27,7 +27,7 @@ class Ranks(tuple[int, ...]):
 
 @dataclass(frozen=True)
 class Call:
-    """One communication of one rank. Times are seconds since 1970 by the rank's clock, None where that has not happened."""
+    """One communication of one rank. Times are seconds since 1970 by the rank's clock; None: it has not happened."""
 
     rank: int
     group: tuple[int, ...]  # the ranks that take part
@@ -40,18 +40,23 @@ class Call:
     waits_since: float | None
     end: float | None
     layouts: str
-    source: str  # the program's line, where it was noted
+    source: str  # the program's line, if it was recorded
     bytes_sent: int | None = None
 
     @property
     def kind(self) -> tuple[str, str, str, int | None]:
-        """What must be equal on all ranks."""
+        """The facts that must be equal on all ranks."""
         return self.name, self.operator, self.dtype, self.bytes_sent if self.needs_all else None
 
     @property
     def needs_all(self) -> bool:
-        """True where it ends on no rank before all have come to it; then all send the same number of bytes, too."""
+        """True if the call ends on no rank before all have come to it. Then all ranks also send the same number of bytes."""
         return self.call > 0 and self.name not in OWN_BYTES
+
+    @property
+    def since(self) -> float:
+        """When the rank began to wait in the call, or made it."""
+        return self.waits_since or self.begin
 
     def words(self) -> str:
         """all_reduce for aten::mm (Float [4, 4] as [Partial(sum)] on (4))."""
@@ -61,7 +66,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Flight:
-    """What one rank did last."""
+    """The file of one rank: its last communications."""
 
     path: Path
     rank: int
@@ -70,37 +75,41 @@ class Flight:
     host: str
     time: float
     reason: str
-    line: str  # of the program, where the rank was
+    line: str  # the program's line that the rank was at
     stack: list[str]
-    n_calls: dict[tuple[int, ...], int]  # of each group
+    n_calls: dict[tuple[int, ...], int]  # by group
     calls: list[Call] = field(repr=False)
-    began: float = 0.0  # the process; 0 where that is not known
-    run: str = ""  # equal on all ranks of one; "" where that is not known
-    is_outdated: bool = False  # by what others' files say: what it does now is not known
+    began: float = 0.0  # when the process started; 0 if unknown
+    run: str = ""  # equal on all ranks of a run; "" if unknown
+    is_outdated: bool = False  # other ranks' files show that this rank has gone on since
 
     def current(self) -> Call | None:
-        """What the rank waits in, else what failed as the last of all it did."""
+        """The call that the rank waits in, or else its last call if that failed."""
         if self.is_outdated:
             return None
         waits = [call for call in self.calls if call.waits_since is not None]
         if waits:
             return waits[-1]
-        return self.calls[-1] if self.calls and self.calls[-1].state == "failed" else None
+        return self.last if self.last and self.last.state == "failed" else None
+
+    @property
+    def last(self) -> Call | None:
+        return self.calls[-1] if self.calls else None
 
     def place(self, call: Call | None) -> str:
-        """The program's line, of the call where it was noted."""
+        """The program's line of the call if it was recorded, else the line that the rank was at."""
         return (call.source if call else "") or self.line
 
 
 class Flights(dict[int, Flight]):
-    """By rank."""
+    """The files by rank."""
 
-    n_of_other_runs = 0  # files that were left out
+    n_of_other_runs = 0  # files of other runs, which were left out
 
 
 def read_flights(paths: Iterable[Path]) -> Flights:
-    """By rank, those of the newest run; of several files of one rank the newest. Raises ValueError for a file that is none of these, but
-    leaves out those that were not written to their ends."""
+    """The newest file of each rank of the newest run. Raises ValueError for a file that dump() did not write; files that were not written to
+    their ends are left out."""
     known: dict[Ranks, Ranks] = {}
     flights = [_read(path, known) for path in paths if path.suffix != ".partial"]
     if not flights:
@@ -117,8 +126,8 @@ def read_flights(paths: Iterable[Path]) -> Flights:
 
 
 def _of_newest_run(flights: list[Flight], newest: Flight) -> list[Flight]:
-    """Without files that are older than the process that wrote the newest one, or of another number of ranks: a folder may hold files
-    of earlier runs, and a rank that hangs may have none of this one. A process that has ranks that are threads may be a rank itself."""
+    """Leaves out files that are older than the process that wrote the newest one, or of another number of ranks. A folder may hold files of
+    earlier runs, and a rank that hangs may have no file of this run. A process whose threads are ranks may be a rank itself, too."""
 
     def is_of_now(flight: Flight) -> bool:
         return flight is newest or flight.time >= newest.began - (0.0 if flight.host == newest.host else CLOCKS_DIFFER)
@@ -148,7 +157,7 @@ def _read(path: Path, known: dict[Ranks, Ranks]) -> Flight:
 
 
 def _flight(path: Path, dump: dict[str, Any], known: dict[Ranks, Ranks]) -> Flight:
-    """Raises ValueError for what is not as dump() writes it."""
+    """Raises ValueError if an entry is not as dump() writes it."""
     n_ranks = _whole(dump, "ranks", 1, MOST_RANKS)
     rank = _whole(dump, "rank", 0, n_ranks - 1)
     entries = _entries(dump, "groups")
@@ -240,7 +249,7 @@ def _ranks(group: dict[str, Any]) -> Ranks:
 
 
 def _moment(entry: dict[str, Any], name: str) -> float:
-    """Seconds since 1970, of a time that there is."""
+    """Seconds since 1970. Raises ValueError if the number is no time."""
     value = _item(entry, name)
     try:
         if isinstance(value, bool) or not isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""Who waits for whom: what the files of all ranks say together."""
+"""Finds who waits for whom, from the files of all ranks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -7,12 +7,12 @@ from datetime import datetime
 from shardwise.debug.flight_files import CLOCKS_DIFFER, Call, Flight, Flights
 
 FAILURE = "a communication failed"  # the reason of a file
-LISTED_RANKS = 16  # that have a row each
+LISTED_RANKS = 16  # the most ranks that have a row each
 
 
 def describe_hang(flights: dict[int, Flight]) -> str:
-    """One sentence, or two: which ranks part or wait, for whom, in what, since when, and where the others are. And how many files are
-    those of another run."""
+    """One or two sentences: which ranks part or wait, for whom, in which call, since when, and where the others are; and the number of files of
+    other runs."""
     n_of_others = flights.n_of_other_runs if isinstance(flights, Flights) else 0
     files = "1 file" if n_of_others == 1 else f"{n_of_others} files"
     return _sentences(_as_of_now(flights)) + (f" Left out: {files} of another run." if n_of_others else "")
@@ -30,12 +30,12 @@ def _sentences(flights: dict[int, Flight]) -> str:
 
 
 def _as_of_now(flights: dict[int, Flight]) -> dict[int, Flight]:
-    """Those that others' files show to be outdated are marked: a rank writes a file where it waits long, and none where it goes on.
+    """Marks the files that other ranks' files show to be outdated. A rank writes a file when it waits long, and none when it goes on.
 
-    Where a call has ended for which all ranks have to come, all have come to it, and it ends on each; so after its file a rank has
-    made the calls up to there.
+    If a call that needs all ranks has ended on one, all ranks have come to it, and it ends on each of them. So a rank whose file says less has made
+    the calls up to there since it wrote the file.
     """
-    last: dict[tuple[int, ...], Call] = {}  # such a call of each group
+    last: dict[tuple[int, ...], Call] = {}  # the last such call of each group
     ends: dict[tuple[tuple[int, ...], int], Call] = {}
     for flight in flights.values():
         for call in flight.calls:
@@ -70,21 +70,20 @@ def _end(call: Call) -> float:
 
 
 def _slack(flight: Flight, call: Call, flights: dict[int, Flight]) -> float:
-    """By how much the clocks of a file and of a rank's call may differ."""
+    """The seconds by which the clocks of a file and of another rank's call may differ."""
     return 0.0 if flight.host == flights[call.rank].host else CLOCKS_DIFFER
 
 
 def _is_before(flight: Flight, call: Call, flights: dict[int, Flight]) -> bool:
-    """True where a rank wrote its file before another one came to wait in this call, and so does not say what it did meanwhile."""
+    """True if a rank wrote its file before another rank began to wait in this call, so that the file does not say what the rank did since."""
     if flight.current() is not None:
-        return False  # it waits, and wrote that once
-    since = call.waits_since or call.begin
-    return flight.is_outdated or flight.time + _slack(flight, call, flights) < since
+        return False  # the rank waits, and wrote its file once
+    return flight.is_outdated or flight.time + _slack(flight, call, flights) < call.since
 
 
 @dataclass(frozen=True)
 class _Wait:
-    """Ranks that wait in one call, or failed in it, and those that have not come to it."""
+    """The ranks that wait in one call, or failed in it, and the ranks that have not come to it."""
 
     calls: list[Call]  # of the ranks that wait
     missing: list[int]
@@ -99,7 +98,7 @@ class _Wait:
 
 
 def _missing(call: Call, flights: dict[int, Flight]) -> list[int]:
-    """Ranks of the group that have not come to this call, or left no file."""
+    """The ranks of the group that have not come to this call, or left no file."""
     result = []
     for rank in call.group:
         flight = flights.get(rank)
@@ -111,12 +110,12 @@ def _missing(call: Call, flights: dict[int, Flight]) -> list[int]:
         elif not any(
             other.group == call.group and other.name == call.name and other.end is None for other in flight.calls
         ):
-            result.append(rank)  # members may stay away from it: whether this one has to come is not known
+            result.append(rank)  # members may stay away from such a call: whether this one must come is unknown
     return [rank for rank in result if rank != call.rank]
 
 
 def _waits(flights: dict[int, Flight]) -> list[_Wait]:
-    """Those first whose missing ranks wait for nobody, then by their age."""
+    """The waits, oldest first, but first those whose missing ranks wait for nobody."""
     together: dict[tuple[tuple[int, ...], int, str], list[Call]] = {}
     for flight in flights.values():
         call = flight.current()
@@ -129,7 +128,7 @@ def _waits(flights: dict[int, Flight]) -> list[_Wait]:
 
     def order(wait: _Wait) -> tuple[bool, bool, float]:
         is_at_the_root = any(not _is_waiting(rank, flights) for rank in wait.missing)
-        return not is_at_the_root, wait.has_failed, min(call.waits_since or call.begin for call in wait.calls)
+        return not is_at_the_root, wait.has_failed, min(call.since for call in wait.calls)
 
     return sorted(waits, key=order)
 
@@ -140,7 +139,7 @@ def _is_waiting(rank: int, flights: dict[int, Flight]) -> bool:
 
 
 def _first_parting(flights: dict[int, Flight]) -> list[Call] | None:
-    """The earliest call that ranks made differently: one call of each rank."""
+    """The earliest call that ranks made differently, as each rank made it."""
     calls: dict[tuple[tuple[int, ...], int], list[Call]] = {}
     for flight in flights.values():
         for call in flight.calls:
@@ -151,7 +150,7 @@ def _first_parting(flights: dict[int, Flight]) -> list[Call] | None:
 
 
 def _circle(waits: Sequence[_Wait], flights: dict[int, Flight]) -> list[Call]:
-    """Calls of which each waits for the rank of the next, and the last for that of the first; none where somebody waits for nobody."""
+    """Calls of which each waits for the rank of the next one, and the last for the rank of the first. [] if some missing rank waits for nobody."""
     if any(not _is_waiting(rank, flights) for wait in waits for rank in wait.missing):
         return []
     path: list[Call] = []
@@ -178,21 +177,20 @@ def _words_of_parting(calls: list[Call], flights: dict[int, Flight]) -> str:
 
 
 def _place(call: Call, flights: dict[int, Flight]) -> str:
-    """Where the rank made the call: as noted, or where it still is, or was when it wrote its file because of it."""
+    """The line of the call: as recorded, or where the rank still is, or where it was when it wrote its file because the call failed."""
     flight = flights[call.rank]
     has_failed_in_it = call.state == "failed" and call is flight.calls[-1] and flight.reason == FAILURE
     return call.source or (flight.line if call.end is None or has_failed_in_it else "")
 
 
 def _words_of_wait(wait: _Wait, flights: dict[int, Flight], have_parted: bool = False) -> str:
-    call = min(wait.calls, key=lambda each: each.waits_since or each.begin)
-    number = _number(call)
+    call = min(wait.calls, key=lambda each: each.since)
     who = ranks_in_words([each.rank for each in wait.calls]).capitalize()
     have = "have" if len(wait.calls) > 1 else "has"
     places: dict[str, list[int]] = {}
     for each in wait.calls:
         places.setdefault(_place(each, flights), []).append(each.rank)
-    what = f"{call.words()}, {number}"
+    what = f"{call.words()}, {_number(call)}"
     if len(places) == 1:
         what += _at(_place(call, flights))
     else:
@@ -202,9 +200,7 @@ def _words_of_wait(wait: _Wait, flights: dict[int, Flight], have_parted: bool = 
     if wait.has_failed:
         text = f"{who} {have} failed in {what}"
     else:
-        flight = flights[call.rank]
-        since = call.waits_since or call.begin
-        text = f"{who} {have} waited {flight.time - since:.1f} s, since {_time(since)}, "
+        text = f"{who} {have} waited {flights[call.rank].time - call.since:.1f} s, since {_time(call.since)}, "
         text += f"for {ranks_in_words(wait.missing)} in {what}" if wait.missing else f"in {what}"
     if not wait.missing and have_parted:
         return f"{text}."
@@ -225,17 +221,16 @@ def _words_of_missing(rank: int, call: Call, flights: dict[int, Flight]) -> str:
     flight = flights.get(rank)
     if flight is None:
         return f"rank {rank} left no file: it is gone, or nobody asked it (kill -USR1 PID, if it was started with SHARDWISE_DUMP_SIGNAL=1)"
-    own = flight.current()
+    own, last = flight.current(), flight.last
     if _is_before(flight, call, flights):
-        last = flight.calls[-1] if flight.calls else None
         before = f", when its last communication was {last.words()}, {_number(last)}" if last else ""
-        return f"rank {rank}'s file is of {_time(flight.time)}, from before this wait{before}: kill -USR1 {flight.pid} writes a new one, if it was started with SHARDWISE_DUMP_SIGNAL=1"
+        file = f"rank {rank}'s file is of {_time(flight.time)}, from before this wait{before}"
+        return f"{file}: kill -USR1 {flight.pid} writes a new one, if it was started with SHARDWISE_DUMP_SIGNAL=1"
     made = f"rank {rank} has made {flight.n_calls.get(call.group, 0)} of these calls"
     if own is not None and own.waits_since is not None:
         return f"{made} and waits in {own.words()} with the {ranks_in_words(own.group)}{_at(flight.place(own))}"
     if own is not None:
         return f"{made} and failed in {own.words()}"
-    last = flight.calls[-1] if flight.calls else None
     ended = f", the last communication {last.words()} at {_time(last.end or last.begin)}" if last else ""
     return f"{made}{ended}" + (f", and is at {flight.line}" if flight.line else "")
 
@@ -245,7 +240,7 @@ def _words_of_circle(circle: list[Call], flights: dict[int, Flight]) -> str:
     for call, later in zip(circle, [*circle[1:], circle[0]], strict=True):
         where = f"{call.words()} of the {ranks_in_words(call.group)}{_at(_place(call, flights))}"
         parts.append(f"rank {call.rank} waits for rank {later.rank} in {where}")
-    since = min(call.waits_since or call.begin for call in circle)
+    since = min(call.since for call in circle)
     return f"Ranks wait for each other since {_time(since)}: {', '.join(parts)}."
 
 
@@ -253,17 +248,15 @@ def _words_of_rest(flights: dict[int, Flight]) -> str:
     n_ranks = max(flight.n_ranks for flight in flights.values())
     absent = sorted(set(range(n_ranks)) - set(flights))
     text = f"No rank of {len(flights)} waits for another"
-    last = max(
-        (flight.calls[-1] for flight in flights.values() if flight.calls), key=lambda call: call.begin, default=None
-    )
+    last = max((flight.last for flight in flights.values() if flight.last), key=lambda call: call.begin, default=None)
     if last is not None:
         text += f"; the last communication was {last.words()} of rank {last.rank} at {_time(last.begin)}"
     return text + (f"; {ranks_in_words(absent)} left no file." if absent else ".")
 
 
 def hang_rows(flights: dict[int, Flight]) -> list[tuple[str, ...]]:
-    """Under the heading (rank, state, in, with, call, at, file of): a row per rank, those without a file too. Of more than LISTED_RANKS
-    ranks, those that do the same in the same line share a row."""
+    """The heading (rank, state, in, with, call, at, file of), and a row per rank, also for ranks without a file. If there are more than
+    LISTED_RANKS ranks, those that do the same at the same line share a row."""
     flights = _as_of_now(flights)
     waits = _waits(flights)
     missing = {call.rank: wait.missing for wait in waits for call in wait.calls}
@@ -282,23 +275,23 @@ def hang_rows(flights: dict[int, Flight]) -> list[tuple[str, ...]]:
 
 
 def _does(flight: Flight | None, missing: list[int]) -> tuple[object, ...]:
-    """What a rank does, but for the times."""
+    """The state of a rank, without times: equal for ranks that share a row."""
     if flight is None:
         return ()
     call = flight.current()
-    shown = call or (flight.calls[-1] if flight.calls else None)
+    shown = call or flight.last
     what = (shown.words(), shown.group, shown.call) if shown else ()
     waits = call is not None and call.waits_since is not None
     return (call is None, waits, flight.is_outdated, tuple(missing), *what, flight.place(call), flight.reason)
 
 
 def _row(ranks: list[int], flights: dict[int, Flight], missing: list[int]) -> tuple[str, ...]:
-    """Of ranks that do the same."""
+    """The row of ranks that do the same."""
     flight = flights.get(ranks[0])
     if flight is None:
         return (_short(ranks), "no file", "", "", "", "", "")
     call = flight.current()
-    shown = call or (flight.calls[-1] if flight.calls else None)
+    shown = call or flight.last
     if call is None:
         state = "older file" if flight.is_outdated else "runs"
     elif call.waits_since is None:

@@ -12,14 +12,12 @@ from torch import nn
 
 from shardwise import _C
 from shardwise._torch_groups import is_alone
+from shardwise.debug.memory import local_tensors, peak_of_process
 from shardwise.debug.module_tracker import ModuleTracker
-from shardwise.debug.process_memory import peak_of_process
 from shardwise.debug.profiling import profile
 from shardwise.debug.text_tables import table_text
-from shardwise.dtensor import DTensor
-from shardwise.interop.torch_tensors import is_torch_dtensor
 
-OPERATORS, COMMUNICATIONS, CLOCK = 0, 1, 2  # the counters that the tracker is given
+OPERATORS, COMMUNICATIONS, CLOCK = 0, 1, 2  # indices of the tracker's counters
 
 R = TypeVar("R")
 
@@ -57,7 +55,8 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class RankReport:
-    """The figures of one rank. `layers` are in the order in which they first ran. A module that holds parameters and did not run follows the module it is in.
+    """The figures of one rank. `layers` are in the order in which they first ran. A module that holds parameters and did not run follows the
+    module it is in.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4))
     >>> model = sw.distribute_module(model, mesh)
@@ -108,7 +107,7 @@ class StepReport:
         return layers + "\n" + ranks + ("\n" + told if n_compiled else "")
 
 
-# Numbers of the tables: seconds are shown as milliseconds.
+# The numbers in the tables. Seconds are shown as milliseconds.
 LAYER_COLUMNS: dict[str, Callable[[LayerReport], float]] = {
     "forward ms": lambda layer: layer.forward_seconds,
     "backward ms": lambda layer: layer.backward_seconds,
@@ -193,7 +192,7 @@ def _unpacked(packed: bytes) -> RankReport:
 
 
 def _n_compiled() -> int:
-    """Functions that torch.compile has compiled so far."""
+    """The number of functions that torch.compile has compiled so far."""
     dynamo = sys.modules.get("torch._dynamo.utils")  # not there until something is compiled
     return 0 if dynamo is None else int(dynamo.counters["frames"]["total"])
 
@@ -244,7 +243,7 @@ def _layers(model: nn.Module, tracker: ModuleTracker, recorded: profile, begin: 
 
 
 def _with_those_that_did_not_run(tracker: ModuleTracker, memory: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """The depth of each path. A module may use another's parameters without a call of its forward: nn.MultiheadAttention does."""
+    """The depth of each path. A module may use another's parameters without calling its forward, as nn.MultiheadAttention does."""
     depths = {path: told["depth"] for path, told in tracker.module_helper_dict.items()}
     paths = list(depths)
     for path, sizes in memory.items():
@@ -258,7 +257,7 @@ def _with_those_that_did_not_run(tracker: ModuleTracker, memory: Mapping[str, tu
 
 
 def _memory(model: nn.Module) -> dict[str, tuple[int, int, int]]:
-    """By the tracker's paths: this rank's bytes of parameters, gradients and buffers that are the module's own; shared ones count once."""
+    """This rank's bytes of each module's own parameters, gradients and buffers, by the tracker's paths. Shared tensors count once."""
     name = type(model).__name__
     seen: set[int] = set()
 
@@ -281,12 +280,5 @@ def _memory(model: nn.Module) -> dict[str, tuple[int, int, int]]:
     return result
 
 
-def _own_bytes(tensor: Any) -> int:
-    """Of this rank's part."""
-    if isinstance(tensor, DTensor):
-        pieces = _C.to_pieces(tensor.detach())
-    else:
-        pieces = [tensor.to_local() if is_torch_dtensor(tensor) else tensor]
-    return sum(
-        piece._values().nbytes + piece._indices().nbytes if piece.is_sparse else piece.nbytes for piece in pieces
-    )
+def _own_bytes(tensor: torch.Tensor) -> int:
+    return sum(part.nbytes for part in local_tensors(tensor))

@@ -7,19 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardwise.debug.chrome_trace import write_trace
-from shardwise.debug.profile_tables import (
-    check_limit,
-    check_number,
-    communication_table,
-    operator_table,
-    unasked_table,
-)
+from shardwise.debug.profile_tables import all_tables, check_limit, check_number
 from shardwise.debug.spans import CommunicationSpan, RankProfile
 
 
 @dataclass(frozen=True)
 class MergedProfile:
-    """What all ranks did in a `with profile()` block, by rank. Each communication has the rank that it waited for, and for how long.
+    """The profiles of all ranks for a `with profile()` block, by rank. Each communication has the rank that it waited for, and for how long.
 
     str() is tables(). Values: `ranks[0].operators`, `ranks[0].communications`.
 
@@ -64,14 +58,7 @@ class MergedProfile:
                 f"[profile] rank {rank} has no profile: there are profiles of {len(self.ranks)} ranks. Give a rank from 0 to "
                 f"{len(self.ranks) - 1}."
             )
-        profile = self.ranks[rank]
-        return "\n".join(
-            [
-                operator_table(profile.operators, f"operators of rank {rank}", limit),
-                communication_table(profile.communications, f"communications of rank {rank}", limit),
-                unasked_table(profile.communications, limit),
-            ]
-        )
+        return all_tables(self.ranks[rank], limit, f" of rank {rank}")
 
     def __str__(self) -> str:
         return self.tables()
@@ -80,13 +67,13 @@ class MergedProfile:
         """Writes a file for https://ui.perfetto.dev or chrome://tracing: a track per rank, an arrow from the rank that came last to each
         that waited for it. A name that ends with .gz is compressed.
 
-        Raises TypeError for what is no path, OSError where it cannot be written.
+        Raises TypeError if `path` is not a path, and OSError if it cannot be written.
         """
         write_trace(self.ranks, path)
 
 
 def _last(spans: dict[int, CommunicationSpan]) -> tuple[int | None, int]:
-    """Of those that took part in a call, the rank that came last, and when."""
+    """The last rank to reach a call, and when it did. None if fewer than two ranks took part."""
     parts = {rank: span for rank, span in spans.items() if span.bytes_sent or span.bytes_received} or spans
     if len(parts) < 2:
         return None, 0
@@ -95,9 +82,9 @@ def _last(spans: dict[int, CommunicationSpan]) -> tuple[int | None, int]:
 
 
 def _waited_until(span: CommunicationSpan, moment_ns: int) -> int:
-    """What of the span's wait, which is its last part, lies before this moment; 0 where it was over by then.
+    """The part of the span's wait before this moment; 0 if the span was over by then. The wait is the last part of a span.
 
-    A rank that only sends, or that computes before it waits, does not wait for one that comes late.
+    A rank that only sends, or that computes before it waits, does not wait for a late rank.
     """
     if span.end_ns <= moment_ns:
         return 0

@@ -15,11 +15,8 @@ Listed = tuple[str, list[int], str, int, "Layout | DTensor | Pieces | None"]
 
 
 def listed_tensors(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[Listed]:
-    """Name, shape, dtype, bytes of an element and layout of each parameter, its optimizer state, and each buffer; shared ones once, under
-    all their names.
-
-    Of a LocalShardsWrapper the shards of this rank take the place of the layout.
-    """
+    """Name, shape, dtype, bytes of an element and layout of each parameter, its optimizer state, and each buffer. A shared tensor is listed once,
+    under all its names. A LocalShardsWrapper has this rank's shards instead of a layout."""
     listed: list[Listed] = []
     names: dict[int, list[str]] = {}
     for name, tensor in (
@@ -38,14 +35,14 @@ def listed_tensors(module: nn.Module, optimizer: torch.optim.Optimizer | None) -
 
 
 def _name_of(names: list[str]) -> str:
-    """Of a tensor that modules share: embedding.weight = head.weight."""
+    """The label of a tensor with these names: "embedding.weight = head.weight" if modules share it."""
     return " = ".join(names[:2]) + (f" = {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, list[tuple[str, torch.Tensor]]]]:
     """The tensors that the optimizer keeps, by the id of their parameter."""
     for parameter, state in optimizer.state.items():
-        if isinstance(state, Mapping):  # some keep numbers of their own beside the parameters' states
+        if isinstance(state, Mapping):  # some optimizers also keep numbers of their own there
             yield id(parameter), [(key, value) for key, value in state.items() if isinstance(value, torch.Tensor)]
 
 

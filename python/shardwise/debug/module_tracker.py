@@ -1,4 +1,4 @@
-"""Where in a model the program is: in which module, forward or backward."""
+"""Tracks where in a model the program is: in which module, in its forward or its backward."""
 
 import sys
 from bisect import bisect_right
@@ -17,14 +17,14 @@ from shardwise.placement_types import Placement
 
 EVERYTHING = "Global"
 
-Mark = tuple[str, bool]  # a module's path, "Global" outside of modules; whether gradients are computed
+Mark = tuple[str, bool]  # a module's path ("Global" outside of modules), and whether gradients are computed
 
 
 class ModuleTracker:
-    """Tells modules by their paths below the outermost one, which is called as its class is: "MLP.net1".
+    """Names modules by their paths below the outermost one, which is named after its class: "MLP.net1".
 
-    `counters`: how many events of some kinds there have been; each event is in the module in which the program was when it came.
-    A module's backward begins when the gradient of an output that it made is there, and lasts until that of another one, or the pass, ends.
+    `counters`: each returns the number of events of one kind so far. An event belongs to the module that the program was in when it happened. A
+    module's backward begins when the gradient of one of its outputs is there. It lasts until another module's backward begins or the pass ends.
     """
 
     def __init__(self, *counters: Callable[[], int]) -> None:
@@ -34,7 +34,7 @@ class ModuleTracker:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets what it saw."""
+        """Forgets all modules and events."""
         self.module_helper_dict: dict[str, dict[str, Any]] = {EVERYTHING: {"depth": 0}}
         self.module_parameters_dict: dict[str, dict[str, torch.Tensor]] = {}
         self.sharding_dict: dict[str, tuple[Placement, ...]] = {}
@@ -42,15 +42,15 @@ class ModuleTracker:
         self._parents: dict[str, str] = {}
         self._paths: dict[int, str] = {}
         self._open: list[str] = []  # the modules that are running
-        self._ends: list[RemovableHandle] = []  # the hooks at their ends; those of modules that have ended, too
+        self._ends: list[RemovableHandle] = []  # the hooks at the ends of modules, also of those that have ended
         self._starts: list[list[int]] = [[0] for _ in self._counters]
         self._marks: list[Mark] = [(EVERYTHING, False)]
         self._tasks: set[int] = set()  # backward passes that run
 
     def start(self, model: nn.Module | None = None) -> None:
-        """From here on, modules that run are seen.
+        """Starts to track the modules that run.
 
-        If `model` has compiled modules, those of it, without what is in these, are seen and no others: torch.compile would compile hooks.
+        If `model` has compiled modules, only modules of `model` outside of these are tracked: torch.compile would compile the hooks.
         """
         self.clear()
         self._thread = get_ident()  # hooks are the process's, and ranks may be threads
@@ -61,18 +61,18 @@ class ModuleTracker:
             self._handles = [module.register_forward_pre_hook(self._enter, prepend=True) for module in outside]
 
     def stop(self) -> None:
-        """What runs from here on is not seen."""
+        """Stops tracking."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._open = [], []
         self._remove_ends()
 
     def mark_of(self, counter: int, event: int) -> Mark:
-        """Where the program was when event number `event` of this counter came."""
+        """Where the program was when event number `event` of this counter happened."""
         return self._marks[bisect_right(self._starts[counter], event) - 1]
 
     def intervals(self, counter: int, begin: int, end: int) -> list[tuple[str, bool, int, int]]:
-        """Where the program was while this counter went from `begin` to `end`: path, whether gradients were computed, first and last."""
+        """Where the program was while this counter went from `begin` to `end`: (path, whether gradients were computed, first, last)."""
         starts = [begin, *self._starts[counter][1:]]
         return [(*mark, first, last) for mark, first, last in zip(self._marks, starts, [*starts[1:], end])]
 
@@ -92,7 +92,7 @@ class ModuleTracker:
         self._ends = []
 
     def _is_seen(self) -> bool:
-        """False on other threads, and in a forward that is computed again for gradients."""
+        """False on other threads, and in a forward that is recomputed for gradients."""
         return get_ident() == self._thread and torch._C._current_graph_task_id() == -1
 
     def _mark(self, path: str, is_backward: bool) -> None:
@@ -125,14 +125,13 @@ class ModuleTracker:
         self._ends.append(module.register_forward_hook(leave, always_call=True))
 
     def _watch(self, values: Any, path: str) -> None:
-        """When a gradient of `values` is there, the backward of what made them begins: of `path`, unless an earlier call said otherwise.
-
-        The output of a layer is the input of the next one, and the last one's is that of the model: the first of these made it.
+        """Has the backward of the module at `path`, which made `values`, begin when a gradient of them is there. The first call for a tensor counts:
+        the output of a layer is also the input of the next one, and may be the output of the model.
         """
         for tensor in tree_leaves(values):
             if not isinstance(tensor, torch.Tensor) or not tensor.requires_grad:
                 continue
-            if tensor.grad_fn is not None:  # a tensor that is written in place has another one
+            if tensor.grad_fn is not None:  # writing in place gives a tensor another grad_fn
                 notes: dict[Any, Any] = tensor.grad_fn.metadata  # type: ignore[assignment]  # torch's stub calls it a function
                 seen = notes.setdefault(self, set())
                 if tensor.output_nr in seen:
@@ -175,7 +174,7 @@ class ModuleTracker:
 
 
 def _outside_of_compiled(model: nn.Module) -> list[nn.Module] | None:
-    """The modules whose hooks run outside of what torch.compile compiles; None where nothing in `model` is compiled."""
+    """The modules whose hooks run outside of compiled code; None if nothing in `model` is compiled."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")  # not there until something is compiled
     if dynamo is None:
         return None

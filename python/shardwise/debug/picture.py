@@ -1,4 +1,4 @@
-"""Picture: what visualize_sharding and its like return, drawn when it is asked for."""
+"""Picture: the result of visualize_sharding() and similar functions, drawn when it is first used."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Picture:
         return hash(str(self))
 
     def _repr_html_(self) -> str:
-        """For notebooks: the page, in a frame of its own."""
+        """The page in a frame, for notebooks."""
         import html
 
         return (
@@ -98,7 +98,7 @@ class Picture:
             _template().render(
                 title=self._first_line(),
                 text=self._figures.draw("text", False, self.max_width),
-                # Markup within a script ends where it seems to end.
+                # "</" and "<!--" would end the script element.
                 data=data.replace("</", "<\\/").replace("<!--", "\\u003c!--"),
                 svg_rules=_C.page_style(),
                 style=_part("page.css"),
@@ -116,13 +116,13 @@ def _part(name: str) -> str:
 
 @cache
 def _template() -> jinja2.Template:
-    import jinja2  # only those who draw pages need it
+    import jinja2  # needed only to draw pages
 
     return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_part("page.html"))
 
 
 def known_width(max_width: int) -> int:
-    """`max_width`. Raises TypeError for what is no whole number, ValueError for one that no text has."""
+    """`max_width` as an int. Raises TypeError if it is no whole number, and ValueError if it is out of range."""
     try:
         width = operator.index(max_width)
     except TypeError:
@@ -138,7 +138,7 @@ def known_width(max_width: int) -> int:
 
 
 def known_format(format: str) -> str:
-    """`format`. Raises TypeError for what is no text, ValueError for a format that there is not."""
+    """`format`. Raises TypeError if it is no text, and ValueError if it is unknown."""
     if not isinstance(format, str):
         raise TypeError(
             f"[picture] format is {type(format).__name__}: the name of a format is a string. Use one of {', '.join(FORMATS)}."
@@ -152,7 +152,7 @@ def known_format(format: str) -> str:
 
 
 def format_of_file(file: File, format: str | None) -> str:
-    """The format of a file of this name. Raises ValueError where name and `format` contradict each other or say nothing."""
+    """The format of a file. Raises ValueError if its suffix and `format` contradict each other, or neither gives a format."""
     if not isinstance(file, str | os.PathLike):
         raise TypeError(
             f"[picture] file is {type(file).__name__}: a picture is written to a path. Give a name such as 'x.html', or print the picture."

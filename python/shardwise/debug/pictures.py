@@ -175,7 +175,7 @@ def _difference(
     objective: str = "bytes",
     links: Sequence[tuple[float, float]] | None = None,
 ) -> _C.Figures:
-    """Of ours as they are, of torch's tensors by their layouts and the names of their meshes."""
+    """The picture of a move. torch's tensors are replaced by their layouts and the names of their mesh dims."""
     _check_dtype(dtype)
     src, dst = source, destination
     names: list[str] = []

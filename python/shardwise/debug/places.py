@@ -1,4 +1,4 @@
-"""Where a tensor of whatever kind lives: its layout, without sending anything."""
+"""The layout of a tensor of any kind, found without sending anything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from shardwise import _C
 from shardwise._C import Layout
 from shardwise.dtensor import DTensor
-from shardwise.interop.torch_tensors import check_strided, from_torch, is_local_shards, is_torch_dtensor
+from shardwise.interop.torch_tensors import check_strided, from_torch, is_local_shards, is_torch_dtensor, shards_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class Place:
     layout: Layout | DTensor
     dtype: torch.dtype
-    dim_names: list[str] = field(default_factory=list)  # of the mesh, where the layout does not know them
+    dim_names: list[str] = field(default_factory=list)  # of the mesh, if the layout does not know them
 
 
 def own_rank() -> int:
-    """Of this process, or of this thread where ranks are threads; 0 where no ranks have been started."""
+    """The rank of this process, or of this thread if ranks are threads; 0 if no ranks have been started."""
     has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
     return _C.world_rank() or (torch.distributed.get_rank() if has_group else 0)
 
@@ -36,16 +36,14 @@ Pieces = list[tuple[list[int], list[int]]]
 
 
 def pieces_of(wrapper: Any) -> Pieces:
-    """Offsets and sizes of what a LocalShardsWrapper, ours or torch's, holds on this rank."""
-    sizes = [list(shard.shape) for shard in wrapper.local_shards()]
-    return list(zip(map(list, wrapper.local_offsets()), sizes, strict=False))  # torch's without shards has an offset
+    """Offsets and sizes of this rank's pieces in a LocalShardsWrapper, ours or torch's."""
+    return [(offsets, list(shard.shape)) for offsets, shard in shards_of(wrapper)]
 
 
 def place_of(value: Any, dtype: torch.dtype | None) -> Place:
-    """Of a DTensor, of one of torch's and of a Layout, whose elements are of `dtype`. Raises TypeError for anything else, and as place_on().
+    """The place of a DTensor, ours or torch's, or of a Layout, whose elements have `dtype`. Raises TypeError for other values, and as place_on().
 
-    One of torch's whose pieces are a LocalShardsWrapper is converted, which may be collective: its placements do not tell where
-    they are.
+    A torch DTensor over a LocalShardsWrapper is converted, because its placements do not say where the pieces are. That may be collective.
     """
     if isinstance(value, DTensor):
         return Place(value, value.dtype)
@@ -76,14 +74,14 @@ def _way_out(value: Any) -> str:
 
 
 def place_on(mesh: TorchDeviceMesh, shape: Sequence[int], placements: Any, dtype: torch.dtype) -> Place:
-    """Of a tensor on a mesh of torch's. Raises ValueError for a _StridedShard that does not split evenly."""
+    """The place of a tensor on one of torch's meshes. Raises ValueError for a _StridedShard that does not split evenly."""
     check_strided("picture", shape, mesh, placements)
     layout = Layout(tuple(shape), mesh.mesh, placements)
     return Place(layout, dtype, _dim_names(layout, mesh))
 
 
 def _dim_names(layout: Layout, mesh: TorchDeviceMesh) -> list[str]:
-    """As those of our meshes: "1st: tp", "2nd: dp" where the layout has the mesh's dims in the order of the splits."""
+    """Labels of the layout's mesh dims: the names, or "1st: tp", "2nd: dp" if the layout has the dims in another order, that of the splits."""
     ranks = torch.tensor(layout.ranks).view(layout.mesh_shape)
     order = next(each for each in permutations(range(mesh.ndim)) if torch.equal(mesh.mesh.permute(each), ranks))
     names = list(mesh.mesh_dim_names or ())

@@ -1,4 +1,4 @@
-"""Pictures on their way to a terminal or a file."""
+"""Makes pictures and prints them, or writes them to files."""
 
 import sys
 
@@ -14,7 +14,7 @@ def made(
     max_width: int = 100,
     title: str = "",
 ) -> Picture:
-    """The picture in `format`, else in that of `file`'s suffix, else text; written to `file` where there is one."""
+    """The picture in `format`; default: by the suffix of `file`, else text. It is written to `file` if that is given."""
     if file is not None:
         format = format_of_file(file, format)
     drawn = Picture(figures, title=title, format="text" if format is None else format, color=color, max_width=max_width)
@@ -23,12 +23,12 @@ def made(
     return drawn
 
 
-# For those whose output has no others: the lines of drawings, the shades and bars of plans.
+# Plain characters for the lines of drawings and the shades and bars of plans, if the output has no others.
 PLAIN_LINES = str.maketrans("┌┬┐├┼┤└┴┘╵╷╴╶│─⋮⋯…·░▒▓█▁▂▃▄▅▆▇", "+" * 9 + "||--|-:...:=%#1234567")
 
 
 def printable(text: str) -> str:
-    """`text` in the characters that standard output can take."""
+    """`text` in characters that standard output can encode."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)
@@ -38,8 +38,8 @@ def printable(text: str) -> str:
 
 
 def shown_picture(figures: _C.Figures, header: str, use_rich: bool, format: str | None, file: File | None) -> Picture:
-    """The picture, printed under `header` where it is not written to `file`. Text is in colour with `use_rich`, and on terminals that
-    have colours: as wide as these are."""
+    """The picture, printed under `header` unless it is written to `file`. Text is in colour with `use_rich`, and on terminals with colours, whose
+    width it then has."""
     drawn = made(figures, format, file, title=header)
     if file is not None or sys.stdout is None:  # a program may have no output
         return drawn

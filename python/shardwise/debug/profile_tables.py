@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardwise.debug.spans import CommunicationSpan, OperatorSpan, S
+from shardwise.debug.spans import CommunicationSpan, OperatorSpan, RankProfile, S
 from shardwise.debug.text_tables import table_text
 
-Texts = tuple[str, ...]  # of a line, before its numbers
+Texts = tuple[str, ...]  # the texts of a line, which come before its numbers
 
 
 def check_number(name: str, value: object, what: str) -> None:
@@ -19,24 +19,21 @@ def check_number(name: str, value: object, what: str) -> None:
 
 
 def check_limit(limit: int) -> None:
-    """Raises TypeError or ValueError for what is no number of lines."""
+    """Raises TypeError or ValueError if `limit` is no number of lines."""
     check_number("limit", limit, "the most lines of a table")
     if limit < 0:
         raise ValueError(f"[profile] limit is {limit}: a table cannot have this number of lines. Give 0 or more.")
 
 
 def _short(source: str) -> str:
-    """Of a line of the program: below the current folder, and without the functions around its function."""
+    """A line of the program, relative to the current folder and without the functions around its function."""
     return re.sub(r"[^ ]*<locals>\.", "", source.removeprefix(os.getcwd() + os.sep))
 
 
 def without_inner(operators: Iterable[OperatorSpan]) -> list[OperatorSpan]:
-    """Each operator with the time, the collectives and the bytes of its own: without those of the operators in it.
-
-    `operators`: of one rank, by their ends.
-    """
+    """The operators of one rank, each with its time, collectives and bytes less those of the operators in it. They must be sorted by their ends."""
     own: list[OperatorSpan] = []
-    last: list[OperatorSpan] = []  # calls that nothing later is known to be around
+    last: list[OperatorSpan] = []  # calls that are in none of the later calls so far
     for each in operators:
         inner = []
         while last and last[-1].begin_ns >= each.begin_ns:
@@ -53,8 +50,15 @@ def without_inner(operators: Iterable[OperatorSpan]) -> list[OperatorSpan]:
     return own
 
 
+def all_tables(profile: RankProfile, limit: int, of: str = "") -> str:
+    """The three tables of one rank. `of` follows the titles of the first two."""
+    operators = operator_table(profile.operators, f"operators{of}", limit)
+    communications = communication_table(profile.communications, f"communications{of}", limit)
+    return "\n".join([operators, communications, unasked_table(profile.communications, limit)])
+
+
 def operator_table(operators: Iterable[OperatorSpan], title: str = "operators", limit: int = 20) -> str:
-    """A line per operator and layouts: how often, how long, what was received for it, without the operators in it."""
+    """A line per operator and layouts: the number of calls, the time and the bytes received, without the operators in it."""
     lines: dict[Texts, list[OperatorSpan]] = {}
     for each in without_inner(operators):
         given, used = ", ".join(each.given), ", ".join(each.used)
@@ -104,7 +108,7 @@ def _latest(calls: Iterable[CommunicationSpan]) -> str:
     return f"rank {max(late, key=lambda rank: late[rank])}" if late else ""
 
 
-# Columns of numbers: what they say of the calls in a line.
+# The columns of numbers, as functions of the calls in a line.
 NUMBERS: dict[str, Callable[[Sequence[Any]], str]] = {
     "calls": lambda calls: f"{len(calls)}",
     "us": lambda calls: f"{sum(each.microseconds for each in calls):,.0f}",
@@ -125,7 +129,7 @@ def _most_time_first(lines: Mapping[Texts, list[S]]) -> list[tuple[Texts, list[S
 def _table(
     title: str, texts: list[str], numbers: list[str], lines: Sequence[tuple[Texts, Sequence[Any]]], limit: int
 ) -> str:
-    """At most `limit` lines, each of its texts and the numbers of its calls."""
+    """A table of at most `limit` lines, with their texts and the numbers of their calls."""
     left_out = f" (the first {limit} of {len(lines)} lines)" if len(lines) > limit else ""
     rows = ((*key, *(NUMBERS[name](calls) for name in numbers)) for key, calls in lines[:limit])
     return table_text(title + left_out, [*texts, *numbers], rows, len(texts))

@@ -9,10 +9,10 @@ from shardwise import _C
 from shardwise._torch_groups import is_alone
 from shardwise.debug.chrome_trace import no_path, unwritable
 from shardwise.debug.merged_profile import MergedProfile
-from shardwise.debug.profile_tables import check_limit, communication_table, operator_table, unasked_table
+from shardwise.debug.profile_tables import all_tables, check_limit, unasked_table
 from shardwise.debug.spans import CommunicationSpan, OperatorSpan, RankProfile
 
-NO_PATH = -1  # what rank 0 says in place of an error's number
+NO_PATH = -1  # rank 0 sends it instead of an errno
 
 
 class profile:
@@ -37,7 +37,7 @@ class profile:
 
     def __init__(self) -> None:
         self._profile = _C.Profile()
-        self._rank: int | None = None  # once the block is over: ranks that are threads are asked from others then
+        self._rank: int | None = None  # set at the end of the block: other threads may ask for it then
 
     def __enter__(self) -> profile:
         self._profile.open()
@@ -63,14 +63,7 @@ class profile:
         `limit` lines each.
         """
         check_limit(limit)
-        own = self._own()
-        return "\n".join(
-            [
-                operator_table(own.operators, limit=limit),
-                communication_table(own.communications, limit=limit),
-                unasked_table(own.communications, limit=limit),
-            ]
-        )
+        return all_tables(self._own(), limit)
 
     def __str__(self) -> str:
         return self.tables()
@@ -102,13 +95,13 @@ class profile:
         merged = self.merge()
         if is_alone():
             assert merged is not None
-            merged.save_trace(path)  # type: ignore[arg-type]  # it says what is none
+            merged.save_trace(path)  # type: ignore[arg-type]  # which raises the error for other types
             return
         failed: Exception | None = None
         try:
             if merged is not None:
                 merged.save_trace(path)  # type: ignore[arg-type]
-        except Exception as error:  # the others wait for word of it, whatever it is
+        except Exception as error:  # any error: the other ranks wait for its number
             failed = error
         number = NO_PATH if isinstance(failed, TypeError) else getattr(failed, "errno", errno.EIO if failed else 0)
         number = _C.told_by_rank_0(number)

@@ -1,4 +1,4 @@
-"""What a profile holds: operators and communications of one rank, with their times."""
+"""The contents of a profile: operators and communications of one rank, with their times."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OperatorSpan(_Span):
     op: str  # "aten::mm"
     rule: str
     given: list[str]  # the operands' layouts
-    used: list[str]  # ... under which it ran
+    used: list[str]  # the layouts under which it ran
     results: list[str]
     begin_ns: int
     end_ns: int
@@ -57,27 +57,27 @@ class CommunicationSpan(_Span):
     ('redistribute', True, 96)
     """
 
-    collective: str  # what it amounts to: "all_gather"
+    collective: str  # the equivalent collective: "all_gather"
     op: str  # the operator that it is for, or ""
-    layouts: str  # what is moved, or ""
+    layouts: str  # the layouts of what is moved, or ""
     source: str  # the program's line, or ""
     dtype: str
     is_asked_for: bool  # False: an operator moved its operands on its own
     ranks: tuple[int, ...]  # the group's
-    call: int  # its number among the group's; 0 where members may stay away
+    call: int  # its number among the group's communications; 0 if members may stay away
     bytes_sent: int
     bytes_received: int
     begin_ns: int
     end_ns: int
-    waited_ns: int  # for so long the rank's thread waited for others
+    waited_ns: int  # how long the rank's thread waited for others
     has_failed: bool
-    last_rank: int | None = None  # the one that came last and was waited for, where profiles of all ranks are known
-    late_ns: int = 0  # for so long this rank's thread waited for that one to come
+    last_rank: int | None = None  # the rank that came last and was waited for, if the profiles of all ranks are known
+    late_ns: int = 0  # how long this rank's thread waited for that rank to come
 
 
 @dataclass(frozen=True)
 class RankProfile:
-    """What one rank did.
+    """The operators and communications of one rank.
 
     >>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])
     >>> with sw.profile() as recorded:
@@ -90,11 +90,11 @@ class RankProfile:
     rank: int
     operators: list[OperatorSpan]
     communications: list[CommunicationSpan]
-    clock_ns: int = 0  # its clock was ahead of rank 0's by so much before the times were shifted
+    clock_ns: int = 0  # how much its clock was ahead of rank 0's before the times were shifted
 
     @classmethod
     def of(cls, rank: int, profile: _C.Profile) -> RankProfile:
-        """What `profile` holds."""
+        """The operators and communications that `profile` recorded."""
         operators = [OperatorSpan(**_values(OperatorSpan, each)) for each in profile.operators()]
         communications = [_communication(_values(CommunicationSpan, each)) for each in profile.communications()]
         return cls(rank, operators, communications)
@@ -111,7 +111,7 @@ class RankProfile:
         return cls(values["rank"], [OperatorSpan(**each) for each in values["operators"]], communications)
 
     def shifted(self, clock_ns: int) -> RankProfile:
-        """By the clock of rank 0."""
+        """The profile with times by the clock of rank 0."""
 
         def shifted(spans: Sequence[S]) -> list[S]:
             return [replace(each, begin_ns=each.begin_ns - clock_ns, end_ns=each.end_ns - clock_ns) for each in spans]
@@ -120,7 +120,7 @@ class RankProfile:
 
 
 def _values(kind: type[OperatorSpan] | type[CommunicationSpan], recorded: object) -> dict[str, Any]:
-    """The fields of a span that C++ recorded, where they have the same names."""
+    """The fields of a span that C++ recorded under the same names."""
     return {each.name: getattr(recorded, each.name) for each in fields(kind) if hasattr(recorded, each.name)}
 
 

@@ -16,8 +16,8 @@ def table_text(
     *,
     total: Sequence[str] | None = None,
 ) -> str:
-    """`texts`: the columns of texts, or how many of the first are; the others are numbers. `total`: a last row, with lines that set it and
-    the heading off. A table without one folds its longest texts where it has more than WIDTH characters.
+    """`texts`: the columns of texts, or the number of them if they come first; the others are numbers. `total`: a last row. Lines separate it and
+    the heading from the rest. A table without it folds its longest texts to fit in WIDTH characters.
     """
     from rich.box import Box  # some hundredths of a second, which `import shardwise` need not take
     from rich.console import Console
@@ -38,10 +38,10 @@ def table_text(
     for row in rows:
         table.add_row(*row)
     text = io.StringIO()
-    Console(  # plain text, whatever the environment and the texts are
+    Console(  # plain text in any environment
         file=text,
         width=WIDTH if total is None else UNFOLDED,
-        height=25,  # with the width it keeps a dumb terminal from having its own
+        height=25,  # with a width and a height, a dumb terminal does not use its own
         color_system=None,
         force_terminal=False,
         force_jupyter=False,

@@ -9,14 +9,6 @@ from shardwise.distributed_embedding.report import MemoryReport, RankMemory
 from shardwise.distributed_embedding.storage import CacheCounts, FileStorage
 
 __all__ = [
-    "CacheCounts",
-    "DistributedEmbedding",
-    "EmbeddingLookup",
-    "EmbeddingPipeline",
-    "FileStorage",
-    "HotRow",
-    "MemoryReport",
-    "RaggedIds",
-    "RankMemory",
-    "broadcast_parameters",
-]
+    "CacheCounts", "DistributedEmbedding", "EmbeddingLookup", "EmbeddingPipeline", "FileStorage", "HotRow",
+    "MemoryReport", "RaggedIds", "RankMemory", "broadcast_parameters",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which rows of its tables a DistributedEmbedding is asked for most."""
+"""Counts the rows of its tables that a DistributedEmbedding is asked for most."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,8 +30,9 @@ class HotRow(NamedTuple):
 class TableCounts:
     """This rank's ids of one table: at most `capacity` rows with their counts.
 
-    When there are more rows, all counts are lowered by that of the first one too many, and rows at 0 leave (Misra, Gries, "Finding repeated
-    elements", 1982, in batches as in Agarwal et al., "Mergeable summaries", 2012): a count is too low by at most n_ids / capacity.
+    If there are more rows, all counts are lowered by the largest count that does not fit, and rows whose count is then 0 are dropped (Misra, Gries,
+    "Finding repeated elements", 1982, in batches as in Agarwal et al., "Mergeable summaries", 2012). A count is too low by at most
+    n_ids / capacity.
     """
 
     capacity: int
@@ -49,7 +50,7 @@ class TableCounts:
 
 
 class RowCounts:
-    """The counts of all tables. `owned`: which tables' ids count on this rank."""
+    """The counts of all tables. `owned`: whether the ids of each table count on this rank."""
 
     def __init__(self, n_tables: int, capacity: int, owned: Sequence[bool]) -> None:
         if capacity < 1:
@@ -65,7 +66,7 @@ class RowCounts:
             self.tables[table].add(ids)
 
     def hottest(self, table: int, n: int, mesh: DeviceMesh) -> list[HotRow]:
-        """Of all ranks together. Collective: two small gathers, and one of the ranks' rows and counts."""
+        """The hottest `n` rows of all ranks together. Collective: two small gathers, and a gather of the ranks' rows and of their counts."""
         own = self.tables[table]
         total = int(gathered(torch.tensor([own.n_ids]), mesh).sum())
         rows, counts = merged(gathered(own.rows, mesh), gathered(own.counts, mesh))
@@ -83,7 +84,7 @@ def merged(rows: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def gathered(values: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """The ranks' values one after another, of other numbers of them, on all ranks. [n] -> [sum of n]"""
+    """All ranks' values, one rank after another, on all ranks. Ranks may have different numbers of them. [n] -> [sum of n]"""
     here = values.to(mesh.device_type)
     n = torch.tensor([len(values)], device=here.device)
     sizes = DTensor.from_local(n, mesh, [Shard(0)], run_check=False).full_tensor().tolist()

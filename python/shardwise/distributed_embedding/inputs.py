@@ -1,4 +1,4 @@
-"""What programs give a DistributedEmbedding as the ids of one feature, as the C++ layer takes it."""
+"""Converts the inputs of a DistributedEmbedding to the form that the C++ layer takes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-# ids, offsets, lengths, weights.
-Parts = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+Parts = tuple[
+    torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None
+]  # ids, offsets, lengths, weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +31,7 @@ class RaggedIds:
 
 
 def is_keyed(inputs: Any) -> bool:
-    """True for TorchRec's KeyedJaggedTensor, told by its name: TorchRec need not be installed."""
+    """True for TorchRec's KeyedJaggedTensor, recognised by its name: TorchRec need not be installed."""
     return type(inputs).__name__ == "KeyedJaggedTensor"
 
 
@@ -40,7 +41,8 @@ def in_order(inputs: Any, names: Sequence[str]) -> list[Any]:
     Raises ValueError for too many, too few and unknown names.
     """
     if is_keyed(inputs):
-        inputs = {key: jagged_of(inputs[key]) for key in inputs.keys()}  # noqa: SIM118
+        jagged = {key: inputs[key] for key in inputs.keys()}  # noqa: SIM118
+        inputs = {key: RaggedIds(of.values(), None, of.lengths(), of.weights_or_none()) for key, of in jagged.items()}
     if isinstance(inputs, Mapping):
         missing, unknown = [n for n in names if n not in inputs], [n for n in inputs if n not in names]
         if missing or unknown:
@@ -61,13 +63,8 @@ def in_order(inputs: Any, names: Sequence[str]) -> list[Any]:
     return list(inputs)
 
 
-def jagged_of(jagged: Any) -> RaggedIds:
-    """Of one feature of a KeyedJaggedTensor."""
-    return RaggedIds(jagged.values(), lengths=jagged.lengths(), weights=jagged.weights_or_none())
-
-
 def n_samples(parts: Sequence[Parts | None]) -> int:
-    """Of the first feature that has ids here, for reports."""
+    """The number of samples of the first feature that has ids on this rank, for reports."""
     for part in parts:
         if part is not None:
             ids, offsets, lengths, _ = part
@@ -78,7 +75,7 @@ def n_samples(parts: Sequence[Parts | None]) -> int:
 
 
 def parts_of(value: Any, name: str) -> Parts | None:
-    """None for None: the table is elsewhere. Raises TypeError for what is no feature's ids."""
+    """The parts of the ids of one feature; None for None: its table is on other ranks. Raises TypeError for other values."""
     if value is None:
         return None
     if isinstance(value, RaggedIds):

@@ -51,7 +51,7 @@ class EmbeddingLookup:
                 if isinstance(value, torch.Tensor) and value.is_nested and layer.combiners[index] == "none":
                     self._nested[index] = value
         except Exception as wrong:
-            error = (type(wrong).__name__, str(wrong))  # the others learn of it with the ids
+            error = (type(wrong).__name__, str(wrong))  # the other ranks get it with the ids
         self._lookup = layer._core.start([] if error else parts, tables, error)
         self._counted = parts if layer._counts is not None else []
         layer._n_samples = 0 if error else n_samples(parts)
@@ -76,7 +76,7 @@ class EmbeddingLookup:
 
 
 def nested_like(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The rows of a nested tensor's ids, nested as they are."""
+    """The rows of the ids of a nested tensor, nested like the ids."""
     lengths = ids.lengths()  # type: ignore[attr-defined]
     if lengths is None:
         return torch.nested.nested_tensor_from_jagged(rows, offsets=ids.offsets())  # type: ignore[attr-defined]
@@ -131,8 +131,7 @@ class DistributedEmbedding(nn.Module):
     torch.Size([1000, 8])
     """
 
-    # For DistributedDataParallel, which leaves the parameters of such a module to it.
-    reduces_gradients = True
+    reduces_gradients = True  # DistributedDataParallel leaves out the parameters of such a module
 
     def __init__(
         self,
@@ -177,7 +176,7 @@ class DistributedEmbedding(nn.Module):
         self.combiners = [self.configs[table].combiner for table in inputs]
         self._tables_of_inputs = list(inputs)
         self._dp_input = dp_input
-        self._counts: RowCounts | None = None  # of the rows that ids name, where they are counted
+        self._counts: RowCounts | None = None  # the counts of the rows that ids name, if they are counted
         self._n_samples = 0  # of the last lookup
         features = list(zip(self.feature_names, inputs, self.combiners, strict=True))
         storage = {} if storage is None else storage
@@ -201,7 +200,7 @@ class DistributedEmbedding(nn.Module):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedEmbedding:
-        """A layer with tables of its own, by the same plan on the same ranks; a fused optimizer stays with this one's. Sends nothing."""
+        """A layer with its own tables, by the same plan on the same ranks. Fused optimizers stay with the tables of the original. Sends nothing."""
         if self._tables_in_files:
             raise NotImplementedError(
                 f"[DistributedEmbedding] tables {self._tables_in_files} lie in files, which a copy cannot share. Make a layer with "
@@ -285,7 +284,7 @@ class DistributedEmbedding(nn.Module):
         return self._counts.hottest(self._index_of(table), n, self.mesh)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> DistributedEmbedding:
-        """Of Module.to(), half() and the like. Raises NotImplementedError where that would change dtype or device."""
+        """For Module.to(), half() and similar: raises NotImplementedError if they would change dtype or device."""
         for name, parameter in self.tables.items():
             probe = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
             moved = fn(probe)
@@ -301,12 +300,14 @@ class DistributedEmbedding(nn.Module):
         return f"{len(self.configs)} tables, {len(self.feature_names)} inputs, {self.mesh.size()} ranks"
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        self.flush()  # before the parameters, which are those of a submodule
+        self.flush()  # torch then saves the submodule that has the parameters
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _count(self, parts: Sequence[Parts | None]) -> None:
         if self._counts is not None:
-            for table, part in zip(self._tables_of_inputs, parts, strict=False):  # no parts of a lookup from before
+            for table, part in zip(
+                self._tables_of_inputs, parts, strict=False
+            ):  # a lookup that began before counting has no parts
                 if part is not None:
                     self._counts.add(table, part[0])
 
@@ -339,7 +340,7 @@ def check_plan(plan: EmbeddingPlan, configs: Sequence[TableConfig], n_ranks: int
 
 
 def config_of(module: nn.Module, index: int) -> TableConfig:
-    """Of an nn.Embedding or nn.EmbeddingBag, by the name "table_<index>"."""
+    """The config of an nn.Embedding or nn.EmbeddingBag, named "table_<index>"."""
     if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
         raise TypeError(
             f"[DistributedEmbedding] table {index} is a {type(module).__name__}. Give TableConfig, nn.Embedding or nn.EmbeddingBag."
@@ -369,12 +370,12 @@ def take_values(parameter: torch.Tensor, module: nn.Embedding | nn.EmbeddingBag)
 
 
 def check_shapes(layer: DistributedEmbedding, state_dict: Mapping[str, Any], prefix: str, *others: Any) -> None:
-    """Before load_state_dict() of a module with such a layer writes any of its tables: every shape that is wrong."""
+    """A hook of load_state_dict(), also of modules around the layer: raises an error that names all wrong shapes, before any table is written."""
     check_state_dict(layer, state_dict, prefix, by_name=False)
 
 
 def check_state_dict(layer: DistributedEmbedding, state_dict: Mapping[str, Any], prefix: str, by_name: bool) -> None:
-    """Raises RuntimeError that names every wrong shape and, `by_name`, everything missing and everything besides."""
+    """Raises RuntimeError that names every wrong shape and, if `by_name`, all missing and all unexpected names."""
     own = {f"{prefix}tables.{name}": table for name, table in layer.tables.items()}
     missing = [name for name in own if name not in state_dict] if by_name else []
     extra = [name for name in state_dict if name not in own] if by_name else []
@@ -398,7 +399,7 @@ def index_of(table: int | str, names: Sequence[str], of: str = "input_table_map 
 
 
 def feature_names(tables: Sequence[str], inputs: Sequence[int]) -> list[str]:
-    """Of each input: its table's name, with a number where the table has several."""
+    """The name of each input: its table's name, with a number if the table has several inputs."""
     several = {table for table in inputs if list(inputs).count(table) > 1}
     seen: dict[int, int] = {}
     names = []

@@ -1,4 +1,4 @@
-"""What the modules of this folder need of a DistributedEmbedding: the layer imports them, and not they the layer."""
+"""The parts of a DistributedEmbedding that the other modules of this folder use: the layer imports them, so they cannot import the layer."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""The exchange of the next batch's ids under the computation of this one."""
+"""Overlaps the exchange of the next batch's ids with the computation of this batch."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The same values of replicated parameters on all ranks."""
+"""Makes the values of replicated parameters equal on all ranks."""
 
 import torch
 import torch.distributed as dist

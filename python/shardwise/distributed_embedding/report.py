@@ -1,22 +1,22 @@
-"""What a DistributedEmbedding holds and what its last lookup sent, as tables of text."""
+"""Tables of text: the contents of a DistributedEmbedding, and what its last lookup sent."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from shardwise import _C
+from shardwise.debug.memory import local_tensors
 from shardwise.debug.text_tables import table_text
 from shardwise.distributed_embedding.hot_rows import gathered
 from shardwise.distributed_embedding.layer_parts import LayerParts
 from shardwise.distributed_embedding.storage import CacheCounts
-from shardwise.dtensor import DTensor
 
 HEADER = (
     "table", "rows", "columns", "combined", "treatment", "ranks", "bytes", "here",
     "ids expected", "ids", "rows asked", "received",
 )  # fmt: skip
-NAMES = (0, 3, 4, 5)  # of its columns: flush left
+NAMES = (0, 3, 4, 5)  # the columns of texts, which are flush left
 CACHE_HEADER = (
     "table in files", "rows in memory", "hits", "misses", "hit rate", "evictions", "read", "written",
     "values in memory", "state in memory",
@@ -76,15 +76,15 @@ class RankMemory:
     """
 
     replicated: int  # tables that every rank has
-    sharded: int  # of tables in files: their hot rows
-    optimizer: int  # likewise
+    sharded: int  # for tables in files: the rows in memory
+    optimizer: int  # for tables in files: the state of these rows
     gradients: int
-    buffers: int  # of rows under way, kept for the next step
+    buffers: int  # buffers of rows on their way, kept for the next step
     files: int = 0  # tables and optimizer state in files
 
     @property
     def total(self) -> int:
-        """In memory."""
+        """The bytes in memory."""
         return self.replicated + self.sharded + self.optimizer + self.gradients + self.buffers
 
 
@@ -168,17 +168,6 @@ def cache_row(name: str, counts: CacheCounts) -> tuple[str, ...]:
     return (name, *numbers, f"{counts.hit_rate:.1%}", f"{counts[3]:,}", *map(in_units, counts[4:]))
 
 
-def local_tensors(value: object) -> Iterator[torch.Tensor]:
-    """This rank's parts of a tensor; of a sparse one its values and indices."""
-    if not isinstance(value, torch.Tensor):
-        return
-    for piece in _C.to_pieces(value.detach()) if isinstance(value, DTensor) else [value]:
-        if piece.is_sparse:
-            yield from (piece._values(), piece._indices())
-        else:
-            yield piece
-
-
 def in_units(n_bytes: float) -> str:
     """1536 -> 1.5 KiB"""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -189,7 +178,7 @@ def in_units(n_bytes: float) -> str:
 
 
 def shortened(ranks: list[int]) -> str:
-    """0-3, or 0, 5, 7; of many the first and how many more."""
+    """0-3, or 0, 5, 7; if there are many, the first ones and how many more."""
     if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
     return ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")

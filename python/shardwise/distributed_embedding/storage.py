@@ -1,4 +1,4 @@
-"""Tables beyond memory: where they lie, and what their caches did."""
+"""Tables larger than memory: where their rows are kept, and the counts of their caches."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -41,8 +41,8 @@ class CacheCounts(NamedTuple):
     evictions: int
     bytes_read: int  # from the file: values and optimizer state
     bytes_written: int
-    value_bytes: int  # of memory that the cache takes now: for values,
-    state_bytes: int  # and for the state of a fused optimizer
+    value_bytes: int  # memory that the cache takes now for values
+    state_bytes: int  # memory that it takes for the state of a fused optimizer
 
     @property
     def hit_rate(self) -> float:
@@ -51,7 +51,7 @@ class CacheCounts(NamedTuple):
 
 
 def by_index(storage: Mapping[int | str, FileStorage], indices: Sequence[int]) -> dict[int, tuple[str, int, int]]:
-    """As the C++ layer takes them. Raises TypeError for what is no FileStorage, and ValueError for a table that is named twice."""
+    """The storages in the form that the C++ layer takes. Raises TypeError for other values, and ValueError for a table that is named twice."""
     result: dict[int, tuple[str, int, int]] = {}
     for index, (table, where) in zip(indices, storage.items(), strict=True):
         if not isinstance(where, FileStorage):

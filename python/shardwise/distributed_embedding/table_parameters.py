@@ -5,7 +5,7 @@ from typing import cast
 
 from torch import nn
 
-# What a module keeps of itself, as "training": no parameter can have such a name.
+# The attributes of every module, such as "training": no parameter can have such a name.
 TAKEN = frozenset(vars(nn.Module()))
 
 
@@ -20,7 +20,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 class TableParameters(nn.Module):
-    """A mapping of parameters, as nn.ParameterDict, whose names may be those of methods: a table may be called "items"."""
+    """A mapping of parameters, like nn.ParameterDict, but names may be those of methods: a table may be called "items"."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         super().__init__()

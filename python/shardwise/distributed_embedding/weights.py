@@ -1,4 +1,4 @@
-"""Whole tables in and out of a DistributedEmbedding: arrays, and files that rank 0 writes piece by piece and each rank reads its own part of."""
+"""Whole tables in and out of a DistributedEmbedding, as arrays or files. Rank 0 writes files piece by piece; each rank reads its own part."""
 
 import json
 import os
@@ -31,7 +31,8 @@ def get_weights(layer: LayerParts, all_ranks: bool = False, *, progress: bool | 
     check_progress(progress)
     arrays: list[Array] = []
     takes = all_ranks or layer.mesh.get_local_rank() == 0
-    with Progress("gathering", n_bytes(layer), progress, layer.mesh.get_local_rank() == 0) as line:
+    total = sum(config.n_rows * row_bytes(layer, index) for index, config in enumerate(layer.configs))
+    with Progress("gathering", total, progress, layer.mesh.get_local_rank() == 0) as line:
         for index, config in enumerate(layer.configs):
             if takes:
                 arrays.append(np.empty((config.n_rows, config.n_columns), numpy_dtype(layer, index)))
@@ -101,10 +102,8 @@ File = tuple[int, Path, Callable[[IO[bytes]], None], Callable[[torch.Tensor], Ar
 
 
 def write_files(layer: LayerParts, files: Sequence[File], progress: bool | None) -> None:
-    """Rank 0 writes each (table, path, header, bytes of rows) under a name of its own, and renames all when all are written.
-
-    After each chunk all ranks know whether rank 0 could write it. Collective.
-    """
+    """Rank 0 writes each (table, path, header, bytes of rows) under a temporary name, and renames the files when all are written. Collective:
+    after each chunk, all ranks know whether rank 0 could write it."""
     check_progress(progress)
     is_writer = layer.mesh.get_local_rank() == 0
     total = sum(layer.configs[index].n_rows * row_bytes(layer, index) for index, *_ in files)
@@ -141,11 +140,7 @@ def write_files(layer: LayerParts, files: Sequence[File], progress: bool | None)
 
 
 def write_rows(
-    layer: LayerParts,
-    index: int,
-    file: IO[bytes] | None,
-    bytes_of: Callable[[torch.Tensor], Array],
-    line: Progress,
+    layer: LayerParts, index: int, file: IO[bytes] | None, bytes_of: Callable[[torch.Tensor], Array], line: Progress
 ) -> None:
     config = layer.configs[index]
     for begin, end in chunks(config.n_rows, row_bytes(layer, index), config.n_columns):
@@ -182,7 +177,7 @@ def set_weights(layer: LayerParts, arrays: Given, *, progress: bool | None = Non
     whole: list[Array] = []
     try:
         whole = opened(layer, files_in(layer, arrays) if isinstance(arrays, str | os.PathLike) else arrays)
-    except Exception as wrong:  # the others learn of it
+    except Exception as wrong:  # raised on all ranks below
         error = wrong
     raise_together(layer, error)
     own = sum(values.nbytes for index in range(len(whole)) for values, _, _ in layer._core.pieces(index))
@@ -197,7 +192,7 @@ def set_weights(layer: LayerParts, arrays: Given, *, progress: bool | None = Non
 
 
 def opened(layer: LayerParts, weights: Sequence[Any]) -> list[Array]:
-    """All checked, none read but its header."""
+    """The arrays, checked. Only the headers of files have been read."""
     if len(weights) != len(layer.configs):
         raise ValueError(
             f"[set_weights] got {len(weights)} arrays for {len(layer.configs)} tables. Give one for each, in their order."
@@ -221,12 +216,12 @@ def opened(layer: LayerParts, weights: Sequence[Any]) -> list[Array]:
 
 
 def files_in(layer: LayerParts, folder: str | os.PathLike[str]) -> list[Path]:
-    """What save_weights() calls them: a table's name may have characters that a file's may not."""
+    """The paths that save_weights() writes. Characters of a table's name that a file name cannot have are quoted."""
     return [Path(folder) / f"{quote(config.name, safe=' ')}.npy" for config in layer.configs]
 
 
 def raise_together(layer: LayerParts, error: Exception | None) -> None:
-    """Raises this rank's error, or that of the first rank which has one, on all ranks."""
+    """Raises an error on all ranks if any rank has one: its own, or that of the first rank that has one."""
     try:
         layer._core.raise_together(None if error is None else (type(error).__name__, str(error)))
     except Exception:
@@ -246,13 +241,8 @@ def row_bytes(layer: LayerParts, table: int) -> int:
     return int(parameter.element_size()) * layer.configs[table].n_columns
 
 
-def n_bytes(layer: LayerParts) -> int:
-    """Of all tables, each once."""
-    return sum(config.n_rows * row_bytes(layer, index) for index, config in enumerate(layer.configs))
-
-
 def numpy_dtype(layer: LayerParts, table: int) -> np.dtype[Any]:
-    """NumPy has no bfloat16: its values are float32 there."""
+    """The dtype of the array of a table: float32 for bfloat16, which NumPy does not have."""
     dtype = layer.tables[layer.configs[table].name].dtype
     return np.dtype(str(dtype).removeprefix("torch.") if dtype != torch.bfloat16 else "float32")
 

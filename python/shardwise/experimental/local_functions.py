@@ -14,7 +14,7 @@ from shardwise.dtensor import DTensor
 from shardwise.placement_types import Placement, Shard
 
 Placements = Sequence[Placement]
-Lengthy = tuple[int | DTensor, int]  # a result, by its number, or an argument; and a dim of it
+Lengthy = tuple[int | DTensor, int]  # the number of a result, or an argument; and one of its dims
 
 
 def local_map(
@@ -87,7 +87,7 @@ def local_map(
         given += [value for value in pytree.tree_leaves(kwargs) if isinstance(value, DTensor)]
         named = pytree.tree_map_only(DTensor, DTensor.to_local, kwargs)
         for value in given:
-            _C.note_write(value)  # which func may do, on all ranks alike
+            _C.note_write(value)  # func may write to its pieces, on all ranks alike
         result = func(*pytree.tree_unflatten(pieces, structure), **named)
         if not given:
             return result
@@ -118,7 +118,7 @@ def _check_plain(value: Any, placements: Placements | None) -> None:
 
 
 def _placed(value: DTensor, placements: Placements | None, may_move: bool) -> DTensor:
-    """The DTensor in the placements that are required of it."""
+    """The DTensor in the required placements. Raises ValueError if it would have to move and may not."""
     if placements is None:
         raise AssertionError(
             f"[local_map] the DTensor of shape {list(value.shape)} expects placements but received None! Give "
@@ -136,7 +136,7 @@ def _placed(value: DTensor, placements: Placements | None, may_move: bool) -> DT
 
 
 def _resolved(placement: Placement, n_dims: int) -> Placement:
-    """Counted from the first dim; a Shard of torch's is one, too."""
+    """The placement with a Shard's dim counted from the first one. torch's Shard becomes ours."""
     if not placement.is_shard():
         return placement
     dim = cast(Shard, placement).dim
@@ -194,8 +194,7 @@ def _whole(
     uneven: dict[int, list[tuple[DTensor, int]]],
     lengths: dict[Lengthy, torch.Tensor],
 ) -> tuple[list[int], list[Placement]]:
-    """The shape of the result of that number whose piece is `value`, and its placements with the extents of dims that are sharded
-    unevenly."""
+    """The whole shape of result `number`, whose piece is `value`, and its placements, with sizes for dims that are sharded unevenly."""
     shape, placements = list(value.shape), list(placements)
     for dim, mesh_dims in _sharded_dims(placements).items():
         if dim not in uneven:
@@ -217,7 +216,7 @@ def _whole(
 
 
 def _uneven_dims(placements: Placements, given: list[DTensor]) -> dict[int, list[tuple[DTensor, int]]]:
-    """The dims of a result that may be sharded unevenly, as dims of arguments are: the ranks tell each other the lengths of these."""
+    """The dims of a result that may be sharded unevenly, each with the dims of arguments that are. The ranks gather the lengths of all these."""
     by_dim = {dim: _uneven_along(mesh_dims, given) for dim, mesh_dims in _sharded_dims(placements).items()}
     return {dim: arguments for dim, arguments in by_dim.items() if arguments}
 
@@ -232,7 +231,7 @@ def _sharded_dims(placements: Placements) -> dict[int, list[int]]:
 
 
 def _uneven_along(mesh_dims: list[int], given: list[DTensor]) -> list[tuple[DTensor, int]]:
-    """The arguments that some of `mesh_dims` shard unevenly, and the dims of theirs: the same on all ranks."""
+    """The arguments that some of `mesh_dims` shard unevenly, each with the sharded dim. The answer is the same on all ranks."""
     found = []
     for argument in given:
         for dim, own in _sharded_dims(argument.placements).items():
@@ -244,7 +243,7 @@ def _uneven_along(mesh_dims: list[int], given: list[DTensor]) -> list[tuple[DTen
 
 
 def _on_all_ranks(numbers: list[int], mesh: DeviceMesh) -> list[torch.Tensor]:
-    """Each of this rank's numbers beside the other ranks', in the mesh's shape. Collective; zeros on ranks outside the mesh."""
+    """For each of this rank's numbers, the numbers of all ranks in the mesh's shape. Collective; zeros on ranks outside the mesh."""
     if mesh.get_coordinate() is None:
         return [torch.zeros(mesh.shape)] * len(numbers)
     own = torch.tensor([numbers], device=mesh.device_type)
@@ -253,7 +252,7 @@ def _on_all_ranks(numbers: list[int], mesh: DeviceMesh) -> list[torch.Tensor]:
 
 
 def _extents(lengths: torch.Tensor, dim: int, mesh_dims: list[int]) -> tuple[int, list[int] | None]:
-    """The whole length of the tensor dim that `mesh_dims` shard, where pieces have those lengths, and its extents if it is not even."""
+    """The whole length of the tensor dim that `mesh_dims` shard into pieces of these lengths, and the sizes of its shards if they are uneven."""
     n_parts = prod(lengths.size(mesh_dim) for mesh_dim in mesh_dims)
     first = int(lengths.flatten()[0])
     if (lengths == first).all():

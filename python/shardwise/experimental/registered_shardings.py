@@ -1,4 +1,4 @@
-"""Under which shardings an operator may run, as torch.distributed.tensor has programs say it."""
+"""register_sharding: lists the shardings under which an operator may run, as in torch.distributed.tensor."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from shardwise.placement_types import Placement
 Sharding = tuple[Sequence[Placement | None], Sequence[Placement | None]]
 ShardingFn = Callable[..., Sequence[Sharding]]
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-Argument = tuple[str, Any, bool, bool]  # its name and value, whether it is a keyword, whether it has its default
+Argument = tuple[str, Any, bool, bool]  # name, value, whether it is a keyword, whether it has its default
 
 
 def register_sharding(op: OpOverload | list[OpOverload]) -> Callable[[ShardingFn], ShardingFn]:
@@ -63,7 +63,7 @@ def register_sharding(op: OpOverload | list[OpOverload]) -> Callable[[ShardingFn
 
 
 def _ask(op: str, shardings: ShardingFn, arguments: list[Argument]) -> list[Sharding]:
-    """What the function answers for a call. Raises ValueError for what are no pairs."""
+    """The pairs that the function returns for a call. Raises ValueError if it returns something else."""
     positional, named = _as_called(shardings, arguments)
     answer = shardings(*positional, **named)
     if not isinstance(answer, (list, tuple)) or not all(_is_pair(each) for each in answer):
@@ -83,7 +83,7 @@ def _is_pair(sharding: Any) -> bool:
 
 
 def _as_called(shardings: ShardingFn, arguments: list[Argument]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments without those that were left at their defaults, as far as the function can do without them."""
+    """The positional and named arguments, without those that have their defaults, unless the function requires them."""
     parameters = inspect.signature(shardings).parameters.values()
     required = {
         parameter.name: parameter.kind for parameter in parameters if parameter.default is inspect.Parameter.empty
@@ -101,7 +101,7 @@ def _as_called(shardings: ShardingFn, arguments: list[Argument]) -> tuple[list[A
 
 
 def _told(value: Any) -> Any:
-    """A DTensorSpec for each description of a tensor."""
+    """`value` with a DTensorSpec for each description of a tensor."""
     if isinstance(value, tuple):
         mesh, placements, shape, stride, dtype = value
         return DTensorSpec(mesh, placements, TensorMeta(Size(shape), stride, dtype))

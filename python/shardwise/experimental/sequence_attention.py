@@ -12,10 +12,10 @@ from shardwise.experimental.sequence_split import SequenceSplit
 
 
 class SequenceAttention:
-    """In a `with` block, scaled_dot_product_attention of plain tensors takes them for parts of sequences sharded over `mesh`,
-    whoever calls it, and in a backward of what is called there, too.
+    """A `with` block in which scaled_dot_product_attention takes plain tensors for parts of sequences sharded over `mesh`, also when torch's
+    functions call it, and in the backward of calls in the block.
 
-    `splits`: how the sequences are split that this rank knows; one of another length has an equal part on every rank.
+    `splits`: the splits of the known sequences. A sequence of another length has an equal part on every rank.
     """
 
     def __init__(self, mesh: DeviceMesh, splits: list[SequenceSplit], *, is_balanced: bool) -> None:
@@ -31,7 +31,7 @@ class SequenceAttention:
         _C.exchange_attention(self._before.pop())
 
     def split_of(self, local_length: int) -> SequenceSplit:
-        """How the sequence is split of which this rank has so many positions."""
+        """The split of the sequence of which this rank has `local_length` positions."""
         known = self._splits.get(local_length)
         return known or SequenceSplit(local_length * self._n_ranks, self._n_ranks, self._is_balanced)
 
@@ -69,7 +69,7 @@ class SequenceAttention:
         return torch.cat(results, -2)
 
     def _rows_of(self, mask: torch.Tensor, queries: SequenceSplit, keys: SequenceSplit) -> torch.Tensor:
-        """The rows of a mask for this rank's queries: all queries', or already those. Raises ValueError for other sizes."""
+        """The rows of a mask for this rank's queries, from a mask for all queries or for these. Raises ValueError for other sizes."""
         n_own = queries.local_length(self._rank)
         if mask.dim() < 2 or mask.size(-1) not in (1, keys.length) or mask.size(-2) not in (1, n_own, queries.length):
             raise ValueError(
@@ -80,12 +80,12 @@ class SequenceAttention:
 
 
 def _causal_mask(queries: torch.Tensor, begin: int, n_keys: int) -> Any:
-    """Query i, at position begin + i, sees the keys up to there, of which the first `n_keys` are given."""
+    """The mask by which query i, at position begin + i, sees the keys up to that position; the first `n_keys` keys are given."""
     n_queries = queries.size(-2)
     if begin + n_queries == n_keys and n_queries:
-        from torch.nn.attention.bias import causal_lower_right  # which imports torch._dynamo: a second
+        from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo, which takes a second
 
-        return causal_lower_right(n_queries, n_keys)  # which torch's kernels know
+        return causal_lower_right(n_queries, n_keys)  # torch's kernels recognise it
     return torch.ones(n_queries, n_keys, dtype=torch.bool, device=queries.device).tril(begin)
 
 
@@ -94,6 +94,6 @@ def _attend(
 ) -> torch.Tensor:
     if queries.size(-2):
         return scaled_dot_product_attention(queries, keys, values, mask, **options)
-    # No query is here, but others wait for this rank in backward: the result depends on keys and values.
+    # This rank has no query, but others wait for it in the backward, so the result must depend on keys and values.
     nothing = queries.sum() + keys[..., :0, :].sum() + values[..., :0, :].sum()
     return queries.new_zeros((*queries.shape[:-1], values.size(-1))) + nothing

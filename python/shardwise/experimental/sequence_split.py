@@ -1,4 +1,4 @@
-"""Which positions of a sequence each rank has."""
+"""SequenceSplit: the positions of a sequence that each rank has."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,27 +16,26 @@ Run = tuple[int, int]  # positions from the first to before the second
 
 @dataclass(frozen=True)
 class SequenceSplit:
-    """`length` positions over `n_ranks`: in runs as torch.chunk splits them or, where it is balanced, in twice as many runs of which
-    each rank has one from the head and its mirror from the tail. Causal attention is then equal work for all.
-    """
+    """`length` positions over `n_ranks`, in runs as torch.chunk splits them. If it is balanced, there are twice as many runs, and each rank has one
+    from the head and its mirror from the tail: causal attention is then equal work for all ranks."""
 
     length: int
     n_ranks: int
     is_balanced: bool
 
     def runs(self, rank: int) -> list[Run]:
-        """Those of one rank, in the order in which it holds them."""
+        """The runs of a rank, in the order in which it holds them."""
         return [self._bounds[rank], self._bounds[-1 - rank]] if self.is_balanced else [self._bounds[rank]]
 
     def local_length(self, rank: int) -> int:
         return sum(end - begin for begin, end in self.runs(rank))
 
     def part(self, tensor: torch.Tensor, dim: int, rank: int) -> torch.Tensor:
-        """What `rank` has of a whole tensor."""
+        """The part of a whole tensor that `rank` has."""
         return torch.cat([tensor.narrow(dim, begin, end - begin) for begin, end in self.runs(rank)], dim)
 
     def whole(self, part: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
-        """The whole tensor, of all ranks' parts. Differentiable: the gradients of a part are summed over the ranks."""
+        """The whole tensor, gathered from all ranks' parts. Differentiable: the gradients of a part are summed over the ranks."""
         dim %= part.dim()
         lengths = [self.local_length(rank) for rank in range(self.n_ranks)]
         shape = (*part.shape[:dim], self.length, *part.shape[dim + 1 :])

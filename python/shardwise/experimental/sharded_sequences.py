@@ -1,4 +1,4 @@
-"""Models on long sequences, of which each rank has some positions."""
+"""Computes models on long sequences of which each rank has some positions."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -130,7 +130,7 @@ def _check(mesh: DeviceMesh, buffers: Sequence[torch.Tensor], dims: Sequence[int
 
 
 def _check_told_apart(splits: list[SequenceSplit], n_ranks: int) -> None:
-    """Raises ValueError where a rank has as many positions of one sequence as of a longer one: attention goes by their number."""
+    """Raises ValueError if a rank has equally many positions of sequences of different lengths: attention tells them apart by that number."""
     lengths = sorted({split.length for split in splits})
     by_length = {split.length: split for split in splits}
     for rank in range(n_ranks):

@@ -1,4 +1,4 @@
-"""fsdp_pre_all_gather and fsdp_post_all_gather: how the class of a parameter is asked for what ranks send, and for the whole one of what came."""
+"""Calls fsdp_pre_all_gather and fsdp_post_all_gather, by which the class of a parameter says what ranks send and builds the whole parameter."""
 
 import inspect
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ HOOKS = ("fsdp_pre_all_gather", "fsdp_post_all_gather")
 
 
 def has_extensions(name: str, parameter: torch.Tensor) -> bool:
-    """Whether the class of `parameter`, or of its local tensor, gathers itself. Raises for one that Shardwise cannot gather, as `name`."""
+    """Whether the class of `parameter`, or of its local tensor, has both hooks. Raises TypeError, naming `name`, if Shardwise cannot gather it."""
     own: Any = _C.subclass_in(parameter)
     given = [hook for hook in HOOKS if hasattr(parameter if own is None else own, hook)]
     if own is None:
@@ -44,16 +44,16 @@ def _n_arguments(own: Any) -> int:
 
 
 class Extension:
-    """The calls for one parameter."""
+    """The calls of the hooks of one parameter."""
 
     def __init__(self, module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
-        """`mesh`: the one that fully_shard got. On one of two dims the class gets the second, over which parameters are sharded."""
+        """`mesh`: the mesh of fully_shard. If it has two dims, the class gets the second, over which parameters are sharded."""
         self.module, self.policy = module, policy
         self.mesh = mesh if mesh.ndim == 1 else mesh[(mesh.mesh_dim_names or ("",))[-1]]
         self.metadata: Any = None
 
     def pieces(self, own: Any, sizes: Sequence[int]) -> tuple[list[torch.Tensor], str]:
-        """Tensors that `own`, this rank's piece of a parameter of `sizes`, gives to be sent; or words for something else that it gave."""
+        """The tensors to send for `own`, this rank's piece of a parameter of `sizes`; if its hook returns something else, a description of that."""
         if _n_arguments(own) == 1:
             given = own.fsdp_pre_all_gather(self.mesh)
         else:
@@ -73,7 +73,7 @@ class Extension:
         is_cast = self.policy.param_dtype is not None and sharded.is_floating_point()
         dtype = self.policy.param_dtype if is_cast else sharded.dtype
         if kept is not None:
-            # Autograd saved it, and it gets the same values.
+            # Autograd saved `kept`, which gets the same values again.
             with torch.autograd.grad_mode._unsafe_preserve_version_counter(kept):
                 own.fsdp_post_all_gather(tuple(gathered), self.metadata, dtype, out=kept)
             return None

@@ -1,4 +1,4 @@
-"""fully_shard: what it is given, checked, and the group of parameters that it makes."""
+"""fully_shard: checks its arguments and makes a group of parameters."""
 
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -12,7 +12,7 @@ from shardwise.dtensor import DTensor
 from shardwise.fsdp.extensions import has_extensions
 from shardwise.fsdp.module import become_fsdp_module
 from shardwise.fsdp.policies import MixedPrecisionPolicy, OffloadPolicy
-from shardwise.fsdp.unit import Places, Resharding, Unit, dealt_by, refuse_calls_outside, unit_of, units_of
+from shardwise.fsdp.unit import Places, Resharding, Unit, refuse_calls_outside, sharded_in, unit_of, units_of
 from shardwise.placement_types import Placement, Shard
 
 M = TypeVar("M", bound="nn.Module | list[nn.Module]")
@@ -134,7 +134,7 @@ def _resharding(given: object, mesh: DeviceMesh) -> Resharding:
 def _along(name: str, places: Places, shard_placement_fn: Callable[[Any], Any] | None) -> Placement:
     (module, key), *_ = places
     placement = None if shard_placement_fn is None else shard_placement_fn(module._parameters[key])
-    if placement is not None and not hasattr(placement, "is_shard"):  # ours and torch's have it
+    if placement is not None and not hasattr(placement, "is_shard"):  # our placements and torch's have it
         raise TypeError(
             f"[fully_shard] shard_placement_fn returned {type(placement).__name__} for {name}. Return Shard(dim), or None for Shard(0); for "
             "another mesh call fully_shard on the module that has the parameter."
@@ -146,7 +146,7 @@ def _check_policies(mp_policy: object, offload_policy: object) -> None:
     names = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
     if mp_policy is not None and not all(hasattr(mp_policy, name) for name in names):
         raise TypeError(f"[fully_shard] mp_policy is of type {type(mp_policy).__name__}. Give a MixedPrecisionPolicy.")
-    known = ("NoneType", "OffloadPolicy", "CPUOffloadPolicy")  # torch's, too
+    known = ("NoneType", "OffloadPolicy", "CPUOffloadPolicy")  # torch's classes have these names, too
     if not isinstance(offload_policy, OffloadPolicy) and type(offload_policy).__name__ not in known:
         raise TypeError(
             f"[fully_shard] offload_policy is of type {type(offload_policy).__name__}. Give an OffloadPolicy."
@@ -154,7 +154,7 @@ def _check_policies(mp_policy: object, offload_policy: object) -> None:
 
 
 def _used_outside(modules: list[nn.Module], units: list[Unit]) -> Iterator[tuple[nn.Module, Unit]]:
-    """Modules with parameters of a unit, that are reached by no module of it."""
+    """Modules that have parameters of a unit but are not within the unit's modules, each with that unit."""
     owners = {id(parameter): unit for unit in units for parameter in unit.sharded}
     seen: set[tuple[nn.Module, frozenset[Unit]]] = set()
 
@@ -178,7 +178,7 @@ def _used_outside(modules: list[nn.Module], units: list[Unit]) -> Iterator[tuple
 
 
 def _parameters(modules: list[nn.Module], ignored: set[nn.Parameter]) -> list[tuple[str, Places]]:
-    """The parameters that the call takes, each with all its places in the modules."""
+    """The names of the parameters that the call takes, each with all its places in the modules."""
     every = [submodule for module in modules for submodule in module.modules()]
     taken = {id(parameter) for unit in units_of(every) for parameter in (*unit.sharded, *unit.leaves)}
     left_out = {id(parameter) for parameter in ignored}
@@ -192,15 +192,15 @@ def _parameters(modules: list[nn.Module], ignored: set[nn.Parameter]) -> list[tu
                 if parameter is None or id(parameter) in left_out or id(parameter) in taken:
                     continue
                 full_name = f"{path}.{name}" if path else name
-                has_extensions(full_name, parameter)  # or an error
+                has_extensions(full_name, parameter)  # raises its errors
                 _check_free(full_name, parameter)
                 found.setdefault(id(parameter), (full_name, []))[1].append((submodule, name))
     return list(found.values())
 
 
 def _check_free(name: str, parameter: torch.Tensor) -> None:
-    """Nobody else has it in a group."""
-    owner = dealt_by(parameter)
+    """Raises ValueError if another group has the parameter."""
+    owner = sharded_in(parameter)
     if owner is None:
         return
     if isinstance(parameter, DTensor):

@@ -1,4 +1,4 @@
-"""What a fully sharded module can do beside what it could: FSDPModule."""
+"""FSDPModule: the methods that a module gains by fully_shard()."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -43,7 +43,7 @@ class FSDPModule:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """A module of the class that this one was: containers make parts of themselves by calling their class."""
+        """Makes a module of the original class: a container makes a slice of itself by calling its class."""
         original = cls.__mro__[2]
         self = original.__new__(original, *args, **kwargs)
         self.__init__(*args, **kwargs)
@@ -149,7 +149,7 @@ class FSDPModule:
         """Nothing changes: gradients are always added up, and then divided."""
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        """For to(), half() and the like. A group whose parameters it does not change stays as it is."""
+        """For to(), half() and similar. A group whose parameters `fn` does not change stays as it is."""
         changed, hidden = [], []
         for unit in _units(self, recurse=True):
             if unit.is_changed_by(fn):
@@ -170,7 +170,7 @@ class FSDPModule:
 
 
 def become_fsdp_module(module: nn.Module) -> None:
-    """Its class gets FSDPModule before it. The new class is kept by the old one, with which it goes."""
+    """Gives the module a class derived from FSDPModule and its own class. The own class keeps the new one, so both are freed together."""
     original = module.__class__
     if "_shardwise_fsdp_class" not in vars(original):
         derived = type(f"FSDP{original.__name__}", (FSDPModule, original), {"__module__": original.__module__})

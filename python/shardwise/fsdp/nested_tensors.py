@@ -1,4 +1,4 @@
-"""The tensors in what modules are given and give: in sequences, mappings and dataclasses, however nested."""
+"""The tensors in the inputs and outputs of modules: in nested sequences, mappings and dataclasses."""
 
 import copy
 import dataclasses
@@ -9,7 +9,7 @@ import torch
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """In the order in which they stand."""
+    """All tensors in `value`, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -24,12 +24,12 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def cast_floats(value: Any, dtype: torch.dtype) -> Any:
-    """`value` with its floating-point tensors in `dtype`; itself where all are."""
+    """`value` with its floating-point tensors in `dtype`; `value` itself if all are."""
     return replaced(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
 def replaced(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`value` with what `function` gives for each of its tensors; itself where all stay."""
+    """`value` with each tensor replaced by `function(tensor)`; `value` itself if none changes."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""In which dtypes a fully sharded module computes and reduces, and where its parameters are kept."""
+"""Policies: the dtypes in which a fully sharded module computes and reduces, and where its parameters are kept."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A group of parameters and the modules that compute with them: the hooks of these modules."""
+"""Unit: a group of parameters, the modules that compute with them, and the hooks of these modules."""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -17,10 +17,10 @@ from shardwise.fsdp.nested_tensors import cast_floats, replaced, tensors_in
 from shardwise.fsdp.policies import MixedPrecisionPolicy
 from shardwise.placement_types import Placement
 
-Places = list[tuple[nn.Module, str]]  # where modules keep one parameter
+Places = list[tuple[nn.Module, str]]  # the places where modules keep one parameter
 
-# The original parameter, and the unit that has its parts: others may keep it still.
-_dealt = WeakIdKeyDictionary()
+# The name of the module of the unit that a parameter was sharded in, by the original and the sharded parameter: other modules may still have these.
+_sharded_in = WeakIdKeyDictionary()
 
 
 def unit_of(module: nn.Module) -> "Unit | None":
@@ -33,15 +33,15 @@ def units_of(modules: Iterable[nn.Module]) -> list["Unit"]:
 
 
 class Resharding(NamedTuple):
-    """What is freed after a forward."""
+    """Which gathered parameters are freed after a forward."""
 
     after_forward: bool
-    is_automatic: bool = False  # a module around it changes that
-    n_keeping: int = 0  # ranks that keep a slice each; 0: none does
+    is_automatic: bool = False  # True: a module around this one sets after_forward
+    n_keeping: int = 0  # the number of ranks that each keep a slice; 0: none keeps any
 
 
 class Family:
-    """The units of one model: that of the outermost module, and those within it."""
+    """The units of one model: the unit of the outermost module comes first."""
 
     def __init__(self) -> None:
         self.schedule = _C.GatherSchedule()
@@ -55,7 +55,7 @@ class Family:
 
 
 class Unit:
-    """A group, its modules, and what they are to do."""
+    """A group of parameters with its modules and settings."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Unit:
         policy: MixedPrecisionPolicy,
         resharding: Resharding,
     ) -> None:
-        """Deals the parameters at `places` and puts the parts there. Raises as ParameterGroup, before anything is done."""
+        """Shards the parameters at `places` and puts the parts there. Raises the errors of ParameterGroup before anything changes."""
         parameters = [module._parameters[name] for (module, name), *_ in places]
         root = mesh._get_root_mesh()
         self.modules, self.names, self.places, self.policy, self.mesh = modules, names, places, policy, mesh
@@ -78,8 +78,8 @@ class Unit:
         self.settings.n_keeping = resharding.n_keeping
         self.family = Family()
         self.family.units.append(self)
-        self.calls: list[Call] = []  # that run, one within another
-        self.waiting: set[nn.Module] = set()  # modules of several that did not run in this forward
+        self.calls: list[Call] = []  # the calls that are running, outer ones first
+        self.waiting: set[nn.Module] = set()  # the modules that have not run yet in this forward
         self.sharded = [nn.Parameter(each, requires_grad=each.requires_grad) for each in group.sharded]
         self.dtypes = [each.dtype for each in self.sharded]
         self.name = type(modules[0]).__name__
@@ -88,17 +88,17 @@ class Unit:
         self._listen()
         for place, sharded, parameter in zip(places, self.sharded, parameters, strict=True):
             _keep(place, sharded)
-            _dealt[parameter] = _dealt[sharded] = self.name
+            _sharded_in[parameter] = _sharded_in[sharded] = self.name
         for module in modules:
             module.__dict__["_shardwise_unit"] = self
             module.register_forward_pre_hook(_before_forward, prepend=True, with_kwargs=True)
             module.register_forward_hook(_after_forward, always_call=True)
         for module in {id(module): module for place in places for module, _ in place}.values():
-            module.register_state_dict_post_hook(partial(self._into_state_dict))  # torch gives the hook an attribute
+            module.register_state_dict_post_hook(partial(self._into_state_dict))  # torch sets an attribute of the hook
             module.register_load_state_dict_pre_hook(self._before_loading)
 
     def contain(self, inner: "Unit") -> None:
-        """`inner` is of a module within this one's."""
+        """Joins the families: `inner` is the unit of a module within this unit's."""
         if inner.family is self.family:
             return
         for unit in inner.family.units:
@@ -107,7 +107,7 @@ class Unit:
         self.family.take(inner.family)
 
     def _listen(self) -> None:
-        """Has the group call this unit."""
+        """Sets the functions of this unit that the group calls."""
         self._take_leaves()
         self.extensions = {
             i: Extension(place[0][0], self.mesh, self.policy)
@@ -138,8 +138,8 @@ class Unit:
             self.group.set_class_calls(pieces, whole)
 
     def _take_leaves(self) -> None:
-        """Gives the whole parameters their Python objects, which stand in the modules while they are gathered."""
-        with torch.inference_mode(False):  # which the first forward may run under
+        """Makes the nn.Parameters that the modules have while the parameters are gathered."""
+        with torch.inference_mode(False):  # the first forward may run under it
             self.leaves = [
                 each if isinstance(each, nn.Parameter) else nn.Parameter(each, requires_grad=each.requires_grad)
                 for each in self.group.leaves
@@ -153,14 +153,14 @@ class Unit:
             _keep(place, parameter)
 
     def forget_calls(self) -> None:
-        """After forwards that torch did not end by our hook."""
+        """Forgets calls that torch did not end with our hook."""
         self.calls.clear()
         self.waiting.clear()
         for module in self.modules:
             module.__dict__.pop("_shardwise_entered", None)
 
     def _into_state_dict(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
-        """The parts stand in state dicts, also while the module has the whole parameters. The group stays as it is: a rank may read its state
+        """Puts the parts into state dicts while the module has the whole parameters. The group does not change, because a rank may read its state
         dict alone."""
         if not self.group.is_in_place:
             return
@@ -171,7 +171,7 @@ class Unit:
                     state_dict[prefix + name] = sharded if keeps_vars else sharded.detach()
 
     def is_changed_by(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-        """Whether `fn`, which module.to() and the like apply to parameters, gives others. Asked with tensors without elements."""
+        """Whether `fn`, which module.to() and similar apply to parameters, changes them. Tries it on tensors without elements."""
         for each in self.sharded:
             probe = torch.empty([0] * each.dim(), dtype=each.dtype, device=each.device)
             if fn(probe) is not probe:
@@ -179,12 +179,12 @@ class Unit:
         return False
 
     def _before_loading(self, *_: Any) -> None:
-        """The parts stand in the modules, where values are loaded to."""
+        """Puts the parts into the modules, so that values are loaded into them."""
         self.group.release()
 
     def take_replacements(self, have_changed: bool = False) -> None:
-        """Parameters that a program has put in the place of the parts, as loading with assign=True does, are the parts from now on.
-        `have_changed`: they may be others although they are the same objects, as those are whose data has another dtype now."""
+        """Takes the parameters that a program has put in the place of the parts, as loading with assign=True does, for the new parts.
+        `have_changed`: they may have changed although they are the same objects, for example if their data has another dtype now."""
         if self.group.is_in_place:
             return
         now: list[Any] = [module._parameters[name] for (module, name), *_ in self.places]
@@ -233,7 +233,7 @@ class Unit:
         self.family.schedule.leave_forward(self.group, not self.waiting)
         call = self.calls.pop()
         if self is self.family.units[0] and not self.calls:
-            for unit in self.family.units:  # of several modules, not all of which ran
+            for unit in self.family.units:  # a unit of several modules, of which not all ran, still waits
                 if unit.waiting:
                     unit.waiting.clear()
                     self.family.schedule.reshard_after_forward(unit.group)
@@ -243,18 +243,18 @@ class Unit:
 
 
 class Call:
-    """One call of a module, and its backward: that begins with the gradient of an output and ends with those of all inputs."""
+    """A call of a module and its backward, which begins with the gradient of an output and ends with the gradients of all inputs."""
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
-        self.begun_in = -1  # the backward in which an output's gradient came last
-        self.handles: list[Any] = []  # of the inputs' hooks
+        self.begun_in = -1  # the number of the last backward in which an output's gradient came
+        self.handles: list[Any] = []  # handles of the inputs' hooks
         self.n_missing = 0  # inputs whose gradients have not come in that backward
-        self.inputs: set[int] = set()  # the ids of these tensors
+        self.inputs: set[int] = set()  # the ids of the inputs
 
     def watch_inputs(self, inputs: Any) -> Any:
-        """Returns them, views of those that are leaves: autograd gives a leaf its gradient before it goes on with the module's backward,
-        and a view its own after."""
+        """Watches the gradients of the inputs, and returns the inputs with views instead of leaves: autograd gives a leaf its gradient before
+        the rest of the module's backward, and a view after it."""
         inputs = replaced(inputs, lambda tensor: _view(tensor) if tensor.requires_grad and tensor.is_leaf else tensor)
         watched = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
         self.inputs = {id(tensor) for tensor in watched}
@@ -263,8 +263,8 @@ class Call:
         return inputs
 
     def _end_at(self, tensor: torch.Tensor) -> Any:
-        """The hook by which this call's backward ends: before that of the call of another unit that gave the tensor begins, so that no more
-        than two units are whole at once. torch calls hooks in the order in which their dict was filled."""
+        """Registers the hook that ends this call's backward. It runs before the hook that begins the backward of the unit that made the tensor, so
+        that at most two units are gathered at once: torch calls hooks in the order of their dict."""
         handle = tensor.register_hook(self._input_arrived)
         hooks: Any = tensor._backward_hooks
         for key, hook in list(hooks.items()):
@@ -274,7 +274,7 @@ class Call:
         return handle
 
     def watch_outputs(self, outputs: Any) -> Any:
-        """Returns them, views of those that are inputs: of one tensor, the end of this call's backward would come before its begin."""
+        """Watches the gradients of the outputs, and returns the outputs with views instead of inputs: on one tensor, the backward would end first."""
         outputs = replaced(outputs, lambda tensor: _view(tensor) if id(tensor) in self.inputs else tensor)
         for tensor in tensors_in(outputs):
             if tensor.requires_grad:
@@ -283,7 +283,7 @@ class Call:
 
     def _output_arrived(self, grad: torch.Tensor) -> None:
         schedule = self.unit.family.schedule
-        if self.begun_in == schedule.n_ended:  # by another output
+        if self.begun_in == schedule.n_ended:  # another output has begun this backward
             if self.unit.settings.gathers_in_backward:
                 self.unit.group.gather()
             return
@@ -301,7 +301,7 @@ class Call:
 
 
 def _view(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view_as(tensor) if tensor.layout == torch.strided else tensor  # others have none
+    return tensor.view_as(tensor) if tensor.layout == torch.strided else tensor  # other layouts have no views
 
 
 def _keep(place: Places, parameter: torch.Tensor) -> None:
@@ -309,13 +309,13 @@ def _keep(place: Places, parameter: torch.Tensor) -> None:
         module._parameters[name] = parameter  # type: ignore[assignment]
 
 
-def dealt_by(parameter: torch.Tensor) -> str | None:
-    """The name of the module with which `parameter` was dealt, while other modules keep the whole of it."""
-    return _dealt.get(parameter)
+def sharded_in(parameter: torch.Tensor) -> str | None:
+    """The name of the module of the unit that `parameter` was sharded in; None if it was in none. Other modules may still have the whole one."""
+    return _sharded_in.get(parameter)
 
 
 def refuse_calls_outside(module: nn.Module, unit: Unit) -> None:
-    """`module`, whose parameters are in the unit's group, stands in a module outside of it, too: a call from there finds parts."""
+    """Makes calls of `module` from outside of the unit an error: its parameters are in the unit's group, and are parts there."""
     watched = module.__dict__.setdefault("_shardwise_refuses_outside", set())
     if id(unit) in watched:
         return
@@ -332,7 +332,7 @@ def refuse_calls_outside(module: nn.Module, unit: Unit) -> None:
     module.register_forward_pre_hook(check, prepend=True)
 
 
-# Functions of this module, and not methods of units: a module has its own unit.
+# These hooks are not methods of a unit, because they find the unit of their module when called.
 
 
 def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -345,7 +345,7 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     entered = module.__dict__.get("_shardwise_entered", 0)
-    if entered == 0:  # the hook before it failed
+    if entered == 0:  # _before_forward failed
         return output
     module.__dict__["_shardwise_entered"] = entered - 1
     unit = unit_of(module)

@@ -1,7 +1,8 @@
-"""accelerate, for models with our tensors: they are not wrapped, and all ranks read the same batches."""
+"""Replacements in accelerate: models with our tensors are not wrapped, and all ranks read the same batches."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -11,7 +12,7 @@ from shardwise.interop.state_dicts import any_ours, full_state_dict, whole
 
 Function = Callable[..., Any]
 
-# True while a loader is prepared that gives all ranks the same.
+# True while a loader is prepared that gives all ranks the same batches.
 _gives_all_the_same: ContextVar[bool] = ContextVar("_gives_all_the_same", default=False)
 
 
@@ -20,7 +21,7 @@ def has_our_tensors(model: Any) -> bool:
 
 
 def read_equal_batches(accelerator: Any) -> None:
-    """From now on loaders that are prepared give all ranks the same batches, unless the program said itself how ranks are arranged."""
+    """Makes loaders that are prepared later give all ranks the same batches, unless the program has a parallelism config."""
     accelerator._reads_equal_batches = accelerator.parallelism_config is None
 
 
@@ -28,47 +29,37 @@ def are_equal_batches(accelerator: Any) -> bool:
     return getattr(accelerator, "_reads_equal_batches", False)
 
 
-class _FullState:
-    """Stands for an optimizer that is saved."""
-
-    def __init__(self, state: dict[str, Any]) -> None:
-        self._state = state
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._state
-
-
 def with_full_state(optimizer: Any, keep: bool) -> Any:
-    """Gives the optimizer's state with all values, on ranks that `keep` it. Collective where it has state of our tensors; another optimizer
-    is given back."""
+    """A stand-in with the optimizer's full state, on ranks that `keep` it; collective. An optimizer without our tensors is returned as it is."""
     if not any_ours([group["params"] for group in optimizer.param_groups]):
         return optimizer
-    return _FullState(full_state_dict(optimizer.state_dict(), cpu_offload=True, keep=keep))
+    state = full_state_dict(optimizer.state_dict(), cpu_offload=True, keep=keep)
+    return SimpleNamespace(state_dict=lambda: state)
 
 
 def save_state(
     original: Function, output_dir: str, model_states: list[Any], optimizers: list[Any], *arguments: Any, **options: Any
 ) -> Any:
-    """In save_state(), which all ranks call and one writes in."""
+    """Gathers full states in Accelerator.save_state(), which all ranks call and in which one writes."""
     whole = [with_full_state(optimizer, keep=True) for optimizer in optimizers]
     return original(output_dir, model_states, whole, *arguments, **options)
 
 
 def get_state_dict(original: Function, *arguments: Any, **options: Any) -> Any:
-    """All ranks call it, and get full values."""
+    """Gathers full values. All ranks call it."""
     state = original(*arguments, **options)
     return full_state_dict(state, cpu_offload=True) if any_ours(state) else state
 
 
 def prepare(original: Function, accelerator: Any, *arguments: Any, **options: Any) -> Any:
-    """Loaders and models come in any order."""
+    """Looks for models first, because loaders and models come in any order."""
     if any(has_our_tensors(argument) for argument in arguments):
         read_equal_batches(accelerator)
     return original(accelerator, *arguments, **options)
 
 
 def prepare_model(original: Function, accelerator: Any, model: Any, *arguments: Any, **options: Any) -> Any:
-    """No DistributedDataParallel around it, and no move to a device."""
+    """Leaves the model without DistributedDataParallel around it, and on its device."""
     if not has_our_tensors(model):
         return original(accelerator, model, *arguments, **options)
     read_equal_batches(accelerator)
@@ -76,7 +67,7 @@ def prepare_model(original: Function, accelerator: Any, model: Any, *arguments: 
 
 
 def prepare_loader_of(original: Function, accelerator: Any, *arguments: Any, **options: Any) -> Any:
-    """Accelerator.prepare_data_loader, which calls the function of that name."""
+    """Accelerator.prepare_data_loader(), which calls the function of the same name."""
     if not are_equal_batches(accelerator):
         return original(accelerator, *arguments, **options)
     token = _gives_all_the_same.set(True)
@@ -93,12 +84,12 @@ def prepare_loader(original: Function, *arguments: Any, **options: Any) -> Any:
 
 
 def gather(original: Function, accelerator: Any, tensor: Any) -> Any:
-    """Our tensors as whole plain ones."""
+    """Gathers our tensors as whole plain ones."""
     return original(accelerator, whole(tensor))
 
 
 def gather_for_metrics(original: Function, accelerator: Any, input_data: Any, *arguments: Any, **options: Any) -> Any:
-    """Results that all ranks computed of the same batch count once."""
+    """Counts results once that all ranks computed from the same batch."""
     if are_equal_batches(accelerator):
         return whole(input_data)
     return original(accelerator, whole(input_data), *arguments, **options)

@@ -1,4 +1,4 @@
-"""torch.nn.utils' clipping by the norm of all gradients, where some are ours: one message in all, on whatever meshes they are."""
+"""torch.nn.utils' clipping by the norm of all gradients, if some are ours: one message in all, on any meshes."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -19,8 +19,7 @@ def total_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """torch.nn.utils.get_total_norm. Plain gradients beside ours count as equal on all ranks. The norm of order 0 counts tensors, and
-    sends a message for each."""
+    """torch.nn.utils.get_total_norm(). Plain gradients next to ours count as equal on all ranks. Order 0 sends a message per tensor."""
     tensors = _listed(tensors)
     if norm_type == 0 or not any(isinstance(tensor, DTensor) for tensor in tensors):
         return original(tensors, norm_type, error_if_nonfinite, foreach)
@@ -37,8 +36,8 @@ def total_norm(
 def clip_grads(
     original: ClipGrads, parameters: Tensors, max_norm: float, total_norm: torch.Tensor, foreach: bool | None = None
 ) -> None:
-    """torch.nn.utils.clip_grads_with_norm_. Gradients are scaled by this rank's value of `total_norm`, which is a number for meshes of any
-    ranks. Raises ValueError on ranks that have plain gradients and are outside the norm's mesh."""
+    """torch.nn.utils.clip_grads_with_norm_(). Gradients on any mesh are scaled by this rank's value of `total_norm`. Raises ValueError on ranks
+    that have plain gradients and are outside the norm's mesh."""
     parameters = _listed(parameters)
     if not any(isinstance(each, DTensor) for each in (total_norm, *parameters)):
         return original(parameters, max_norm, total_norm, foreach)
@@ -58,7 +57,7 @@ def clip_grads(
 
 
 def _listed(tensors: Tensors) -> Sequence[torch.Tensor]:
-    """A list as it is: the original gets what the program gave."""
+    """The tensors as a sequence; a list or tuple itself, so that the original gets what the program gave."""
     if isinstance(tensors, (list, tuple)):
         return tensors
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)

@@ -1,9 +1,8 @@
-"""torch's own data parallelism, which takes each rank's parameters for whole ones.
+"""Makes torch's own data parallelism refuse our parameters, on all ranks: it takes each rank's parameters for whole ones.
 
-Its ranks would each do something else with a parameter that all of them hold together: fully_shard, and replicate, which is made of it,
-have each copy another part of it, ZeroRedundancyOptimizer has one step it, and that one would wait for the others. These refuse our
-parameters, on all ranks alike, and so does DistributedDataParallel, which leaves out those of layers that reduce their gradients
-themselves. shardwise.fully_shard takes them.
+With torch's fully_shard, and replicate, which uses it, each rank would copy another part of a parameter that all ranks hold together. With
+ZeroRedundancyOptimizer one rank would step it, and wait for the others. DistributedDataParallel leaves out the parameters of layers that reduce their
+gradients themselves, and refuses others. shardwise.fully_shard takes our parameters.
 """
 
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ def verify_managed_param(original: Any, name: str, parameter: torch.Tensor) -> N
 
 
 def init_leaving_out(original: Any, self: Any, module: torch.nn.Module, *arguments: Any, **options: Any) -> None:
-    """DistributedDataParallel leaves out the parameters of layers that reduce their gradients themselves."""
+    """Makes DistributedDataParallel leave out the parameters of layers that reduce their gradients themselves."""
     own = {
         f"{path}.{name}" if path else name
         for path, part in module.named_modules()
@@ -46,7 +45,7 @@ def init_leaving_out(original: Any, self: Any, module: torch.nn.Module, *argumen
 
 
 def add_param_group(original: Any, self: Any, param_group: dict[str, Any]) -> None:
-    """The constructor of ZeroRedundancyOptimizer calls it, too."""
+    """Refuses our parameters. The constructor of ZeroRedundancyOptimizer calls it, too."""
     given = param_group["params"]
     if isinstance(given, Iterator):
         given = param_group["params"] = list(given)

@@ -1,4 +1,4 @@
-"""torch.compile: what its front end must know of our functions in C++, which it cannot look into."""
+"""Tells torch.compile's front end about our C++ functions, which it cannot trace into."""
 
 from types import ModuleType
 from typing import Any
@@ -12,8 +12,7 @@ from shardwise.fsdp import unit
 
 
 def register(dynamo: ModuleType) -> None:
-    """Has graphs take DTensor.from_local and the plain inputs of layers, and leaves the hooks around forwards, where a program calls
-    them, alone."""
+    """Lets graphs contain DTensor.from_local and the plain inputs of layers, and keeps torch.compile from tracing the hooks around forwards."""
     dynamo.allow_in_graph(_from_local_in_graph)
     dynamo.substitute_in_graph(DTensor.from_local, skip_signature_check=True)(_from_local)
     dynamo.allow_in_graph(_layer_input_in_graph)
@@ -38,7 +37,7 @@ def _from_local(
     stride: Any = None,
     grad_placements: Any = None,
 ) -> torch.Tensor:
-    # The mesh of a `with` block is found, and ranks are asked, when the program runs.
+    # The mesh of a `with` block, and the comparison of ranks, exist only when the program runs.
     if device_mesh is None or run_check:
         torch._dynamo.graph_break()
     return _from_local_in_graph(local_tensor, device_mesh, placements, shape, stride, grad_placements)

@@ -1,4 +1,4 @@
-"""A module that stands where one of torch's stood."""
+"""Facade: a module that stands in the place of one of torch's."""
 
 import sys
 from collections.abc import Callable
@@ -10,9 +10,10 @@ _OF_THE_IMPORT_SYSTEM = ("__file__", "__path__", "__spec__", "__loader__", "__pa
 
 
 class Facade(ModuleType):
-    """Has `ours`, and every other name of `original`, which stays as it is: its own functions go on using its own names.
+    """A module with the names of `ours` and all other names of `original`. The original does not change: its functions keep using its names.
 
-    `keeps_torchs(name)`: whether the module called so gets the original's names here, too, as functions do that import when called.
+    `keeps_torchs(name)`: whether the importing module of that name gets the original's names from here, as torch's functions that import when
+    called must.
     """
 
     def __init__(
@@ -33,6 +34,6 @@ class Facade(ModuleType):
 
 
 def torchs_own(name: str) -> ModuleType:
-    """torch's module of this name, whatever stands in its place now. Imports it where nobody did."""
+    """torch's module of this name, even if a facade stands in its place. Imports it if nobody has."""
     module = sys.modules.get(name) or import_module(name)
     return module.original if isinstance(module, Facade) else module

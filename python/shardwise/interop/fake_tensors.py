@@ -1,4 +1,4 @@
-"""Fake tensors: FakeTensorMode takes every operator for a plain one, and knows no layouts. Tensors on meta do what it is for."""
+"""Errors for DTensors under FakeTensorMode, which takes every operator for a plain one and knows no layouts. Use tensors on meta instead."""
 
 from typing import Any
 
@@ -14,10 +14,8 @@ _WAY_OUT = (
 
 
 def dispatch(original: Any, self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """FakeTensorMode says why it does not take our tensors: by itself it names the operator alone.
-
-    Not as a TypeError, of which `x + 1` makes one of its own.
-    """
+    """Makes FakeTensorMode say why it does not take our tensors; torch's error only names the operator. The error is no TypeError, because `x + 1`
+    would replace it by its own."""
     result = original(self, func, types, args, kwargs)
     if result is NotImplemented and any(map(has_values, tree_leaves((args, kwargs)))):
         raise NotImplementedError(
@@ -27,11 +25,11 @@ def dispatch(original: Any, self: Any, func: Any, types: Any, args: Any = (), kw
 
 
 def has_values(value: object) -> bool:
-    """Whether it is a DTensor that no tracer made: those have a dispatch key of Python's, which then answers."""
+    """Whether `value` is a DTensor that no tracer made. A tracer's DTensor has the Python dispatch key, which handles its operators."""
     return isinstance(value, DTensor) and not torch._C._dispatch_keys(value).has(torch._C.DispatchKey.Python)
 
 
 def refuse(tensor: torch.Tensor) -> None:
-    """Raises TypeError for a fake tensor that is to become a piece of ours, or one of ours."""
+    """Raises TypeError for a fake tensor, which cannot become a DTensor or a piece of one."""
     if type(tensor).__name__ == "FakeTensor":
         raise TypeError(f"[DTensor] a FakeTensor of shape {list(tensor.shape)} has no layout. {_WAY_OUT}")

@@ -1,4 +1,4 @@
-"""What this rank holds of a ShardedTensor, or of a torch DTensor over local shards: pieces and their places."""
+"""This rank's pieces of a ShardedTensor, or of a torch DTensor over local shards, and their places."""
 
 import sys
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from shardwise.interop.torch_tensors import is_local_shards, is_torch_dtensor
+from shardwise.interop.torch_tensors import is_local_shards, is_torch_dtensor, shards_of
 from shardwise.local_shards_wrapper import LocalShardsWrapper
 
 Box = tuple[list[int], list[int]]  # offsets, sizes
@@ -16,7 +16,7 @@ Pieces = list[tuple[list[int], torch.Tensor]]  # offsets, values
 
 @dataclass
 class Held:
-    """What one rank holds of a tensor."""
+    """One rank's part of a tensor, described for the other ranks."""
 
     kind: Literal["pieces", "plain", "DTensor"]
     shape: tuple[int, ...]
@@ -24,7 +24,7 @@ class Held:
     device_type: str
     boxes: list[Box]
     strides: list[int]  # of the first piece
-    problem: str  # why its pieces cannot be one tensor's
+    problem: str  # why the pieces cannot be of one tensor, or ""
 
 
 def is_sharded_tensor(value: object) -> bool:
@@ -34,28 +34,25 @@ def is_sharded_tensor(value: object) -> bool:
 
 
 def pieces_of(value: Any) -> Pieces | None:
-    """(offsets, piece) of this rank's pieces that have elements, by offset; None where the value is not made of pieces."""
+    """(offsets, piece) of this rank's pieces that have elements, sorted by offsets; None if the value does not consist of pieces."""
     if is_sharded_tensor(value):
         pieces = [(list(shard.metadata.shard_offsets), shard.tensor) for shard in value.local_shards()]
     elif is_torch_dtensor(value) and is_local_shards(value._local_tensor):
-        local = value._local_tensor
-        shards = local.local_shards()
-        offsets = local.local_offsets() if shards else []  # it has one where there are no shards
-        pieces = [(list(place), shard) for place, shard in zip(offsets, shards, strict=True)]
+        pieces = shards_of(value._local_tensor)
     else:
         return None
     return sorted((piece for piece in pieces if piece[1].numel() > 0), key=lambda piece: piece[0])
 
 
 def wrapper_of(pieces: Pieces, dtype: torch.dtype) -> LocalShardsWrapper:
-    """Our wrapper over them. `dtype`: where there are none."""
+    """Our wrapper over the pieces. `dtype` is used if there are none."""
     return LocalShardsWrapper([piece.detach() for _, piece in pieces], [offsets for offsets, _ in pieces], dtype=dtype)
 
 
 def held(value: Any) -> Held:
-    """Of any tensor."""
+    """The description of this rank's part of any tensor."""
     pieces = pieces_of(value)
-    of_all = value.metadata() if is_sharded_tensor(value) else None  # whose own size() and dtype warn
+    of_all = value.metadata() if is_sharded_tensor(value) else None  # size() and dtype of a ShardedTensor warn
     shape, dtype = (value.shape, value.dtype) if of_all is None else (of_all.size, of_all.tensor_properties.dtype)
     found = Held("pieces", tuple(shape), dtype, "", [], [], "")
     if pieces is None:
@@ -73,7 +70,7 @@ def held(value: Any) -> Held:
 
 
 def difference(all_held: Mapping[int, Held | None]) -> str:
-    """Why what the ranks hold, by rank, is not of one tensor; "" where it is."""
+    """Why the parts of the ranks are not of one tensor; "" if they are. `all_held`: the parts by rank."""
     there = [(rank, held) for rank, held in all_held.items() if held is not None]
     first_rank, first = there[0]
     for rank, held in there:

@@ -1,4 +1,4 @@
-"""save_pretrained, generate and the Trainer of transformers, for models with our tensors."""
+"""Replacements in transformers: save_pretrained, generate and the Trainer, for models with our tensors."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def gather_state_dict(
     save_on_this_rank: bool = True,
     **options: Any,
 ) -> Any:
-    """In save_pretrained, which all ranks call: full values on the rank that saves."""
+    """Gathers full values for the rank that saves, in save_pretrained(), which all ranks call."""
     if not any_ours(state_dict):
         return original(self, model_to_save, state_dict, *arguments, save_on_this_rank=save_on_this_rank, **options)
     full = full_state_dict(state_dict, cpu_offload=True, keep=save_on_this_rank)
@@ -27,14 +27,14 @@ def gather_state_dict(
 
 
 def is_distributed(original: Any, model: Any) -> Any:
-    """A model's placement and its gradients' sums are its own business. The Trainer leaves it as it is, and all ranks take part in saving it."""
+    """True for models with our tensors: the Trainer then does not place them or sum their gradients, and all ranks take part in saving."""
     return original(model) or has_our_tensors(model)
 
 
 def init_trainer(
     original: Any, self: Any, model: Any = None, args: Any = None, *arguments: Any, **options: Any
 ) -> None:
-    """A Trainer would refuse to save the optimizer's state of a model that is sharded already."""
+    """Hides `save_only_model=False` during the constructor, which would refuse to save the optimizer's state of a model that is sharded already."""
     is_refused = args is not None and not args.save_only_model and has_our_tensors(model)
     if not is_refused:
         return original(self, model, args, *arguments, **options)
@@ -46,7 +46,7 @@ def init_trainer(
 
 
 def save_optimizer(original: Any, self: Any, *arguments: Any, **options: Any) -> None:
-    """When a Trainer saves the optimizer's state on one rank: with full values, which all ranks gather."""
+    """Gathers the optimizer's full state on all ranks before one of them saves it."""
     if not has_our_tensors(self.model):
         return original(self, *arguments, **options)
     optimizer = self.optimizer
@@ -58,31 +58,31 @@ def save_optimizer(original: Any, self: Any, *arguments: Any, **options: Any) ->
 
 
 def create_accelerator(original: Any, self: Any, *arguments: Any, **options: Any) -> Any:
-    """When a Trainer makes its accelerator: all ranks read the same batches."""
+    """Makes all ranks read the same batches when a Trainer makes its accelerator."""
     original(self, *arguments, **options)
     if has_our_tensors(self.model):
         read_equal_batches(self.accelerator)
 
 
 def tp_size(original: Any, self: Any) -> int:
-    """The number of ranks that read the same batches, which the Trainer divides counts of tokens by."""
+    """The number of ranks that read the same batches. The Trainer divides counts of tokens by it."""
     equal = has_our_tensors(self.model) and are_equal_batches(self.accelerator)
     return self.accelerator.num_processes if equal else original(self)
 
 
 def synchronise(original: Any, self: Any, model: Any, *arguments: Any, **options: Any) -> None:
-    """When a Trainer makes parameters equal that are not torch's DTensors, and averages their gradients: with equal batches they are."""
+    """Skips the step in which a Trainer broadcasts plain parameters and averages their gradients: with equal batches, both are equal already."""
     if not has_our_tensors(model):
         original(self, model, *arguments, **options)
 
 
 def step(original: Any, self: Any, *arguments: Any, **options: Any) -> Any:
-    """Losses and predictions as the Trainer adds up and gathers them: plain, and whole on every rank."""
+    """Makes losses and predictions plain and whole on every rank, as the Trainer expects."""
     return whole(original(self, *arguments, **options))
 
 
 def generate(original: Any, self: Any, *arguments: Any, **options: Any) -> Any:
-    """It calls the model in a loop: ids that it appends to are plain, and so is what it gives."""
+    """Runs the loop of generate() in the scope of a forward, because it appends to plain ids. The results are plain, too."""
     if not has_our_tensors(self):
         return original(self, *arguments, **options)
     with forward_of(self, arguments, options):

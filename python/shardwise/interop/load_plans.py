@@ -1,4 +1,4 @@
-"""Loading a checkpoint of another model: every name that is wrong, before anything is read."""
+"""The error for a checkpoint of another model, which names every wrong entry before anything is read."""
 
 from typing import Any
 
@@ -10,17 +10,17 @@ from shardwise.local_shards_wrapper import LocalShardsWrapper
 
 
 def create_plan(original: Any, state_dict: dict[str, Any], metadata: Metadata, strict: bool = True) -> Any:
-    """The whole state dict is compared with the checkpoint first. torch does so name by name, and says the first that is missing."""
+    """Compares the whole state dict with the checkpoint first. torch compares name by name, and its error has only the first missing name."""
     if any(isinstance(value, (DTensor, LocalShardsWrapper)) for value in state_dict.values()):
         check_names(state_dict, metadata, strict)
     return original(state_dict, metadata, strict)
 
 
 def check_names(state_dict: dict[str, Any], metadata: Metadata, strict: bool = True) -> None:
-    """Raises RuntimeError naming everything in `state_dict` that the checkpoint lacks or has in another size.
+    """Raises RuntimeError that names all entries of `state_dict` that the checkpoint lacks or has in another size.
 
-    What the checkpoint has besides is named then too; alone it is no error, and neither are missing names where `strict` is
-    False. A wrapper knows no size but its own pieces'.
+    The error also names other entries of the checkpoint, but these alone are no error; neither are missing names if `strict` is False. The size of
+    a LocalShardsWrapper is not compared: it knows only its own pieces.
     """
     saved = metadata.state_dict_metadata
     missing = [name for name in state_dict if name not in saved] if strict else []

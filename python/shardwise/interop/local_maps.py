@@ -1,4 +1,4 @@
-"""torch's own local_map, given our tensors: it would hand a function the whole DTensor where it means this rank's piece."""
+"""torch's local_map with our tensors: by itself it would give the function whole DTensors instead of this rank's pieces."""
 
 import functools
 from inspect import signature
@@ -12,7 +12,7 @@ from shardwise.interop.torch_tensors import is_torch_dtensor
 
 
 def mapped(original: Any, *given: Any, **kwargs: Any) -> Any:
-    """Calls with our tensors are calls of shardwise.experimental.local_map."""
+    """Calls shardwise.experimental.local_map() if an argument is one of our tensors."""
     names = _names(original)
     options, args = dict(zip(names, given, strict=False)), given[len(names) :]
     values = pytree.tree_leaves((args, kwargs))
@@ -23,7 +23,7 @@ def mapped(original: Any, *given: Any, **kwargs: Any) -> Any:
             "[local_map] got DTensors of Shardwise and of torch.distributed.tensor together. Convert the latter with "
             "shardwise.from_torch."
         )
-    options.pop("enable_spmd_types", None)  # torch 2.14: only has annotations of the function's results compared
+    options.pop("enable_spmd_types", None)  # torch 2.14: it only makes torch compare annotations of the results
     return local_map(**options)(*args, **kwargs)
 
 

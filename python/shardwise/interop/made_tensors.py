@@ -1,4 +1,4 @@
-"""Functions of torch, written in Python, that put tensors of their own beside a DTensor: these are replicas on its mesh."""
+"""Replacements of torch's Python functions that make plain tensors next to a DTensor: these become replicas on its mesh."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from shardwise.dtensor import DTensor
 
 
 def as_replicas(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Calls `original`. If an argument is a DTensor, tensors that it makes are replicas on the mesh of the first one."""
+    """Calls `original`. If an argument is a DTensor, tensors that `original` makes become replicas on the mesh of the first one."""
     for value in (*args, *options.values()):
         if isinstance(value, DTensor):
             with _MadeOn(value.device_mesh):
@@ -22,7 +22,7 @@ def as_replicas(original: Callable[..., Any], *args: Any, **options: Any) -> Any
 
 
 def with_samples(original: Callable[..., Any], input: torch.Tensor, *args: Any, **options: Any) -> Any:
-    """Fractional max pooling, in whose place of the regions chance decides: all ranks draw the same."""
+    """Fractional max pooling of a DTensor with random regions: all ranks draw the same."""
     is_given = len(args) > 4 or options.get("_random_samples") is not None
     if isinstance(input, DTensor) and not is_given:
         n_spatial = 3 if "3d" in original.__name__ else 2
@@ -35,18 +35,18 @@ def with_samples(original: Callable[..., Any], input: torch.Tensor, *args: Any, 
 
 
 def unchunked(original: Callable[..., Any], *args: Any, options: Any = None, **others: Any) -> Any:
-    """linear_cross_entropy. Of DTensors it is torch's reference: the chunked form writes gradients into plain buffers."""
+    """linear_cross_entropy() in its unchunked form for DTensors: the chunked form writes gradients into plain buffers."""
     if any(isinstance(value, DTensor) for value in (*args, *others.values())):
         options = None
     return original(*args, options=options, **others)
 
 
-_DRAWN = {torch.rand: factories.rand, torch.randn: factories.randn}  # by the mesh's generator: ranks draw the same
+_DRAWN = {torch.rand: factories.rand, torch.randn: factories.randn}  # by our generator, so that all ranks draw the same
 _MADE = {torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros}
 
 
 class _MadeOn(TorchFunctionMode):
-    """torch's factories give replicas on a mesh."""
+    """A mode in which torch's factories make replicas on a mesh."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""torch's modules: a forward pre-hook that is registered after distribute_module runs before the ranks compare arguments, too; and what
-`module.to()` and `remove_parametrizations()` make of a DTensor becomes its data, as of a plain tensor.
+"""Replacements in torch's modules: forward pre-hooks registered after distribute_module() also run before the ranks compare arguments, and
+`module.to()` and `remove_parametrizations()` set the data of a DTensor, as of a plain tensor.
 
-torch would exchange the two objects, for DTensors can be traced. That fails where anybody else has the parameter, as groups of
-fully_shard() and layers in C++ do.
+By itself, torch would swap the two objects, because DTensors can be traced. That fails if others have the parameter, as groups of fully_shard()
+and C++ layers do.
 """
 
 from typing import Any

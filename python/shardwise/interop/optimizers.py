@@ -1,6 +1,6 @@
-"""torch.optim on DTensors: which lists of tensors it may step at once, and the steps that would send a message per operation.
+"""torch.optim on DTensors: the foreach forms, loading of plain state, and optimizers whose operators would send many messages.
 
-The elementwise optimizers need nothing of this: their operators work on pieces.
+The elementwise optimizers need no replacement: their operators work on pieces.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,15 +22,17 @@ Tensors = Sequence[torch.Tensor]
 
 
 def supporting(kinds: list[type]) -> list[type]:
-    """torch's list of classes whose foreach forms are chosen as for plain tensors, with ours."""
+    """Adds our class to torch's list of classes with foreach forms."""
     kinds.append(DTensor)
     return kinds
 
 
 def load_state_dict(original: Any, self: Any, state_dict: dict[str, Any]) -> None:
-    """load_state_dict() of an optimizer of our parameters: plain values, alike on all ranks, are laid out as the parameter that they
-    belong to. Those of another shape, as factors of a matrix of moments, are replicated on its mesh; vectors of all parameters
-    stay plain where those live on several meshes. Nothing is sent."""
+    """Lays out plain values, which must be equal on all ranks, as their parameters. Nothing is sent.
+
+    Values of another shape, such as the factors of a matrix of moments, are replicated on the mesh of the parameter. A vector of all parameters
+    together stays plain if these are on several meshes.
+    """
     parameters = [parameter for group in self.param_groups for parameter in group["params"]]
     if not any(isinstance(parameter, DTensor) for parameter in parameters):
         return original(self, state_dict)
@@ -49,14 +51,14 @@ def load_state_dict(original: Any, self: Any, state_dict: dict[str, Any]) -> Non
         mesh = parameter.device_mesh
         return distribute_tensor(value, mesh, [Replicate()] * mesh.ndim, src_data_rank=None)
 
-    for index, parameter in zip(indices, parameters, strict=False):  # torch names what does not fit
+    for index, parameter in zip(indices, parameters, strict=False):  # torch raises an error if the numbers differ
         if isinstance(parameter, DTensor) and index in state:
             state[index] = pytree.tree_map_only(torch.Tensor, partial(placed, parameter), state[index])
     return original(self, {**state_dict, "state": state})
 
 
 def muon(original: Any, params: Tensors, grads: Tensors, muon_momentum_bufs: Tensors, **options: Any) -> None:
-    """Muon's Newton-Schulz iteration needs whole matrices: each comes to one rank, which iterates alone, and its result goes back.
+    """Runs Muon's Newton-Schulz iteration, which needs whole matrices, on one rank per matrix, and sends the results back.
 
     All matrices of a mesh travel in the same two exchanges, as bfloat16, and the ranks share the work.
     """
@@ -85,7 +87,7 @@ def muon(original: Any, params: Tensors, grads: Tensors, muon_momentum_bufs: Ten
 
 
 def _of_whole(function: Callable[[torch.Tensor], torch.Tensor], matrices: Tensors, like: Tensors) -> list[torch.Tensor]:
-    """`function` of each matrix, which gives bfloat16 of its shape, laid out as `like`. Replicas stay where they are."""
+    """`function`, which returns bfloat16 of the same shape, of each whole matrix, laid out as `like`. Replicas are not moved."""
     results: dict[int, torch.Tensor] = {}
     by_mesh: dict[DeviceMesh, list[int]] = {}
     for i, matrix in enumerate(matrices):
@@ -105,7 +107,7 @@ def _of_whole(function: Callable[[torch.Tensor], torch.Tensor], matrices: Tensor
 def _of_piece(
     function: Callable[[torch.Tensor], torch.Tensor], matrix: Any, placements: Sequence[Placement]
 ) -> DTensor:
-    """`function` where this rank holds the matrix."""
+    """`function` of the matrix, called on the ranks that hold it."""
     piece = matrix.to_local()
     result = function(piece).contiguous() if piece.numel() else piece
     stride = (matrix.shape[1], 1)
@@ -113,7 +115,7 @@ def _of_piece(
 
 
 def _whole_on_single_ranks(shapes: Sequence[torch.Size], mesh: DeviceMesh) -> list[list[Placement]]:
-    """Layouts that put each matrix on one rank: the one that takes longest first, each to the rank that has least to do."""
+    """Layouts that put each matrix on one rank. The most expensive matrix comes first, and each goes to the rank with the least work."""
     work = [0] * mesh.size()
     layouts: dict[int, list[Placement]] = {}
 
@@ -128,7 +130,7 @@ def _whole_on_single_ranks(shapes: Sequence[torch.Size], mesh: DeviceMesh) -> li
 
 
 def _rows_on(rank: int, n_rows: int, mesh: DeviceMesh) -> list[Placement]:
-    """All rows on the `rank`-th rank of the mesh: each mesh dim gives them to one part of those that it and the dims before make."""
+    """Placements that put all rows on the `rank`-th rank of the mesh: each mesh dim gives all rows to one of its parts."""
     placements: list[Placement] = []
     for m in range(mesh.ndim):
         own, n_parts = rank // prod(mesh.shape[m + 1 :]), prod(mesh.shape[: m + 1])
@@ -137,22 +139,19 @@ def _rows_on(rank: int, n_rows: int, mesh: DeviceMesh) -> list[Placement]:
 
 
 def adafactor(original: Any, params: Tensors, *lists: Any, **options: Any) -> None:
-    """Adafactor reads norms as Python numbers, which ranks outside a parameter's mesh have not: they only count the step."""
+    """Lets ranks outside a parameter's mesh only count the step: Adafactor reads norms as Python numbers, which they do not have."""
     if not any(isinstance(parameter, DTensor) for parameter in params):
         return original(params, *lists, **options)
     grads, row_vars, col_vars, variances, state_steps, *rest = lists
-    here = [i for i, parameter in enumerate(params) if not isinstance(parameter, DTensor) or _holds(parameter)]
+    is_here = [not isinstance(each, DTensor) or each.device_mesh.get_coordinate() is not None for each in params]
+    here = [i for i in range(len(params)) if is_here[i]]
     for i in set(range(len(params))).difference(here):
         state_steps[i] += 1
     per_parameter = (params, grads, row_vars, col_vars, variances, state_steps)
     return original(*([values[i] for i in here] for values in per_parameter), *rest, **options)
 
 
-def _holds(tensor: DTensor) -> bool:
-    return tensor.device_mesh.get_coordinate() is not None
-
-
-# LBFGS works on one vector of all gradients. Where parameters are on several meshes, or some are plain, it is on a mesh of all ranks.
+# LBFGS works on one vector of all gradients. If parameters are on several meshes, or some are plain, the vector is on a mesh with the ranks of all.
 
 
 def gather_flat_grad(original: Any, self: Any) -> torch.Tensor:
@@ -195,7 +194,7 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _common_mesh(parameters: Tensors) -> DeviceMesh | None:
-    """A mesh of the ranks of all parameters; all ranks hold a plain one. None where they are on one mesh, or all plain."""
+    """A mesh with the ranks of all parameters; a plain parameter is on all ranks. None if all parameters are on one mesh, or all are plain."""
     meshes = list(dict.fromkeys(p.device_mesh for p in parameters if isinstance(p, DTensor)))
     any_plain = not all(isinstance(p, DTensor) for p in parameters)
     if not meshes or (len(meshes) == 1 and not any_plain):

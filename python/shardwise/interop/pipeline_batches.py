@@ -1,7 +1,7 @@
-"""A batch that is a DTensor in the parts of a pipeline: the rows of a plain one in each, and outputs in the order of the batch.
+"""Splits a batch that is a DTensor into the parts of a pipeline: each part has the rows that it has of a plain batch.
 
-torch splits each rank's rows, so that a part would have some of each rank's: other rows than the same part of a plain target. Rows that are sharded move
-to their part's ranks here, each part laid out as all are.
+torch would split each rank's rows, so that a part had other rows than the same part of a plain target. Here, sharded rows move, so that each part
+is laid out like the whole batch, and outputs are merged in the order of the batch.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from shardwise.placement_types import Placement, Replicate, Shard
 
 
 def split(original: Any, tensor: Any, spec: Any, n_parts: int) -> Any:
-    """What _split_tensor gives."""
+    """Replaces _split_tensor()."""
     if not _is_split(tensor, spec.split_dim) or tensor.shape[spec.split_dim] < n_parts:
         return original(tensor, spec, n_parts)
     dim = spec.split_dim % tensor.ndim
@@ -24,14 +24,14 @@ def split(original: Any, tensor: Any, spec: Any, n_parts: int) -> Any:
         size = quotient + (number < remainder)
         part = tensor.narrow(dim, begin, size).redistribute(placements=_along(tensor.placements, dim))
         if tensor.requires_grad and tensor.is_leaf:
-            part.retain_grad()  # where torch reads it
+            part.retain_grad()  # torch reads the gradients of parts
         parts.append(part)
         begin += size
     return parts
 
 
 def merge(original: Any, chunks: Sequence[Any], chunk_spec: Any) -> Any:
-    """What merge_chunks gives."""
+    """Replaces merge_chunks()."""
     if not chunks:
         return original(chunks, chunk_spec)
     first, structure = tree_flatten(chunks[0])
@@ -66,7 +66,7 @@ def merge(original: Any, chunks: Sequence[Any], chunk_spec: Any) -> Any:
 
 
 def _is_split(tensor: Any, dim: int | None) -> bool:
-    """True where ranks have other indices of `dim`. torch says where a tensor has no such dim."""
+    """True if the ranks have different indices of `dim`. False if there is no such dim: torch raises the error."""
     if dim is None or not isinstance(tensor, DTensor) or not -tensor.ndim <= dim < tensor.ndim:
         return False
     return any(_splits(placement, dim % tensor.ndim) for placement in tensor.placements)
@@ -79,7 +79,7 @@ def _splits(placement: Placement, dim: int) -> bool:
 
 
 def _along(placements: Sequence[Placement], dim: int) -> list[Placement]:
-    """The same for any length of `dim`."""
+    """The placements for a tensor with any length of `dim`."""
     return [Shard(dim) if _splits(placement, dim) else placement for placement in placements]
 
 

@@ -1,6 +1,6 @@
-"""Stages that do not fit the mesh or their rank: said before the first message of a pipeline, which would wait forever.
+"""Errors for stages that do not fit the mesh or their rank, raised before the first message of a pipeline would wait forever.
 
-Each rank looks at its own stages, and sends nothing: another rank's stages may have no tensor of ours, and then know nothing of this.
+Each rank checks its own stages and sends nothing: other ranks' stages may have no tensors of ours, and then check nothing.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from shardwise.dtensor import DTensor
 
 
 def init(original: Any, stage: Any, *arguments: Any, **options: Any) -> None:
-    """The constructor of stages, which then looks at those that have our tensors."""
+    """Checks the mesh after the constructor of a stage."""
     original(stage, *arguments, **options)
     own = _ours(stage.submod)
     if own:
@@ -21,7 +21,7 @@ def init(original: Any, stage: Any, *arguments: Any, **options: Any) -> None:
 
 
 def initialize(original: Any, schedule: Any, *arguments: Any, **options: Any) -> Any:
-    """A schedule calls it before each step."""
+    """Checks the stages of a schedule once. The schedule calls it before each step."""
     if "_shardwise_checked" not in schedule.__dict__:
         schedule._shardwise_checked = True
         stages = getattr(schedule, "_stages", None) or [schedule._stage]
@@ -41,7 +41,7 @@ def _ranks_of(stage: Any) -> list[int]:
 
 
 def _check_mesh(ranks: list[int], own: Sequence[tuple[str, DTensor]]) -> None:
-    """Raises ValueError where ranks of one mesh run other stages."""
+    """Raises ValueError if ranks of a parameter's mesh run other stages."""
     for name, parameter in own:
         shared = sorted(set(parameter.device_mesh.mesh.flatten().tolist()) & set(ranks))
         if len(shared) > 1:
@@ -52,7 +52,7 @@ def _check_mesh(ranks: list[int], own: Sequence[tuple[str, DTensor]]) -> None:
 
 
 def _check_places(stages: Sequence[Any]) -> None:
-    """Raises ValueError where this rank has other stages than its place in the pipeline."""
+    """Raises ValueError if this rank has other stages than those of its place in the pipeline."""
     first, ranks = stages[0], _ranks_of(stages[0])
     mine = sorted(stage.stage_index for stage in stages)
     wanted = sorted(stage for stage, home in first.stage_index_to_group_rank.items() if home == first.group_rank)

@@ -1,9 +1,9 @@
-"""torch's pipelines: activations and gradients that are our DTensors travel as this rank's pieces, as those of torch.distributed.tensor do.
+"""torch's pipelines: activations and gradients that are our DTensors travel as this rank's pieces, like those of torch.distributed.tensor.
 
-A stage first runs once to learn shapes, on tensors that nobody has written. Distributed modules compare what the ranks give them: there
-it is zeros. It learns the layouts of gradients from torch.autograd.grad(), where a sum may still be Partial, and sends what backward() leaves in
-`.grad`, which is laid out as the activation: it is told those layouts. Where another stage's mesh is its own parameters' by name and shape, it
-needs no get_mesh.
+A stage first runs once on uninitialised tensors to learn shapes. These are zeroed here, because distributed modules compare their inputs between
+ranks. It learns the layouts of gradients from torch.autograd.grad(), where a sum may still be Partial, but sends the `.grad` of backward(), which
+is laid out like the activation. So it gets the layout of the activation here. It needs no get_mesh if the mesh of another stage has the names and
+shape of the mesh of its own parameters.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ class _Kinds(type):
 
 
 class _EitherDTensor(metaclass=_Kinds):
-    """What torch.distributed.pipelining knows as DTensor: torch's kind, or ours on our meshes."""
+    """The class DTensor for torch.distributed.pipelining: torch's, or ours on our meshes."""
 
     @staticmethod
     def from_local(local_tensor: torch.Tensor, device_mesh: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""make_fx and torch.export: a graph that has DTensors whole knows nothing of their pieces, and so none of the moves between ranks."""
+"""Errors for make_fx and torch.export: a graph with whole DTensors has neither their pieces nor the moves between ranks."""
 
 from typing import Any
 
@@ -15,9 +15,10 @@ _WAY_OUT = (
 
 
 def dispatch(original: Any, mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """ProxyTorchDispatchMode says what has no place in a graph of whole DTensors."""
+    """Makes ProxyTorchDispatchMode raise an error for operators that cannot be in a graph of whole DTensors."""
     if func is torch.ops.shardwise.move.default and any(
-        not has_proxy_slot(piece, mode.tracer) for piece in tree_leaves(args[0]) if _is_fake(piece)
+        type(piece).__name__ == "FakeTensor" and not has_proxy_slot(piece, mode.tracer)
+        for piece in tree_leaves(args[0])
     ):
         raise NotImplementedError(f"[redistribute] cannot be part of a graph of whole DTensors. {_WAY_OUT}")
     result = original(mode, func, types, args, kwargs)
@@ -26,7 +27,3 @@ def dispatch(original: Any, mode: Any, func: Any, types: Any, args: Any = (), kw
             f"[{func}] takes a DTensor that was not made in the graph, such as the result of a move. {_WAY_OUT}"
         )
     return result
-
-
-def _is_fake(piece: object) -> bool:
-    return type(piece).__name__ == "FakeTensor"

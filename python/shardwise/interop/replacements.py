@@ -1,17 +1,17 @@
-"""Everything that Shardwise replaces in other libraries: one table.
+"""Everything that Shardwise replaces in other libraries, in one table.
 
-`import shardwise` replaces nothing. When the first mesh is made, and so before the first tensor of ours, install() puts in what the table says:
-at once in modules that are imported by then, and in each other one right after its import, for which a finder stands in sys.meta_path until all
-of them are there. A name that was bound before, by `from module import name`, stays the original: programs keep what they bound.
+`import shardwise` replaces nothing. install() runs when the first mesh is made, and so before the first tensor of ours. It makes the
+replacements at once in modules that are imported by then, and in other modules right after their import; a finder stands in sys.meta_path until
+all of them are imported. A name that a program bound before, by `from module import name`, stays the original.
 
-Each replacement is called with the original and the call's arguments. Where no tensor of ours is in the call, it calls the original with these
-arguments and does nothing else. tests/python/test_replacements.py goes through the table: names, calls and costs.
+Each replacement is called with the original and the arguments of the call. If none of our tensors is in the call, it calls the original with these
+arguments and does nothing else. tests/python/test_replacements.py checks all rows of the table: names, calls and costs.
 
-Why a replacement: torch asks `isinstance(x, torch.distributed.tensor.DTensor)` there, or takes our tensor for a plain one, and has no protocol that a
-tensor could answer by. `__torch_function__` and `__torch_dispatch__` see operators, which are right already; these functions choose what to
-call. What a protocol does is not here: checkpoints ask `__create_write_items__`, `__create_chunk_list__` and `__get_tensor_shard__` of a
-tensor, tracers `__tensor_flatten__`, torch.load asks add_safe_globals(), and load_state_dict() of our modules a hook of each of them. A comment
-over a group says what else was tried. Two things are asked for by name, and not here: shardwise.compat, and the generators of ranks that are threads.
+A replacement is needed where torch asks `isinstance(x, torch.distributed.tensor.DTensor)`, or takes our tensor for a plain one, and has no
+protocol for tensors. `__torch_function__` and `__torch_dispatch__` see operators, which are right already; these functions choose what to call.
+Protocols are not in the table: checkpoints call `__create_write_items__`, `__create_chunk_list__` and `__get_tensor_shard__` of a tensor, tracers
+`__tensor_flatten__`, torch.load uses add_safe_globals(), and load_state_dict() calls hooks of our modules. A comment over a group of rows says what
+else was tried. Two things that programs ask for by name are not here: shardwise.compat, and the generators of ranks that are threads.
 """
 
 import functools
@@ -39,16 +39,18 @@ class Replacement:
     module: str
     name: str
     ours: str
-    without: str  # what does not work where the name is missing
+    without: str  # what does not work if the name is missing
     since: tuple[int, int] = (2, 11)  # the first version of torch that has the name
-    is_value: bool = False  # a class or a list in the place of which ours(original) stands; "" for the module itself, which ours is called with
+    is_value: bool = (
+        False  # the name is a class or a list, replaced by ours(original). Without a name, ours(module) is called
+    )
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}" if self.name else self.module
 
 
-# Lines at the margin say what does not work where the names below them are missing. Below: module, name ("-": the module itself, which ours is called
-# with), ours, "value" for what is no function, and the first version of torch that has the name, if that is not the first one that Shardwise runs with.
+# A line at the margin says what does not work if the names below it are missing. The lines below have: module, name ("-": ours is called with the
+# module itself), ours, "value" if the name is no function, and the first version of torch that has the name, if that is not the first supported one.
 _TEXT = """
 torch.compile of functions with DTensors
   # torch.compile cannot look into our functions in C++. torch.compiler.allow_in_graph and disable would do at import, and import all of
@@ -203,7 +205,7 @@ _is_installed = False
 
 
 def install() -> None:
-    """Puts in the table, once. C++ calls it before it makes a mesh. Warns, once for all modules that are imported, of names that are missing."""
+    """Makes all replacements, once. C++ calls it before it makes a mesh. Gives one warning of all missing names in modules that are imported."""
     global _is_installed
     if _is_installed:
         return
@@ -225,14 +227,14 @@ def _replace_and_warn(rows: Iterable[Replacement], module: ModuleType) -> None:
 
 
 def replace(module: ModuleType, rows: Iterable[Replacement]) -> list[Replacement]:
-    """Puts in `rows`, which are of `module`. Returns those whose name it lacks, and should have."""
+    """Makes the replacements `rows` of `module`. Returns the rows whose names the module should have and lacks."""
     if isinstance(module, Facade):
         module = module.original
     return [row for row in rows if not _replace(module, row) and row.since <= TORCH]
 
 
 def _replace(module: ModuleType, row: Replacement) -> bool:
-    """False where the name is not there."""
+    """Makes one replacement. False if the module does not have the name."""
     ours_module, _, function = row.ours.rpartition(".")
     ours = getattr(import_module(f"shardwise.interop.{ours_module}"), function)
     if not row.name:
@@ -240,14 +242,14 @@ def _replace(module: ModuleType, row: Replacement) -> bool:
         return True
     path, _, name = row.name.rpartition(".")
     owner = getattr(module, path, None) if path else module
-    original = getattr_static(owner, name, None)  # a class's own, or one that it inherits
+    original = getattr_static(owner, name, None)  # for a class also an inherited one
     if original is None:
         return False
     if row.is_value:
         setattr(owner, name, ours(original))
     elif isinstance(original, property):
         setattr(owner, name, property(_calling(ours, original.fget), doc=original.__doc__))
-    elif not hasattr(original, "_shardwise_replaces"):  # as of a function that the module has from another one
+    elif not hasattr(original, "_shardwise_replaces"):  # already replaced in the module that it was imported from
         setattr(owner, name, _calling(ours, original))
     return True
 

@@ -1,4 +1,4 @@
-"""safetensors' load_model(), for models with our tensors: each rank reads the whole values and takes its part of them."""
+"""safetensors' load_model() for models with our tensors: each rank reads all values and takes its part of them."""
 
 import os
 from collections.abc import Callable
@@ -17,8 +17,8 @@ def load_model(
     strict: bool = True,
     device: Any = "cpu",
 ) -> tuple[list[str], list[str]]:
-    """Of tied values, which a file has once, all get those. Returns the names that are missing and those that are unexpected; raises
-    RuntimeError for any where `strict`."""
+    """Returns the missing and the unexpected names; raises RuntimeError for any if `strict`. A file has tied values once, and all tied tensors get
+    them."""
     if not has_our_tensors(model):
         return original(model, filename, strict=strict, device=device)
     from safetensors.torch import load_file

@@ -1,4 +1,4 @@
-"""torch's checkpoints of safetensors files: a file of theirs has one piece by a name, so ranks with several would lose all but one."""
+"""torch's checkpoints of safetensors files: a file has one piece per name, so a rank with several pieces would lose all but one."""
 
 from collections import Counter
 from typing import Any
@@ -7,14 +7,8 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 
 
 def prepare_local_plan(original: Any, self: Any, plan: SavePlan) -> SavePlan:
-    """HuggingFaceStorageWriter refuses what it would write in part. torch carries the error to all ranks, before anything is written."""
-    check_single(plan)
-    prepared: SavePlan = original(self, plan)
-    return prepared
-
-
-def check_single(plan: SavePlan) -> None:
-    """Raises ValueError where this rank has several pieces of a tensor."""
+    """Makes HuggingFaceStorageWriter raise ValueError if this rank has several pieces of a tensor. torch raises the error on all ranks, before
+    anything is written."""
     counts = Counter(item.index.fqn for item in plan.items if item.type == WriteItemType.SHARD)
     several = [f"{n} of {name}" for name, n in counts.items() if n > 1]
     if several:
@@ -22,3 +16,5 @@ def check_single(plan: SavePlan) -> None:
             f"[checkpoint] a safetensors file holds one piece per name, but this rank has {', '.join(several)}. Redistribute to Shard or "
             "Replicate before, or save with torch's or shardwise.checkpoint's FileSystemWriter."
         )
+    prepared: SavePlan = original(self, plan)
+    return prepared

@@ -1,4 +1,4 @@
-"""Copies of our tensors for checkpoints that are written while training goes on (torch.distributed.checkpoint.async_save)."""
+"""Copies our tensors for checkpoints that are written while training goes on (torch.distributed.checkpoint.async_save)."""
 
 from concurrent.futures import Future
 from typing import Any
@@ -14,13 +14,13 @@ from shardwise.local_shards_wrapper import LocalShardsWrapper
 def offload_tensor(
     original: Any, self: Any, x: torch.Tensor, memo: dict[int, Any], non_blocking: bool = False
 ) -> torch.Tensor:
-    """StateDictStager copies our tensors piece by piece."""
+    """Makes StateDictStager copy our tensors piece by piece."""
     if not isinstance(x, DTensor):
         return original(self, x, memo, non_blocking=non_blocking)
     pieces = _C.detached_pieces(x, "checkpoint")
     copies = []
     for piece in pieces:
-        self._keep_alive(piece, memo)  # the memo knows it by its id
+        self._keep_alive(piece, memo)  # the memo has it by its id
         copies.append(original(self, piece, memo, non_blocking=non_blocking))
     memo[id(x)] = staged(x, copies)
     return memo[id(x)]
@@ -38,24 +38,22 @@ def staged(tensor: DTensor, copies: list[torch.Tensor]) -> torch.Tensor:
 
 
 def execute_save(original: Any, self: Any, state: Any, **options: Any) -> Any:
-    """A save by a thread: an error of async_save(), where the state dict is staged by now."""
+    """Checks the group before a thread saves, so that async_save() raises the error, if the state dict is staged already."""
     if not isinstance(state, Future):
         _check_group(state, **options)
     return original(self, state, **options)
 
 
 def save_wrapper(original: Any, staging_future_or_state_dict: Any, **options: Any) -> Any:
-    """The saving thread's: an error of the save's future, where it was staged by a thread, too."""
+    """Checks the group in the saving thread, so that the future of the save has the error, if a thread staged the state dict."""
     state = staging_future_or_state_dict
     _check_group(state.result() if isinstance(state, Future) else state, **options)
     return original(state, **options)
 
 
 def _check_group(state: Any, *, process_group: Any = None, no_dist: bool = False, **options: Any) -> None:
-    """Raises ValueError where tensors of a mesh of CPUs are saved over the world's group, over which training goes on to send.
-
-    A Gloo group knows messages by their order alone, so two threads cannot share it.
-    """
+    """Raises ValueError if tensors of a CPU mesh would be saved over the world's group while training sends over it. Gloo matches the messages of a
+    group by their order, so two threads cannot share one."""
     if process_group is None and not no_dist and any(map(_is_of_cpus, pytree.tree_leaves(state))):
         raise ValueError(
             "[async_save] a thread would save DTensors of a CPU mesh over the process group that training uses, and Gloo confuses the "

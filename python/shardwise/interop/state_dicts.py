@@ -1,7 +1,7 @@
-"""Full and staged state dicts: what torch.distributed.checkpoint.state_dict does to torch's DTensors, for ours.
+"""Full and staged state dicts: does for our DTensors what torch.distributed.checkpoint.state_dict does for torch's.
 
-Its functions walk through state dicts by torch.distributed._state_dict_utils. Those replaced here deal with our tensors and
-leave everything else to the original.
+Its functions walk through state dicts by torch.distributed._state_dict_utils. The replacements here handle our tensors and leave everything else to
+the original.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Function = Callable[..., Any]
 
 
 def full_state_dict(state_dict: Any, *, cpu_offload: bool = False, keep: bool = True) -> Any:
-    """`state_dict` with all values of our tensors, as plain ones; each is gathered in turn. Tensors that share their pieces, as
-    tied weights do, share the result. Where `keep` is False this rank only takes part, and has None in their place.
+    """`state_dict` with our tensors gathered, one after the other, as plain ones. Tensors that share their pieces, as tied weights do, share the
+    result. With `keep=False` this rank only takes part, and has None in their place.
 
-    Collective over each tensor's mesh. Raises ValueError where this rank is to keep a tensor that lives on other ranks only.
+    Collective over each tensor's mesh. Raises ValueError if this rank is to keep a tensor that lives on other ranks only.
     """
     known: dict[tuple[Any, ...], torch.Tensor] = {}
 
@@ -41,8 +41,8 @@ def full_state_dict(state_dict: Any, *, cpu_offload: bool = False, keep: bool = 
 
 
 def _memory_of(tensor: DTensor) -> list[Any]:
-    """Where this rank's elements lie and how they are read; nothing on meta. Known to it alone, so that nothing which ranks do
-    together depends on it."""
+    """The addresses of this rank's pieces and how they are read; [] on meta. Other ranks' answers may differ, so nothing that ranks do together may
+    depend on it."""
     if tensor.is_meta:
         return []
     return [
@@ -68,7 +68,7 @@ def _full_tensor(path: str, tensor: DTensor, cpu_offload: bool, keep: bool) -> t
 
 
 def _with(kind: type, value: Any, change: Callable[[str, Any], Any], path: tuple[str, ...] = ()) -> Any:
-    """A copy of nested dicts, lists and tuples with `change(path, item)` in the place of the items of that kind."""
+    """A copy of nested dicts, lists and tuples with `change(path, item)` instead of each item of class `kind`."""
     if isinstance(value, kind):
         return change(".".join(path), value)
     if isinstance(value, Mapping):
@@ -84,7 +84,7 @@ def any_ours(values: Any) -> bool:
 
 
 def whole(values: Any) -> Any:
-    """`values` with our tensors as whole plain ones; themselves where none is ours."""
+    """`values` with our tensors as whole plain ones; `values` itself if none is ours."""
     if not any_ours(values):
         return values
     return pytree.tree_map_only(DTensor, lambda tensor: tensor.detach().full_tensor(), values)
@@ -107,7 +107,7 @@ def gather_state_dict(
 
 
 def take_plain_values(module: nn.Module) -> None:
-    """Lets load_state_dict() of `module` take plain values for our tensors, alike on all ranks, and torch's DTensors."""
+    """Lets load_state_dict() of `module` take torch's DTensors, and plain values that are equal on all ranks, for our tensors."""
     for submodule in module.modules():
         submodule.register_load_state_dict_pre_hook(_place_values)
 
@@ -120,10 +120,10 @@ def _place_values(module: nn.Module, state_dict: dict[str, Any], prefix: str, *a
 
 
 def placed_as(values: torch.Tensor, tensor: DTensor) -> torch.Tensor:
-    """`values`, alike on every rank or one of torch's DTensors, laid out as `tensor`. Plain ones send nothing.
+    """`values`, laid out as `tensor`: one of torch's DTensors, or a plain tensor that is equal on all ranks, for which nothing is sent.
 
-    They stay as they are where their shape is another, for the caller to say so. For one on meta they keep their memory, as those
-    that are assigned must.
+    Values of another shape are returned as they are: the caller raises the error. If `tensor` is on meta, the values stay on the mesh's device,
+    because they will be assigned.
     """
     if isinstance(values, DTensor) or values.shape != tensor.shape:
         return values
@@ -141,7 +141,7 @@ def distribute_state_dict(
     *arguments: Any,
     **options: Any,
 ) -> None:
-    """Every rank has all values and takes its part of them."""
+    """Lets every rank, which has all values, take its part of them."""
     ours = {
         key: tensor
         for key, tensor in local_state_dict.items()
@@ -163,7 +163,7 @@ def broadcast_tensors(
     *arguments: Any,
     **options: Any,
 ) -> None:
-    """The first rank has the values: the original leaves all of them where a plain tensor stands, of which each rank takes its part."""
+    """Puts plain tensors in the place of ours, so that the original broadcasts the first rank's whole values. Each rank then takes its part."""
     ours = {key: tensor for key in keys if isinstance(tensor := local_state_dict.get(key), DTensor)}
     local_state_dict.update(dict.fromkeys(ours, torch.empty(0)))
     original(full_state_dict, local_state_dict, keys, *arguments, **options)
@@ -178,7 +178,7 @@ def broadcast_state_dict(
     *arguments: Any,
     **options: Any,
 ) -> None:
-    """The original sends tensors without dims as numbers, and others by _broadcast_tensors."""
+    """Lays out the tensors without dims, which the original sends as numbers. It sends others by _broadcast_tensors()."""
     ours = {key: tensor for key, tensor in local_state_dict.items() if isinstance(tensor, DTensor)}
     original(full_state_dict, local_state_dict, *arguments, **options)
     for key, tensor in ours.items():
@@ -187,7 +187,7 @@ def broadcast_state_dict(
 
 
 class _Done:
-    """A tensor that the original is to leave alone: it copies what it does not know."""
+    """Hides a tensor from the original, which deep-copies values of unknown classes."""
 
     def __init__(self, tensor: DTensor) -> None:
         self.tensor = tensor
@@ -197,7 +197,7 @@ class _Done:
 
 
 def create_cpu_state_dict(original: Function, state_dict: dict[str, Any], *arguments: Any, **options: Any) -> Any:
-    """Copies of our tensors, whose pieces are what the original makes of plain tensors."""
+    """Copies our tensors: the original copies their pieces as plain tensors."""
     if not any_ours(state_dict):
         return original(state_dict, *arguments, **options)
 

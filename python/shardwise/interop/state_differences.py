@@ -1,4 +1,4 @@
-"""How a state dict differs from what it is loaded into."""
+"""Describes how a state dict differs from the tensors that it is loaded into."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ import torch
 
 
 def other_sizes(there: Mapping[str, torch.Size], here: Mapping[str, torch.Size]) -> list[str]:
-    """The names of both whose sizes differ, each with the two."""
+    """The names that both have with different sizes, each with the two sizes."""
     return [
         f"{name} is {list(there[name])} there and {list(size)} here"
         for name, size in here.items()
@@ -15,6 +15,6 @@ def other_sizes(there: Mapping[str, torch.Size], here: Mapping[str, torch.Size])
 
 
 def facts(missing: Sequence[str], sizes: Sequence[str], extra: Sequence[str]) -> str:
-    """A sentence for each kind that there is, as an error needs them."""
+    """A sentence for each kind of difference, for an error."""
     kinds = (("It lacks", ", ", missing), ("Other sizes:", "; ", sizes), ("It has besides:", ", ", extra))
     return " ".join(f"{words} {separator.join(names)}." for words, separator, names in kinds if names)

@@ -1,4 +1,4 @@
-"""torch's meshes: ours of the same ranks, and the one that a program's `with` block names."""
+"""Converts torch's meshes to ours, and finds the mesh of the innermost `with` block."""
 
 from itertools import combinations
 from typing import Any
@@ -10,8 +10,8 @@ from shardwise.device_mesh import DeviceMesh
 
 
 def mesh_from_torch(mesh: object) -> DeviceMesh:
-    """Our mesh of the same ranks. Collective over the world where groups are new."""
-    mesh = getattr(mesh, "real_obj", mesh)  # in what a tracer gives in the place of a mesh
+    """Our mesh of the same ranks. Collective over the world if groups are new."""
+    mesh = getattr(mesh, "real_obj", mesh)  # a tracer's stand-in has the mesh in it
     if isinstance(mesh, DeviceMesh):
         return mesh
     if not isinstance(mesh, TorchDeviceMesh):
@@ -40,10 +40,8 @@ def current_torch_mesh() -> TorchDeviceMesh | None:
 
 
 def _slice_of_same_ranks(mesh: TorchDeviceMesh, root: TorchDeviceMesh) -> DeviceMesh | None:
-    """Makes the group of `mesh` and of its siblings, as every rank must: by the slice of `root` that has the same ranks.
-
-    Returns the slice where it has them in the order of `mesh`.
-    """
+    """Makes the groups of `mesh` and of its siblings, as every rank must, by slicing `root` to the same ranks. Returns the slice if its ranks are in
+    the order of `mesh`, else None."""
     ours, ranks = mesh_from_torch(root), mesh.mesh.flatten().tolist()
     for n_dims in range(1, root.ndim + 1):
         for names in combinations(root.mesh_dim_names or (), n_dims):

@@ -1,6 +1,6 @@
-"""Conversions to and from torch.distributed.tensor, which alias this rank's memory, and what is made of other tensor subclasses.
+"""Conversions to and from torch.distributed.tensor, which alias this rank's memory, and of other tensor subclasses.
 
-torch.distributed.tensor is imported by programs that convert to it, not by every program.
+torch.distributed.tensor is imported only by programs that convert to it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def is_torch_dtensor(value: object) -> bool:
     """Whether `value` is a torch.distributed.tensor.DTensor."""
     if "torch.distributed.tensor._api" not in sys.modules or isinstance(value, DTensor):
-        return False  # where nobody imported it, there are none
+        return False  # if nobody imported it, there are none
     return isinstance(value, torchs_own("torch.distributed.tensor._api").DTensor)
 
 
@@ -94,7 +94,7 @@ def to_torch(value: DTensor | nn.Module) -> Any:
 
 
 def as_local(tensor: torch.Tensor) -> torch.Tensor:
-    """What DTensor.from_local takes a tensor of another library's class for. Raises TypeError for torch's DTensors."""
+    """The local tensor that DTensor.from_local() uses for a tensor of another library's class. Raises TypeError for torch's DTensors."""
     if is_torch_dtensor(tensor):
         raise TypeError(
             "[from_local] the local tensor is a torch.distributed.tensor.DTensor, but a piece must be a plain tensor. Convert the whole "
@@ -104,7 +104,7 @@ def as_local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_piece(tensor: torch.Tensor) -> torch.Tensor:
-    """The same for a piece of a LocalShardsWrapper, of which torch's and TorchRec's are none either."""
+    """The tensor that a LocalShardsWrapper uses for a piece of another library's class. Raises TypeError for torch's DTensors and for wrappers."""
     if is_torch_dtensor(tensor) or is_local_shards(tensor):
         raise TypeError(
             f"[LocalShardsWrapper] a piece is a {type(tensor).__module__}.{type(tensor).__name__}. Give this rank's own pieces, "
@@ -114,7 +114,7 @@ def as_piece(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_whole(tensor: torch.Tensor) -> torch.Tensor:
-    """What distribute_tensor takes a tensor of another library's class for."""
+    """The tensor that distribute_tensor() uses for a tensor of another library's class."""
     return _ours_of(tensor) if is_torch_dtensor(tensor) else _without_wrapper(tensor)
 
 
@@ -124,7 +124,7 @@ def strided_shard(dim: int, split_factor: int) -> Any:
 
 
 def is_of_tracer(tensor: object) -> bool:
-    """Whether a tracer made `tensor`: its DTensors are traced too."""
+    """Whether a tracer made `tensor`. DTensors with such pieces are traced, too."""
     return type(tensor).__module__ in TRACERS
 
 
@@ -132,12 +132,19 @@ def is_local_shards(tensor: object) -> bool:
     return hasattr(tensor, "local_shards") and hasattr(tensor, "local_offsets")
 
 
+def shards_of(wrapper: Any) -> list[tuple[list[int], torch.Tensor]]:
+    """(offsets, piece) of each local shard of a LocalShardsWrapper, ours, torch's or TorchRec's."""
+    shards = wrapper.local_shards()
+    offsets = wrapper.local_offsets() if shards else []  # torch's has one offset if it has no shards
+    return list(zip(map(list, offsets), shards, strict=True))
+
+
 def _own_pieces(tensor: Any) -> tuple[Sequence[torch.Tensor], Sequence[Sequence[int]]] | None:
-    """(pieces, offsets) of torch's and TorchRec's local shards, and of a program's own class of them: one with `shards` and
-    `shard_offsets`. None for all others, and for an own class that is one piece of its sizes: it is a local tensor like any."""
+    """(pieces, offsets) of torch's and TorchRec's local shards, and of a program's own class with `shards` and `shard_offsets`. None for other
+    tensors, and for such a class with fewer than two pieces: it is an ordinary local tensor."""
     if is_local_shards(tensor):
         shards = tensor.local_shards()
-        return shards, tensor.local_offsets() if shards else []  # torch's has one where there are no shards
+        return shards, tensor.local_offsets() if shards else []  # torch's has one offset if it has no shards
     shards = _value(tensor, "shards") or _value(tensor, "local_shards")
     offsets = _value(tensor, "shard_offsets")
     if not isinstance(shards, (list, tuple)) or not isinstance(offsets, (list, tuple)) or len(shards) < 2:
@@ -151,7 +158,7 @@ def _value(tensor: object, name: str) -> Any:
 
 
 def _without_wrapper(tensor: Any) -> torch.Tensor:
-    """torch's and TorchRec's local shards as ours, and the results of asynchronous collectives once they are there."""
+    """Converts torch's and TorchRec's local shards to ours, and waits for the results of asynchronous collectives."""
     if pieces := _own_pieces(tensor):
         return LocalShardsWrapper(*pieces, dtype=tensor.dtype, device=tensor.device)
     if type(tensor).__name__ == "AsyncCollectiveTensor":
@@ -161,10 +168,8 @@ def _without_wrapper(tensor: Any) -> torch.Tensor:
 
 
 def _check_order_of_ranks(op: str, ranks: torch.Tensor, placements: Any) -> None:
-    """Raises ValueError where torch has no sound answer to which rank holds which shard.
-
-    Its groups know ranks in increasing order, and so do its collectives; offsets and sizes go by the place in the mesh.
-    """
+    """Raises ValueError for Shards along ranks that are not in increasing order: torch's groups and collectives order ranks by number, but its
+    offsets and sizes go by the place in the mesh, so its shards are not where it says."""
     for m, placement in enumerate(placements):
         if hasattr(placement, "dim") and bool((ranks.diff(dim=m) < 0).any()):
             raise ValueError(
@@ -182,12 +187,12 @@ class Split(NamedTuple):
 
     mesh_dim: int
     extent: int
-    factor: int  # of a _StridedShard, else 1
+    factor: int  # the split_factor of a _StridedShard, else 1
 
 
 def check_strided(op: str, shape: Sequence[int], mesh: TorchDeviceMesh, placements: Any) -> None:
-    """Raises ValueError, on all ranks, where a _StridedShard deals parts of unequal sizes otherwise than the order of splits does:
-    torch deals each of `split_factor` parts among the ranks, and what these got among those of later mesh dims."""
+    """Raises ValueError on all ranks if a _StridedShard splits a dim unevenly, so that ranks have other parts than by splits in order: torch splits
+    each of `split_factor` parts over the ranks, and then the parts of these over later mesh dims."""
     if all(getattr(placement, "split_factor", 1) == 1 for placement in placements):
         return
     ours = Layout(shape, mesh, placements)
@@ -198,7 +203,7 @@ def check_strided(op: str, shape: Sequence[int], mesh: TorchDeviceMesh, placemen
             for mesh_dim, placement in enumerate(placements)
             if hasattr(placement, "dim") and placement.dim % len(shape) == dim
         ]
-        # Parts of one size are the same whichever mesh dim splits first.
+        # Equal parts do not depend on which mesh dim splits first.
         if any(split.factor > 1 for split in splits) and length % prod(split.extent for split in splits) != 0:
             uneven[dim] = splits
     for coordinate in product(*map(range, mesh.mesh.shape)) if uneven else ():
@@ -214,7 +219,7 @@ def check_strided(op: str, shape: Sequence[int], mesh: TorchDeviceMesh, placemen
 
 
 def torchs_indices(length: int, splits: Sequence[Split], coordinate: Sequence[int]) -> list[Interval]:
-    """Of a tensor dim of this length, what torch has at a place of the mesh. Cost: O(factors), not elements."""
+    """The indices of a tensor dim of this length that torch has at a coordinate of the mesh. Cost: O(factors), not elements."""
     held = _joined([(0, length)])
     for mesh_dim, extent, factor in splits:
         parts = [_chunk(held, factor, part) for part in range(factor)]
@@ -223,7 +228,7 @@ def torchs_indices(length: int, splits: Sequence[Split], coordinate: Sequence[in
 
 
 def _chunk(intervals: list[Interval], n_parts: int, part: int) -> list[Interval]:
-    """Of as many parts as torch.chunk splits into, one."""
+    """One of the parts that torch.chunk splits into."""
     size, offset = Shard.local_shard_size_and_offset(sum(end - begin for begin, end in intervals), n_parts, part)
     taken = []
     for begin, end in intervals:
@@ -235,7 +240,7 @@ def _chunk(intervals: list[Interval], n_parts: int, part: int) -> list[Interval]
 
 
 def _joined(intervals: list[Interval]) -> list[Interval]:
-    """Neighbours as one, and none that is empty."""
+    """The intervals without empty ones, and with neighbours joined."""
     joined: list[Interval] = []
     for begin, end in intervals:
         if begin == end:
@@ -266,7 +271,7 @@ def _torchs_of(tensor: DTensor) -> TorchDTensor:
     _check_order_of_ranks("to_torch", tensor.device_mesh.mesh, tensor.placements)
     check_strided("to_torch", tensor.shape, tensor.device_mesh, tensor.placements)
     pieces = _C.to_pieces(tensor)
-    # On ranks outside the mesh torch makes it empty, and takes the shape of one without dims from it.
+    # On ranks outside the mesh, torch makes the local tensor empty, and takes the shape of a 0-dim tensor from it.
     local = pieces[0] if pieces else torch.empty([0] * tensor.dim(), dtype=tensor.dtype, device=tensor.device)
     own: TorchDTensor = torchs_own("torch.distributed.tensor").DTensor.from_local(
         local, _torchs_mesh(tensor.device_mesh), placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
@@ -300,7 +305,7 @@ def _torchs_mesh(mesh: DeviceMesh) -> TorchDeviceMesh:
             raise ValueError(
                 "[to_torch] ranks are threads here, which torch.distributed.tensor knows nothing of. Start them with torchrun."
             )
-        # torch would make groups of this rank's part of a sliced mesh, under the name that other ranks give to those of theirs.
+        # torch would make groups for this rank's slice of a mesh, with the names that other ranks give to the groups of theirs.
         made: Any = TorchDeviceMesh(
             mesh.device_type, mesh.mesh, mesh_dim_names=mesh.mesh_dim_names, _init_backend=False
         )
@@ -314,7 +319,7 @@ def _torchs_mesh(mesh: DeviceMesh) -> TorchDeviceMesh:
 def _convert_module(
     module: nn.Module, is_other: Callable[[object], bool], convert: Callable[[Any], torch.Tensor]
 ) -> nn.Module:
-    """Converts everything first, so that an error leaves the module as it was. Shared tensors stay shared."""
+    """Converts all tensors before it changes the module, so that an error changes nothing. Shared tensors stay shared."""
     places = [place for place in places_of(module) if is_other(place.original)]
     converted = {}
     for tensor in (group[0].original for group in by_tensor(places)):

@@ -1,8 +1,8 @@
 """State dicts of TorchRec's sharded modules as DTensors, and back. Values are aliased.
 
-A table of a sharded module is a ShardedTensor or, with `output_dtensor`, a torch DTensor over a LocalShardsWrapper, of which only the
-pieces' offsets are to be trusted: its placements differ between ranks. What a rank has no piece of may be absent there, as in the state
-of fused optimizers. Ranks therefore tell each other once what they hold of all tensors.
+A table of a sharded module is a ShardedTensor or, with `output_dtensor`, a torch DTensor over a LocalShardsWrapper, whose placements differ between
+ranks: only the offsets of its pieces can be trusted. A tensor may be absent on a rank that has no piece of it, as in the state of fused optimizers.
+So the ranks gather once which parts of all tensors they hold.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,7 @@ from shardwise.device_mesh import DeviceMesh, init_device_mesh
 from shardwise.dtensor import DTensor
 from shardwise.interop.facade import torchs_own
 from shardwise.interop.held_pieces import Held, difference, held, is_sharded_tensor, pieces_of, wrapper_of
-from shardwise.interop.torch_tensors import from_torch, is_local_shards, is_torch_dtensor
+from shardwise.interop.torch_tensors import from_torch, is_local_shards, is_torch_dtensor, shards_of
 
 Path = tuple[Any, ...]
 
@@ -125,7 +125,7 @@ def _ranks_of(mesh: DeviceMesh | None) -> list[int]:
 
 
 def _all_gathered(mine: Any, mesh: DeviceMesh | None) -> dict[int, Any]:
-    """By rank, in the order of the mesh."""
+    """The values of all ranks by rank, in the order of the mesh. Collective."""
     ranks = _ranks_of(mesh)
     if len(ranks) == 1:
         return {ranks[0]: mine}
@@ -160,7 +160,7 @@ def _raise_for(op: str, problems: Mapping[Path, str]) -> None:
 
 
 def _converted(op: str, state_dict: Mapping[str, Any], mesh: DeviceMesh | None) -> dict[Path, Any]:
-    """The flat dict of DTensors; tensors that this rank has no entry for come last."""
+    """The flat dict with DTensors. Tensors that are absent on this rank come last."""
     _check_mesh(op, mesh)
     flat = _flattened(state_dict)
     mine = {path: held(value) for path, value in flat.items() if isinstance(value, torch.Tensor)}
@@ -180,7 +180,7 @@ def _converted(op: str, state_dict: Mapping[str, Any], mesh: DeviceMesh | None) 
 
 
 def _dtensor_of(value: Any, all_held: Mapping[int, Held | None], mesh: DeviceMesh | None) -> DTensor:
-    """`value`: this rank's part, or None."""
+    """The DTensor of the ranks' parts. `value`: this rank's part, or None."""
     there = [each for each in all_held.values() if each is not None]
     leader = next((each for each in there if each.boxes), there[0])
     on = mesh if mesh is not None else init_device_mesh(leader.device_type or "cpu", (len(all_held),))
@@ -197,8 +197,8 @@ def _dtensor_of(value: Any, all_held: Mapping[int, Held | None], mesh: DeviceMes
 def _laid_out(
     op: str, values: Mapping[Path, Any], like: Mapping[str, Any], mesh: DeviceMesh | None
 ) -> Iterator[tuple[Path, DTensor, DTensor]]:
-    """(path, value laid out as in `like`, DTensor of the latter) of each tensor, in one order on all ranks. Each value moves when it
-    is asked for; errors come before the first."""
+    """(path, value laid out as in `like`, DTensor of the tensor in `like`) of each tensor, in the same order on all ranks. A value moves when the
+    iterator reaches it; errors are raised before the first one moves."""
     targets = {path: value for path, value in _converted(op, like, mesh).items() if isinstance(value, DTensor)}
     given = {path: value for path, value in values.items() if isinstance(value, torch.Tensor)}
     mine = {path: _misfit(given.get(path), target) for path, target in targets.items()}
@@ -221,7 +221,7 @@ def _misfit(value: torch.Tensor | None, target: DTensor) -> str:
 
 
 def _moved(value: torch.Tensor, target: DTensor) -> DTensor:
-    """A plain `value` is alike on all ranks."""
+    """`value`, which must be equal on all ranks if it is plain, laid out as `target`."""
     ours: Any = value.detach()
     if not isinstance(ours, DTensor):
         ours = DTensor.from_local(ours, target.device_mesh, [Replicate()] * target.device_mesh.ndim)
@@ -232,18 +232,16 @@ def _moved(value: torch.Tensor, target: DTensor) -> DTensor:
 
 
 def _as_torchrecs(tensor: DTensor, like: Any) -> Any:
-    """A value of the kind of `like` over the pieces of `tensor`."""
+    """The pieces of `tensor` in a value of the kind of `like`."""
     if is_sharded_tensor(like):
         return _sharded_tensor(tensor, like)
     if not is_torch_dtensor(like):
         return _C.to_pieces(tensor)[0]
     local = like._local_tensor
     if is_local_shards(local):
-        pieces, shards = _by_offsets(tensor), local.local_shards()
-        places = local.local_offsets() if shards else []
-        local = type(local)(
-            [pieces[tuple(o)] if shard.numel() > 0 else shard for o, shard in zip(places, shards, strict=True)], places
-        )
+        pieces, shards = _by_offsets(tensor), shards_of(local)
+        own = [pieces[tuple(offsets)] if shard.numel() > 0 else shard for offsets, shard in shards]
+        local = type(local)(own, [torch.Size(offsets) for offsets, _ in shards])
     else:
         (local,) = _C.to_pieces(tensor)
     from_local: Callable[..., Any] = torchs_own("torch.distributed.tensor").DTensor.from_local
@@ -252,7 +250,7 @@ def _as_torchrecs(tensor: DTensor, like: Any) -> Any:
 
 
 def _by_offsets(tensor: DTensor) -> dict[tuple[int, ...], torch.Tensor]:
-    """This rank's pieces."""
+    """This rank's pieces by their offsets."""
     return {tuple(o): piece for (o, _), piece in zip(_C.boxes_of(tensor), _C.to_pieces(tensor), strict=True)}
 
 

@@ -1,6 +1,6 @@
-"""Code that runs once a module of another library is there: right after its import, or at once where it was imported before.
+"""Runs code when a module of another library is imported: right after its import, or at once if it was imported before.
 
-A finder stands in sys.meta_path while something waits, and only then.
+A finder stands in sys.meta_path only while some code waits.
 """
 
 import importlib.util
@@ -28,10 +28,10 @@ def when_imported(name: str, action: Action) -> None:
 
 
 class AroundImports(MetaPathFinder):
-    """Finds what the other finders find, and has `execute` run the code of modules of which `concerns` is true."""
+    """Finds modules by the other finders, and makes `execute` run the code of the modules for which `concerns` is true."""
 
     def __init__(self) -> None:
-        self._searches: set[tuple[int, str]] = set()  # of a thread for a module, among the other finders
+        self._searches: set[tuple[int, str]] = set()  # (thread, module) of running searches among the other finders
 
     @abstractmethod
     def concerns(self, name: str) -> bool: ...
@@ -48,7 +48,9 @@ class AroundImports(MetaPathFinder):
             return None
         self._searches.add(search)
         try:
-            spec = importlib.util.find_spec(fullname)  # comes back here, and goes on with the other finders
+            spec = importlib.util.find_spec(
+                fullname
+            )  # calls this method again, which then leaves the search to the other finders
         finally:
             self._searches.remove(search)
         if spec is None or not hasattr(spec.loader, "exec_module"):
@@ -56,7 +58,7 @@ class AroundImports(MetaPathFinder):
         loader: Any = spec.loader
         code = loader.exec_module
 
-        def execute(module: ModuleType) -> None:  # not before: who looks for a module need not import it
+        def execute(module: ModuleType) -> None:  # restored only here: a search for a spec need not import the module
             loader.exec_module = code
             self.execute(code, module)
 
@@ -65,7 +67,7 @@ class AroundImports(MetaPathFinder):
 
 
 class _Watcher(AroundImports):
-    """Has the actions called after the module's own code."""
+    """Calls the actions after the module's own code."""
 
     def concerns(self, name: str) -> bool:
         return name in _waiting

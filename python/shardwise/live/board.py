@@ -1,4 +1,4 @@
-"""The last snapshots of the ranks, and what they say of the time between two."""
+"""Keeps the last snapshots of all ranks, and computes rates from them."""
 
 import json
 import time
@@ -8,20 +8,19 @@ from shardwise.live.form import FORM, check
 
 Json = dict[str, Any]
 
-FORGOTTEN_AFTER = 3600.0  # seconds without a word of a job
-# A rank counts as gone after so many seconds, or intervals of its snapshots where they are longer.
+FORGOTTEN_AFTER = 3600.0  # seconds without a snapshot of a job
+# A rank counts as gone after this many seconds or this many intervals of its snapshots, whichever is longer.
 SILENT_AFTER, INTERVALS = 5.0, 3
 
 
 class Board:
-    """The last snapshots of each rank of each job, and what they say of the time between two."""
+    """The last snapshot of each rank of each job, with the rates since the one before."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, dict[int, Json]] = {}
 
     def take(self, snapshot: Json) -> None:
-        """Raises ValueError for what is no snapshot, which leaves no trace. One of an earlier run, or of a process that is no rank, is
-        not kept."""
+        """Takes a snapshot, unless it is of an earlier run or of a process that is no rank. Raises ValueError if it is invalid."""
         check(snapshot)
         job, rank, now = snapshot["job"], snapshot["rank"], snapshot["time"]
         groups = {tuple(group["ranks"]): group for group in snapshot["groups"]}
@@ -45,7 +44,7 @@ class Board:
             "heard": time.time(),
             "silent_after": max(SILENT_AFTER, INTERVALS * interval),
         }
-        json.dumps(taken, allow_nan=False, ensure_ascii=False).encode()  # as the page will be told of it
+        json.dumps(taken, allow_nan=False, ensure_ascii=False).encode()  # the page must be able to get it
         ranks = self._jobs.setdefault(job, {})
         for other, each in list(ranks.items()):
             if _is_replaced(each, snapshot):
@@ -53,7 +52,7 @@ class Board:
         ranks[rank] = {**taken, "by_group": groups, "recent": recent}
 
     def state(self, job: str | None = None) -> Json:
-        """What the page shows of a job, by default, of those that run, the one that began last."""
+        """The data that the page shows of a job. Default: the running job that began last."""
         now = time.time()
         self._jobs = {
             name: ranks
@@ -83,13 +82,13 @@ def _is_silent(rank: Json, now: float) -> bool:
 
 
 def _is_replaced(held: Json, by: Json) -> bool:
-    """True for a rank of an earlier run of the same job, which had another number of ranks."""
+    """True if `held` is a rank of an earlier run of the same job, with another number of ranks."""
     is_earlier = held["pid"] == by["pid"] or held["began"] < by["began"]
     return is_earlier and held["n_ranks"] != by["n_ranks"]
 
 
 def _is_of_earlier_run(snapshot: Json, held: dict[int, Json]) -> bool:
-    """True for the last words of a run after which another one, of another number of ranks, began."""
+    """True for a late snapshot of a run if a run with another number of ranks has begun since."""
     return any(
         each["pid"] != snapshot["pid"] and each["began"] > snapshot["began"] and each["n_ranks"] != snapshot["n_ranks"]
         for each in held.values()
@@ -97,14 +96,14 @@ def _is_of_earlier_run(snapshot: Json, held: dict[int, Json]) -> bool:
 
 
 def _is_helper(snapshot: Json, held: Json) -> bool:
-    """True for a process that was started by a rank, with its environment: it communicates with nobody, and the rank lives."""
+    """True for a process that a rank started and that has its environment: it communicates with nobody, and the rank still lives."""
     is_other = held["pid"] != snapshot["pid"]
     return is_other and bool(held["groups"]) and not snapshot["groups"] and not _is_silent(held, time.time())
 
 
 def _running(waits: list[Json], group: tuple[int, ...], is_recent: bool) -> float:
-    """For how many seconds a thread waits in a communication of a group that has not ended. Where a wait does not say its group, it is
-    that of the last communications."""
+    """The seconds for which a thread has waited in a communication of `group` that has not ended. A wait without a group belongs to the groups
+    of the last communications (`is_recent`)."""
     return max(
         (wait["seconds"] for wait in waits if (is_recent if wait["ranks"] is None else tuple(wait["ranks"]) == group)),
         default=0.0,
@@ -112,8 +111,8 @@ def _running(waits: list[Json], group: tuple[int, ...], is_recent: bool) -> floa
 
 
 def rates(group: Json, before: Json | None, seconds: float, running: float = 0.0) -> Json:
-    """Per second, since the snapshot before. "busy": for what share of the time communications were under way, `running` seconds of one
-    that has not ended among it."""
+    """The counts per second since the snapshot before. "busy" is the share of the time in which communications were under way, including the
+    `running` seconds of one that has not ended."""
     per_second = 1 / seconds if before is not None and seconds > 0 else 0.0
     rate = {
         key: max(0.0, group[key] - (before or group)[key]) * per_second
@@ -133,8 +132,8 @@ NOTHING = {"busy": 0.0, "new_calls": 0.0, "total_calls": 0.0}
 
 
 def slowest(ranks: list[Json]) -> int | None:
-    """The rank that the others wait for. In a group, it is the one whose communications take least, by a tenth of the time less than those
-    that take most; of those of several groups, the one that waits for nobody itself. Ranks that failed or are silent are none."""
+    """The rank that the others wait for, or None. In each group, it is the rank whose communications take the least time, if that is less than the
+    most by a tenth of the whole time. Among these ranks, it is the one that waits least itself. Ranks that failed or are silent do not count."""
     lives = {each["rank"]: each["rates"] for each in ranks if not each["silent"] and each["error"] is None}
     groups: dict[tuple[int, ...], dict[int, Json]] = {}
     for rank, per_group in lives.items():
@@ -151,14 +150,14 @@ def slowest(ranks: list[Json]) -> int | None:
 
 
 def _late(members: dict[int, Json]) -> int | None:
-    """Of a group."""
+    """The rank that the other members of a group wait for, or None."""
     most = max(rate["busy"] for rate in members.values())
     n_new = max(rate["new_calls"] for rate in members.values())
-    # Where calls end without a rank, nobody waits for it.
+    # If calls end without a rank, nobody waits for it.
     idle = [
         rank for rank, rate in members.items() if rate["busy"] < most - 0.1 and (rate["new_calls"] > 0 or n_new < 2)
     ]
     least = min((members[rank]["busy"] for rank in idle), default=0.0)
-    # Of those that take as little, one that has made fewer calls has not come to this one.
+    # If several ranks take about as little, the one that has made the fewest calls has not come to the present one.
     alike = [rank for rank in idle if members[rank]["busy"] < least + 0.05]
     return min(alike, key=lambda rank: (members[rank]["total_calls"], rank), default=None)

@@ -1,4 +1,4 @@
-"""Sends what this rank is doing to a page, from a thread of its own."""
+"""Sends snapshots of this rank to a page, from a separate thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardwise.live.snapshot import LastError, Surveyor, snapshot
 
 DEFAULT_PORT = 8765
 PATIENCE = 0.5  # seconds that the page has to answer
-READINGS = 5  # of the meter per snapshot: it then estimates less
+READINGS = 5  # readings of the meter per snapshot: more of them make it estimate less
 
 _open: Feed | None = None
 _opening = threading.Lock()
@@ -40,7 +40,7 @@ class Feed:
         self._began = time.time()
         self._surveyor = Surveyor()
         self._meter = TrafficMeter()
-        self._is_told = False  # that the page does not take its snapshots
+        self._has_warned = False  # that the page does not take its snapshots
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._error = LastError()
@@ -61,8 +61,8 @@ class Feed:
                     return True
             except (OSError, http.client.HTTPException) as error:  # the port may be another program's
                 is_too_large = isinstance(error, urllib.error.HTTPError) and error.code == 413
-        if is_too_large and not self._is_told:
-            self._is_told = True
+        if is_too_large and not self._has_warned:
+            self._has_warned = True
             warnings.warn(
                 f"[watch] this rank is not shown: its snapshot has {len(body)} bytes, more than the page takes. Keep "
                 "fewer meshes and groups of many ranks.",
@@ -97,7 +97,7 @@ class Feed:
                     self._meter.read()
 
 
-# A proxy for other machines' pages is none for this one's.
+# Without the proxies of the environment: the page is on this machine.
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -124,9 +124,9 @@ def watch(port: int | None = None, *, every: float = 1.0) -> Feed:
 
 
 def watch_if_asked() -> None:
-    """What SHARDWISE_WATCH asks of a process that is a rank of torchrun's, once it imports shardwise; of others in their first world.
+    """Calls watch() if SHARDWISE_WATCH asks for it: at once in a rank that torchrun started, in other programs when they have a world.
 
-    Processes that a rank starts, such as workers of a DataLoader, have its environment, and are no ranks.
+    Processes that a rank starts, such as workers of a DataLoader, inherit its environment but are no ranks.
     """
     _torch_groups.on_world = _watch_once
     if "RANK" in os.environ and multiprocessing.parent_process() is None:
@@ -144,7 +144,7 @@ def _watch_once() -> None:
 
 
 def check_settings(port: object, every: object) -> None:
-    """Raises TypeError or ValueError for a port or a time that cannot be."""
+    """Raises TypeError or ValueError for an invalid port or time."""
     if not isinstance(port, int) or isinstance(port, bool):
         raise TypeError(f"[watch] port is {port!r}, which is no whole number. Give one from 1 to 65535.")
     if not 0 < port < 1 << 16:
@@ -158,7 +158,7 @@ def check_settings(port: object, every: object) -> None:
 
 
 def port_from_environment() -> int | None:
-    """What SHARDWISE_WATCH says: nothing or 0 is no page, 1 the usual port. Raises ValueError for what is no number."""
+    """The port in SHARDWISE_WATCH: None if it is empty or 0, the default port if it is 1. Raises ValueError if it is no number."""
     value = os.environ.get("SHARDWISE_WATCH", "").strip()
     if value in ("", "0"):
         return None

@@ -1,4 +1,4 @@
-"""What a snapshot of a rank has to have before the page may show it."""
+"""Checks the form of a snapshot before the page shows it."""
 
 import math
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 __all__ = ["FORM", "check"]
 
 MOST_RANKS = 1 << 16
-LARGEST = 1e300  # number that the page adds up
+LARGEST = 1e300  # the largest number that the page adds up
 
-# "float" is any number, a list holds values of one form, and None is where the other form need not be.
+# `float` means any number, a list has values of one form, and a tuple (None, form) a value that may be None.
 MESH = {"shape": [int], "names": [str], "ranks": [int]}
 LAYOUT = {"shape": [int], "dtype": str, "placements": [str], "mesh": [int]}
 FORM: dict[str, Any] = {
@@ -32,7 +32,7 @@ NAMES: dict[type, str] = {str: "a text", int: "a whole number from 0 on", float:
 
 
 def check(snapshot: Any) -> None:
-    """Raises ValueError, which names the part, for what the page cannot show."""
+    """Raises ValueError, which names the part that is wrong, for a snapshot that the page cannot show."""
     _check(snapshot, FORM, "the snapshot")
     if snapshot["rank"] >= MOST_RANKS:
         raise ValueError(f"rank {snapshot['rank']} is more than {MOST_RANKS - 1}")

@@ -1,4 +1,4 @@
-"""The page's server: takes snapshots of ranks, gives them to the page."""
+"""The server of the page: takes snapshots from ranks and gives them to the page."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from starlette.routing import Route
 from shardwise.live.board import Board
 
 PAGE = Path(__file__).parent / "page.html"
-MOST_BYTES = 16 << 20  # of one snapshot: meshes and groups name their ranks, up to 0.4 MB each
+MOST_BYTES = 16 << 20  # per snapshot: meshes and groups list their ranks, up to 0.4 MB each
 
 
 def application(board: Board) -> Starlette:
@@ -32,7 +32,9 @@ def application(board: Board) -> Starlette:
             return JSONResponse({"error": "send application/json"}, status_code=415)
         body = bytearray()
         try:
-            async for part in request.stream():  # all of it: who is still sending does not read the answer
+            async for (
+                part
+            ) in request.stream():  # the whole body: a sender does not read the answer before it has sent all
                 if len(body) <= MOST_BYTES:
                     body += part
         except ClientDisconnect:
@@ -52,12 +54,12 @@ def application(board: Board) -> Starlette:
 
 
 def listener_on(port: int) -> socket.socket:
-    """Who comes waits until it is served. Port 0 is one that is free. Raises OSError where the port is taken."""
+    """A listening socket; clients that connect wait until serve(). Port 0: any free port. Raises OSError if the port is taken."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
-        listener.listen()  # who reads the line of serve() may come at once
+        listener.listen()  # a client may connect as soon as it reads the line of serve()
     except OSError:
         listener.close()
         raise
@@ -65,7 +67,7 @@ def listener_on(port: int) -> socket.socket:
 
 
 def serve(listener: socket.socket) -> None:
-    """Says where, serves until it is interrupted, and closes the listener. Raises OSError where nothing can be said."""
+    """Prints the address, serves until Ctrl+C, and closes the listener. Raises OSError if the address cannot be printed."""
     with listener:
         print(f"http://127.0.0.1:{listener.getsockname()[1]}/ (Ctrl+C ends it)", flush=True)
         config = uvicorn.Config(application(Board()), log_level="warning", access_log=False)

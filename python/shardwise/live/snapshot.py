@@ -1,4 +1,4 @@
-"""What one rank is doing, as JSON: its meshes, largest tensors, traffic by group, what it waits for, its last error."""
+"""A snapshot of one rank as JSON: its meshes, largest tensors, traffic by group, waits and last error."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ import torch
 from torch import nn
 
 from shardwise import _C
-from shardwise.debug.process_memory import peak_of_process
+from shardwise.debug.memory import peak_of_process
 from shardwise.dtensor import DTensor
 
 Json = dict[str, Any]
 
-# A look at all objects of the program stops it. It may take this share of the time.
+# A search of all objects stops the program, so it may take this share of the time.
 SHARE_OF_TIME = 0.01
 N_TENSORS = 40
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Of this process in its program."""
+    """The rank of this process and the number of ranks."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def job_name() -> str:
-    """Equal in all processes that torchrun starts together."""
+    """A name that is equal in all processes that torchrun starts together."""
     program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
     run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     place = f"{os.environ.get('MASTER_ADDR', 'localhost')}:{os.environ.get('MASTER_PORT', os.getpid())}"
@@ -43,7 +43,7 @@ def job_name() -> str:
 
 
 def snapshot(surveyor: Surveyor, meter: _C.TrafficMeter, error: LastError, began: float) -> Json:
-    """Everything, now. Sends nothing to other ranks, and waits for none."""
+    """The snapshot of this moment. Sends nothing to other ranks, and waits for none."""
     rank, n_ranks = rank_and_size()
     return {
         "job": job_name(),
@@ -73,7 +73,7 @@ def snapshot(surveyor: Surveyor, meter: _C.TrafficMeter, error: LastError, began
 
 
 class LastError:
-    """The last exception that nobody caught, in any thread of this process, while it is open."""
+    """The last uncaught exception in any thread of this process, until close()."""
 
     def __init__(self) -> None:
         self.last: Json | None = None
@@ -98,23 +98,20 @@ class LastError:
 
     def _note(self, kind: type[BaseException], value: BaseException | None, trace: Any) -> None:
         where = traceback.extract_tb(trace)
-        own = [frame for frame in where if "site-packages" not in frame.filename and not _is_ours(frame.filename)]
+        libraries = ("site-packages", os.path.dirname(_C.__file__) + os.sep)
+        own = [frame for frame in where if not any(folder in frame.filename for folder in libraries)]
         place = next(reversed(own or where), None)
         self.last = {
             "text": "".join(traceback.format_exception_only(kind, value)).strip()[:4000],
             "line": f"{place.filename}:{place.lineno}" if place else "",
             "time": time.time(),
         }
-        with contextlib.suppress(Exception):  # the hooks of the program come after it
+        with contextlib.suppress(Exception):  # the program's own hook must still run
             self.on_error()
 
 
-def _is_ours(filename: str) -> bool:
-    return filename.startswith(os.path.dirname(_C.__file__) + os.sep)
-
-
 class Surveyor:
-    """Finds a program's DTensors, and names those that belong to modules. Looks as often as costs SHARE_OF_TIME."""
+    """Finds the program's DTensors, and names those that belong to modules. Searches as often as SHARE_OF_TIME allows."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -122,10 +119,10 @@ class Surveyor:
         self._layouts: dict[object, int] = {}
 
     def seen(self, rank: int) -> Json:
-        """The meshes, and the tensors of which this rank holds most bytes."""
+        """The meshes, and the tensors with the most bytes on this rank."""
         if time.monotonic() >= self._next:
             began = time.thread_time()
-            with contextlib.suppress(Exception):  # the program changes or makes a module meanwhile: next time
+            with contextlib.suppress(Exception):  # a module changed meanwhile: the next search finds it
                 self._found = self._survey(rank)
             self._next = time.monotonic() + (time.thread_time() - began) / SHARE_OF_TIME
         return self._found
@@ -134,15 +131,15 @@ class Surveyor:
         tensors: dict[int, DTensor] = {}
         modules: list[nn.Module] = []
         for each in gc.get_objects():
-            kind = type(each)  # isinstance() would ask objects that stand for others
+            kind = type(each)  # isinstance() would call into proxy objects
             if issubclass(kind, DTensor):
                 tensors[id(each)] = each
             elif issubclass(kind, nn.Module):
                 modules.append(each)
-        names = dict(reversed(list(_names(modules))))  # the first of several
+        names = dict(reversed(list(_names(modules))))  # a tensor with several names gets the first
         rows = []
         for key, tensor in tensors.items():
-            with contextlib.suppress(Exception):  # one that cannot be described leaves the others
+            with contextlib.suppress(Exception):  # a tensor that cannot be described is left out
                 rows.append(self._row(tensor, names.get(key, ""), rank))
         rows.sort(key=lambda row: (-row["local_bytes"], -row["bytes"], row["name"]))
         meshes: dict[int, Json] = {}
@@ -171,7 +168,7 @@ class Surveyor:
         }
 
     def _n_local(self, tensor: DTensor, rank: int) -> int:
-        """Elements on this rank."""
+        """The number of elements on this rank."""
         key = (tensor.shape, tensor.device_mesh, tensor.placements)
         if key not in self._layouts:
             if len(self._layouts) > 10_000:
@@ -182,7 +179,7 @@ class Surveyor:
 
 
 def _names(modules: list[nn.Module]) -> Iterator[tuple[int, str]]:
-    """By id: parameters and buffers, and their gradients, by their paths below the outermost module."""
+    """The ids of parameters, buffers and their gradients, with their paths below the outermost module."""
     inner = {id(child) for module in modules for child in _children(module).values()}
     for root in modules:
         if id(root) in inner:
@@ -190,12 +187,12 @@ def _names(modules: list[nn.Module]) -> Iterator[tuple[int, str]]:
         for prefix, module in _below(root, type(root).__name__, set()):
             for name, tensor in _tensors(module):
                 yield id(tensor), f"{prefix}.{name}"
-                if tensor.is_leaf and tensor.grad is not None:  # torch warns of the others, which have none
+                if tensor.is_leaf and tensor.grad is not None:  # other tensors have none, and torch warns
                     yield id(tensor.grad), f"{prefix}.{name}.grad"
 
 
 def _children(module: nn.Module) -> dict[str, nn.Module]:
-    """None of a module that is half made, or whose class forgot super().__init__()."""
+    """The children of a module; {} if it is under construction or its class forgot super().__init__()."""
     return {name: child for name, child in vars(module).get("_modules", {}).items() if child is not None}
 
 
@@ -209,7 +206,7 @@ def _below(module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, 
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Of the module itself. A program's class may raise what it likes, and hides its own only."""
+    """The module's own parameters and buffers. If the program's class raises an error, only its own are missing."""
     found: list[tuple[str, torch.Tensor]] = []
     with contextlib.suppress(Exception):
         found += module.named_parameters(recurse=False)

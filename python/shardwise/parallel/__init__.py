@@ -31,25 +31,8 @@ from shardwise.parallel.style import (
 )
 
 __all__ = [
-    "ColumnParallelLinear",
-    "ColwiseParallel",
-    "ExpertParallel",
-    "ParallelEmbedding",
-    "ParallelStyle",
-    "PrepareModuleInput",
-    "PrepareModuleInputOutput",
-    "PrepareModuleOutput",
-    "RoutedTokens",
-    "RowParallelLinear",
-    "RowwiseParallel",
-    "SequenceParallel",
-    "VocabParallelCrossEntropy",
-    "combine_tokens",
-    "dispatch_tokens",
-    "loss_parallel",
-    "mp_copy",
-    "mp_gather",
-    "mp_reduce",
-    "mp_scatter",
-    "parallelize_module",
-]
+    "ColumnParallelLinear", "ColwiseParallel", "ExpertParallel", "ParallelEmbedding", "ParallelStyle",
+    "PrepareModuleInput", "PrepareModuleInputOutput", "PrepareModuleOutput", "RoutedTokens", "RowParallelLinear",
+    "RowwiseParallel", "SequenceParallel", "VocabParallelCrossEntropy", "combine_tokens", "dispatch_tokens",
+    "loss_parallel", "mp_copy", "mp_gather", "mp_reduce", "mp_scatter", "parallelize_module",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Sharding a model by a plan of module names."""
+"""parallelize_module: shards a model by a plan of module names."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -100,7 +100,7 @@ def _shared_parameters(module: nn.Module) -> list[list[Place]]:
 
 
 def _tie(shared: list[list[Place]]) -> None:
-    """Makes one parameter again of those that were one before and are laid out alike."""
+    """Ties the parameters again that were one before, if they are laid out alike. Warns of the others."""
     for places in shared:
         now = [place.tensor for place in places]
         layouts = [(each.device_mesh, each.placements) if isinstance(each, DTensor) else None for each in now]

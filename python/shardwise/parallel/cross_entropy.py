@@ -1,4 +1,4 @@
-"""The cross entropy of logits of which each rank has some classes."""
+"""The cross entropy of logits that are sharded by class."""
 
 import torch
 from torch import nn

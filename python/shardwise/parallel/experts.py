@@ -55,11 +55,7 @@ class ExpertParallel(ParallelStyle):
     _shown = ("input_layouts", "use_local_output", "num_experts")
 
     def __init__(
-        self,
-        *,
-        input_layouts: Placement | None = None,
-        use_local_output: bool = True,
-        num_experts: str = "num_experts",
+        self, *, input_layouts: Placement | None = None, use_local_output: bool = True, num_experts: str = "num_experts"
     ) -> None:
         self.input_layouts = (input_layouts or Shard(0),)
         self.use_local_output = use_local_output
@@ -75,7 +71,7 @@ class ExpertParallel(ParallelStyle):
             layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             tokens, *of_tokens = _arguments(layer, args, kwargs)
-            while calls:  # one that ended in KeyboardInterrupt, after which torch calls no hooks
+            while calls:  # left over after a KeyboardInterrupt, for which torch calls no hooks
                 calls.pop().end(layer)
             is_plain = not isinstance(tokens, DTensor)
             if is_plain and not self.input_layouts[0].is_shard():
@@ -85,7 +81,7 @@ class ExpertParallel(ParallelStyle):
             return calls[-1].inputs, {}
 
         def leave(layer: nn.Module, args: tuple[Any, ...], output: torch.Tensor | None) -> torch.Tensor | None:
-            if not calls:  # what the call was given did not fit
+            if not calls:  # the arguments did not fit
                 return None
             call = calls.pop()
             call.end(layer)
@@ -97,7 +93,7 @@ class ExpertParallel(ParallelStyle):
 
 
 def _shard_by_expert(module: nn.Module, mesh: DeviceMesh, src_data_rank: int | None) -> None:
-    """Raises ValueError where parameters are not stacked by expert, or ranks would have none."""
+    """Shards all parameters along dim 0. Raises ValueError if they are not stacked by expert, or a rank would have no expert."""
     parameters = [
         (f"{name}.{key}" if name else key, layer, key, parameter)
         for name, layer in module.named_modules()
@@ -123,7 +119,7 @@ def _shard_by_expert(module: nn.Module, mesh: DeviceMesh, src_data_rank: int | N
 
 
 def _arguments(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """What a call gives, in the order of the forward's parameters. Raises TypeError."""
+    """The arguments of a call, in the order of the forward's parameters. Raises TypeError for other forms of calls."""
     values = list(inspect.signature(layer.forward).bind(*args, **kwargs).arguments.values())
     if len(values) not in (2, 3) or not all(isinstance(value, torch.Tensor) for value in values):
         raise TypeError(
@@ -139,9 +135,9 @@ class _Call(NamedTuple):
 
     routed: RoutedTokens
     inputs: tuple[torch.Tensor, ...]
-    held: list[tuple[nn.Module, str, DTensor]]  # the parameters that stand aside
-    counter: tuple[str, int] | None  # the attribute that says how many experts there are, and how many there are
-    is_stand_in: bool  # this rank has no tokens: its module is given a row of zeros
+    held: list[tuple[nn.Module, str, DTensor]]  # the parameters that local ones replace during the call
+    counter: tuple[str, int] | None  # the attribute with the number of experts, and that number
+    is_stand_in: bool  # this rank has no tokens, so its module gets a row of zeros
     gives_plain: bool
 
     @staticmethod
@@ -168,19 +164,19 @@ class _Call(NamedTuple):
         )
         rows, own = routed.rows.to_local(), routed.expert_ids.to_local() - first
         is_stand_in = len(rows) == 0
-        if is_stand_in:  # the module may not take none, and its parameters need a gradient
+        if is_stand_in:  # the module may not accept an empty input, and its parameters need a gradient
             rows, own = rows.new_zeros(1, rows.shape[1]), own.new_zeros(1)
         if is_by_counts:
             inputs: tuple[torch.Tensor, ...] = (rows, own.bincount(minlength=n_own))
         else:
-            assert routed.weights is not None  # they were given
+            assert routed.weights is not None  # of_tokens has them
             weights = routed.weights.to_local()
             inputs = (rows, own[:, None], (weights.new_zeros(1) if is_stand_in else weights)[:, None])
         counter = None
         try:
             for part, key, expert in held:
                 part._parameters[key] = expert.to_local()  # type: ignore[assignment]
-            # Else it is a property of the parameters.
+            # An attribute computed from the parameters has changed with them.
             if n_own != len(experts) and getattr(layer, attribute, None) == len(experts):
                 setattr(layer, attribute, n_own)
                 counter = (attribute, len(experts))
@@ -191,7 +187,7 @@ class _Call(NamedTuple):
         return _Call(routed, inputs, held, counter, is_stand_in, gives_plain)
 
     def end(self, layer: nn.Module) -> None:
-        """The module is what it was before."""
+        """Restores the module."""
         for part, key, parameter in self.held:
             part._parameters[key] = parameter  # type: ignore[assignment]
         if self.counter is not None:
@@ -203,8 +199,8 @@ class _Call(NamedTuple):
 
 
 def _experts_of_rows(tokens: torch.Tensor, counts: torch.Tensor, experts: DTensor) -> tuple[torch.Tensor, str | None]:
-    """The expert of each row, where `counts` are those of the experts in order, and None; or what is wrong, and ids that
-    dispatch_tokens() refuses on all ranks: others, whose counts fit, must not wait for this one's tokens."""
+    """The expert of each row, from the `counts` of the experts in order, and None. If they do not fit: ids that dispatch_tokens() refuses on all
+    ranks, so that no other rank waits for this one's tokens, and the error text."""
     whole = counts.full_tensor() if isinstance(counts, DTensor) else counts
     fits = whole.shape == experts.shape[:1] and bool((whole >= 0).all()) and int(whole.sum()) == len(tokens)
     mistake = None

@@ -1,4 +1,4 @@
-"""What layers with sharded parameters share: their mesh, how parameters are made, drawn, given whole and taken whole."""
+"""The base of layers with sharded parameters: their mesh, and how parameters are made, drawn, and get and give whole values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ InitType = str | Callable[[torch.Tensor], Any]
 
 
 class Sharding(NamedTuple):
-    """A parameter's whole size, and the dim and the blocks that are sharded; whole on every rank where there is no dim."""
+    """A parameter's whole size, its sharded dim (None: every rank has it whole), and the number of blocks that are sharded separately."""
 
     size: tuple[int, ...]
     dim: int | None
@@ -37,11 +37,7 @@ class ParallelLayer(nn.Module):
     weight: nn.Parameter
 
     def __init__(
-        self,
-        init_type: InitType,
-        mesh: DeviceMesh | None,
-        mesh_dim: int | str,
-        device: torch.device | str | None,
+        self, init_type: InitType, mesh: DeviceMesh | None, mesh_dim: int | str, device: torch.device | str | None
     ) -> None:
         super().__init__()
         kind = torch.device(device or torch.get_default_device()).type
@@ -78,7 +74,7 @@ class ParallelLayer(nn.Module):
                 init_type(parameter)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ParallelLayer:
-        """Where `fn` takes a parameter off the meta device it becomes this rank's part, and nothing larger."""
+        """For to_empty() and similar: a parameter that leaves the meta device becomes this rank's part, and nothing larger is allocated."""
         for name, parameter in self._parameters.items():
             if parameter is None or not parameter.is_meta:
                 continue

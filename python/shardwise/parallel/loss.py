@@ -1,4 +1,4 @@
-"""The loss of logits that are sharded by class."""
+"""loss_parallel: losses of logits that are sharded by class, with plain labels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +45,7 @@ class loss_parallel(TorchFunctionMode):
 
 
 def _distribute_labels(arguments: dict[str, Any]) -> None:
-    """Makes DTensors of plain labels and class weights, where the logits are one."""
+    """Makes DTensors of plain labels and class weights if the logits are a DTensor."""
     logits = arguments["input"]
     if not isinstance(logits, DTensor):
         return
@@ -62,7 +62,7 @@ def _distribute_labels(arguments: dict[str, Any]) -> None:
 
 
 def _check_fit(labels: torch.Tensor, logits: DTensor, is_class: bool) -> None:
-    """Raises ValueError where labels are not of this rank's logits."""
+    """Raises ValueError if the shape of the labels does not fit this rank's logits."""
     if logits.device_mesh.get_coordinate() is None:
         return
     piece = logits._local_tensor.shape
@@ -74,15 +74,14 @@ def _check_fit(labels: torch.Tensor, logits: DTensor, is_class: bool) -> None:
 
 
 def _label_shape(shape: torch.Size, logits: DTensor, is_class: bool) -> list[int]:
-    """That of the labels of logits of `shape`, which is all logits' or a piece's: without the dim of classes, or, of probabilities, with
-    all classes."""
+    """The shape of the labels of logits of `shape` (whole or a piece): without the dim of classes, or for probabilities with all classes."""
     class_dim = _class_dim(logits.dim())
     classes = [] if is_class else [logits.size(class_dim)]
     return [*shape[:class_dim], *classes, *shape[class_dim + 1 :]]
 
 
 def _of_labels(placement: Placement, n_dims: int, is_class: bool) -> Placement:
-    """How labels lie beside logits of `placement`: they lack its dim of classes, or have all classes. They are no terms of a sum."""
+    """The placement of labels for logits of `placement`: without the dim of classes, or with all classes, and never Partial."""
     class_dim = _class_dim(n_dims)
     if placement.is_partial() or placement.is_shard(class_dim):
         return Replicate()

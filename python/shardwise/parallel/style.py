@@ -1,8 +1,8 @@
-"""What a module of a model does with its parameters, inputs and outputs when parallelize_module shards it."""
+"""Parallel styles: how parallelize_module shards the parameters of a module and lays out its inputs and outputs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -56,7 +56,7 @@ def one_dim(style: ParallelStyle, device_mesh: DeviceMesh) -> DeviceMesh:
 
 
 def placed(tensor: DTensor, layout: Placement) -> DTensor:
-    """`tensor` laid out as `layout`; itself where it is already."""
+    """`tensor` laid out as `layout`; `tensor` itself if it is already."""
     if isinstance(layout, Shard) and layout.dim < 0 and layout.sizes is None:
         layout = Shard(layout.dim + tensor.dim())
     return tensor if tensor.placements == (layout,) else tensor.redistribute(placements=[layout], async_op=True)
@@ -66,8 +66,10 @@ class _LayerStyle(ParallelStyle):
     """A linear layer or embedding table whose parameters are sharded."""
 
     _shown = ("input_layouts", "output_layouts", "use_local_output")
-    _input: Placement  # of the layer, unless the program says otherwise
+    _input: Placement  # default placement of plain inputs
     _output: Placement
+    # By the class of the module: the placements of the weight, of other parameters and of the input that the module needs.
+    _layouts: ClassVar[dict[type[nn.Module], tuple[Placement, Placement, Placement]]]
 
     def __init__(
         self,
@@ -82,14 +84,21 @@ class _LayerStyle(ParallelStyle):
         self.use_local_output = use_local_output
 
     def _parameter_layouts(self, module: nn.Module) -> tuple[dict[str, Placement], Placement]:
-        """The placement of each parameter of `module`, and the one that its input needs. Raises NotImplementedError."""
+        """The placement of each parameter of `module`, and of its input. Raises NotImplementedError for other modules."""
+        for kind, (weight, other, needed) in self._layouts.items():
+            if isinstance(module, kind):
+                self.desired_input_layouts = (needed,)
+                layouts = {name: other for name, _ in module.named_parameters(recurse=False)}
+                if weight != other:
+                    layouts["weight"] = weight
+                return layouts, needed
         raise NotImplementedError(
             f"[parallelize_module] {type(self).__name__} shards nn.Linear and nn.Embedding, not {type(module).__name__}. "
             "Name the linear layers and embeddings inside it, or write a ParallelStyle of your own."
         )
 
     def _global_input_shape(self, module: nn.Module, local: torch.Tensor) -> tuple[int, ...] | None:
-        """The shape of the whole input of which `local` is this rank's piece, where the layer knows it: pieces may be uneven."""
+        """The shape of the whole input of which `local` is this rank's piece, if the layer knows it: pieces may be uneven."""
         layout = self.input_layouts[0]
         last = layout is not None and (layout.is_shard(-1) or layout.is_shard(local.dim() - 1))
         return (*local.shape[:-1], module.in_features) if last and isinstance(module, nn.Linear) else None
@@ -130,14 +139,10 @@ class ColwiseParallel(_LayerStyle):
     """
 
     _input, _output = Replicate(), Shard(-1)
-
-    def _parameter_layouts(self, module: nn.Module) -> tuple[dict[str, Placement], Placement]:
-        names = [name for name, _ in module.named_parameters(recurse=False)]
-        if isinstance(module, nn.Linear):
-            return dict.fromkeys(names, Shard(0)), Replicate()
-        if isinstance(module, nn.Embedding):
-            return dict.fromkeys(names, Shard(1)), Replicate()
-        return super()._parameter_layouts(module)
+    _layouts: ClassVar = {
+        nn.Linear: (Shard(0), Shard(0), Replicate()),
+        nn.Embedding: (Shard(1), Shard(1), Replicate()),
+    }
 
 
 class RowwiseParallel(_LayerStyle):
@@ -153,20 +158,10 @@ class RowwiseParallel(_LayerStyle):
     """
 
     _input, _output = Shard(-1), Replicate()
-
-    def _parameter_layouts(self, module: nn.Module) -> tuple[dict[str, Placement], Placement]:
-        names = [name for name, _ in module.named_parameters(recurse=False)]
-        if isinstance(module, nn.Linear):
-            needed: Placement = Shard(-1)
-            layouts: dict[str, Placement] = dict.fromkeys(names, Replicate())
-            layouts["weight"] = Shard(1)
-        elif isinstance(module, nn.Embedding):
-            needed = Replicate()
-            layouts = dict.fromkeys(names, Shard(0))
-        else:
-            return super()._parameter_layouts(module)
-        self.desired_input_layouts = (needed,)
-        return layouts, needed
+    _layouts: ClassVar = {
+        nn.Linear: (Shard(1), Replicate(), Shard(-1)),
+        nn.Embedding: (Shard(0), Shard(0), Replicate()),
+    }
 
 
 class SequenceParallel(ParallelStyle):
@@ -222,12 +217,8 @@ class PrepareModuleInput(ParallelStyle):
     """
 
     _shown = (
-        "input_layouts",
-        "desired_input_layouts",
-        "input_kwarg_layouts",
-        "desired_input_kwarg_layouts",
-        "use_local_output",
-    )
+        "input_layouts", "desired_input_layouts", "input_kwarg_layouts", "desired_input_kwarg_layouts", "use_local_output",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -381,7 +372,7 @@ def as_layouts(layouts: Placement | Sequence[Placement | None] | None) -> Layout
 
 
 def check_as_many(style: ParallelStyle, what: str, given: Any, desired: Any) -> None:
-    """Raises AssertionError, as torch does, where layouts and desired layouts differ in number."""
+    """Raises AssertionError, as torch does, unless there are as many desired layouts as layouts."""
     if given is not None and (desired is None or len(given) != len(desired)):
         raise AssertionError(
             f"[{type(style).__name__}] {what}_layouts and desired_{what}_layouts should have same length! They have {len(given)} "
@@ -398,7 +389,7 @@ def laid_out(
     desired: Layouts | None,
     to_local: bool,
 ) -> tuple[Any, ...]:
-    """Each of `values` by its layouts. Raises ValueError where they differ in number."""
+    """`values`, each laid out by its layouts. Raises ValueError if there is not one layout per value."""
     layouts, desired = layouts or (), desired or ()
     if len(values) != len(layouts):
         raise ValueError(
@@ -414,7 +405,7 @@ def laid_out(
 def laid_out_one(
     value: Any, mesh: DeviceMesh, layout: Placement | None, desired: Placement | None, to_local: bool
 ) -> Any:
-    """`value`, of `layout` where it is plain, as `desired`. No layout: as it is. Raises AssertionError, as torch does."""
+    """`value`, whose layout is `layout` if it is plain, laid out as `desired`; unchanged without a layout. Raises AssertionError, as torch does."""
     if layout is None:
         return value
     if not isinstance(value, torch.Tensor):
