@@ -1,4 +1,4 @@
-"""What a wheel needs beyond pyproject.toml: the torch that it is compiled against.
+"""The requirements of a wheel beyond pyproject.toml: the torch that it is compiled against.
 
 torch's C++ interfaces change with each minor version, so a wheel fits those of one: `torch==2.13.*`. An sdist fits the whole range.
 """

@@ -193,7 +193,7 @@ def split_arguments(text: str) -> list[str]:
 
 
 def literal_words(argument: str) -> str | None:
-    """What literals beside each other say together; None for an argument that is not of literals alone."""
+    """The text of adjacent literals; None if the argument has other parts than literals."""
     if LITERAL.sub("", argument).strip():
         return None
     return "".join(literal.replace('\\"', '"').replace("\\n", "\n") for literal in LITERAL.findall(argument))
@@ -253,7 +253,7 @@ def sites() -> list[Site]:
 
 
 def messages() -> list[str]:
-    """Those on the page: each stands in a block of its own, after the name of the exception."""
+    """The messages of the page: each stands in a block of its own, after the name of the exception."""
     page = (ROOT / "docs" / "errors.md").read_text()
     return re.findall(r"^```text\n\w+: (.*?)\n```$", page, re.MULTILINE | re.DOTALL)
 

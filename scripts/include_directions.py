@@ -44,7 +44,7 @@ ORDER = [
     "python",
 ]
 
-# What a room may not include although it stands above it. Families of operators know each other's helpers only where the
+# Includes that are forbidden although the including room stands above. Families of operators know each other's helpers only where the
 # second list says so.
 FAMILIES = {room for room in ORDER if room.startswith("ops/") and room not in ("ops/support", "ops/families.h")}
 NEIGHBOURS = {"ops/shapes": {"ops/indexing"}, "ops/embedding": {"ops/indexing"}, "ops/products": {"ops/indexing"}}
@@ -80,7 +80,7 @@ def may_include(room: str, other: str) -> bool:
 
 
 def complaints(path: Path, room: str) -> list[str]:
-    """What is wrong with the includes of one file, each with its place."""
+    """The forbidden includes of one file, each with its place."""
     found = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         match = INCLUDE.match(line)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH_BESIDE = "$ORIGIN/../torch/lib"
-# Of the system: what manylinux allows. All others must be torch's, or ours.
+# System libraries that manylinux allows. All others must belong to torch or to us.
 SYSTEM = re.compile(
     r"(libstdc\+\+|libgcc_s|libm|libc|libdl|librt|libpthread|ld-linux-x86-64|ld-linux-aarch64)\.so\.\d+"
 )
