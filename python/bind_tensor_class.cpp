@@ -1,0 +1,179 @@
+// The Python class of distributed tensors: how new tensors get it, and its two methods that take a fast path.
+#include "python/bindings.h"
+#include "python/casters.h"
+#include "runtime/api/from_local.h"
+#include "runtime/api/to_local.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cstring>
+
+namespace shardwise {
+namespace {
+
+PyTypeObject* tensor_class = nullptr;
+py::handle general_to_local, general_from_local;  // bound by bind_dtensor.cpp
+
+/// Gives a new distributed tensor its Python object, of our class. Taking the GIL by PyGILState_Ensure() costs half as much as pybind11's guard.
+void attach(const at::Tensor& tensor) {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  auto* const impl = tensor.unsafeGetTensorImpl();
+  const bool is_traced = impl->key_set().has(c10::DispatchKey::Python);
+  PyObject* object = THPVariable_Wrap(tensor, tensor_class);
+  impl->set_python_dispatch(is_traced);  // the class has a __torch_dispatch__, for traced tensors only
+  Py_XDECREF(object);
+  if (object) return PyGILState_Release(state);
+  python_error error;
+  error.persist();
+  PyGILState_Release(state);
+  throw error;
+}
+
+PyObject* no_torch_function = nullptr;
+
+/// Looks up an attribute by C name. Before each call torch looks up "__torch_function__" of every operand this way, and our class has none. The
+/// ordinary lookup takes a thousand instructions.
+PyObject* attribute_by_c_name(PyObject* self, char* name) {
+  if (Py_TYPE(self) == tensor_class && std::strcmp(name, "__torch_function__") == 0)
+    return Py_NewRef(no_torch_function);
+  const auto text = py::reinterpret_steal<py::object>(PyUnicode_FromString(name));
+  return text ? PyObject_GetAttr(self, text.ptr()) : nullptr;
+}
+
+void set_attribute_by_c_name() {
+  no_torch_function = py::object(py::module_::import("torch._C").attr("_disabled_torch_function_impl")).release().ptr();
+  const py::object ours = py::handle(reinterpret_cast<PyObject*>(tensor_class)).attr("__torch_function__");
+  if (ours.is(py::handle(no_torch_function))) tensor_class->tp_getattr = &attribute_by_c_name;
+}
+
+constexpr const char* kFromLocal =
+    "Makes a DTensor of which `local_tensor` is this rank's piece. The piece is aliased, not copied; "
+    "differentiable.\n\n"
+    "- `placements`: one per mesh dim; default: all Replicate().\n"
+    "- `shape`, `stride`: those of the whole tensor, in elements. Without them, all ranks are assumed to have pieces "
+    "of the same sizes.\n"
+    "- `run_check`: the ranks compare shapes, dtypes and requires_grad, and replicas become equal to the first rank's. "
+    "This communicates; without it\n"
+    "  a plain tensor sends nothing.\n"
+    "- `grad_placements`: the placements of the gradient; default: `placements`.\n\n"
+    "A LocalShardsWrapper has offsets: the ranks exchange them once, and the placements become exact. Then every rank "
+    "of the mesh must give a\n"
+    "wrapper, an empty one if it has no piece: if a rank gives a plain tensor, the others wait for it until the "
+    "time-out. With `shape` and exact\n"
+    "placements (Shards with sizes, or an EnumerableShard) nothing is exchanged, except under `run_check`.\n\n"
+    "If the pieces are on meta, so is the DTensor. Either all ranks' pieces are on meta, or none.\n\n"
+    "Raises ValueError if the piece does not have the sizes that the placements give this rank.\n\n"
+    ">>> x = sw.DTensor.from_local(torch.full((2, 3), float(rank)), mesh, [sw.Shard(0)])\n"
+    ">>> x.shape, x[:, 0].full_tensor()\n"
+    "(torch.Size([8, 3]), tensor([0., 0., 1., 1., 2., 2., 3., 3.]))";
+
+constexpr const char* kToLocal =
+    "This rank's piece, aliased: a write to it is a write to this tensor. Empty on a rank outside the mesh. If the "
+    "tensor was made from a\n"
+    "LocalShardsWrapper, or if ranks hold several pieces, the result is a wrapper.\n\n"
+    "`grad_placements`: the placements of the piece's gradient; default: those of this tensor, with Replicate() for "
+    "Partial.\n\n"
+    "Nothing is sent; an async move is waited for. Raises ValueError for a view whose values came from other ranks and "
+    "whose base was written to\n"
+    "since.\n\n"
+    ">>> x = sw.ones(10, 3, device_mesh=mesh, placements=[sw.Shard(0)])\n"
+    ">>> x.to_local().shape  # this rank's rows, in the same memory\n"
+    "torch.Size([3, 3])";
+
+/// DTensor.to_local without arguments: a method slot that avoids pybind11's argument parsing, which is four fifths of the call. All other calls go to
+/// the general binding.
+PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_args, PyObject* names) {
+  if (n_args == 0 && !names && (Py_TYPE(self) == tensor_class || THPVariable_Check(self))) {
+    const at::Tensor& tensor = THPVariable_Unpack(self);
+    const auto* impl = maybe_dtensor(tensor);
+    if (impl && !impl->is_pending() && !impl->view_link() && !impl->local_form() && impl->local_tensors().size() == 1 &&
+        !impl->spec()->layout().in_pieces()) {
+      HANDLE_TH_ERRORS
+      return THPVariable_Wrap(to_local(tensor));
+      END_HANDLE_TH_ERRORS
+    }
+  }
+  std::vector<PyObject*> all{self};
+  all.insert(all.end(), args, args + n_args + (names ? PyTuple_GET_SIZE(names) : 0));
+  return PyObject_Vectorcall(general_to_local.ptr(), all.data(), all.size() - (names ? PyTuple_GET_SIZE(names) : 0),
+                             names);
+}
+
+/// The mesh and the placements of a from_local() call without further arguments; else nulls.
+std::pair<PyObject*, PyObject*> mesh_and_placements(PyObject* const* args, Py_ssize_t n_args, PyObject* names) {
+  constexpr std::pair<PyObject*, PyObject*> kMore{nullptr, nullptr};
+  if (n_args < 1 || n_args > 3 || !THPVariable_Check(args[0])) return kMore;
+  if (THPVariable_Unpack(args[0]).key_set().has(c10::DispatchKey::Python)) return kMore;
+  PyObject* mesh = n_args > 1 ? args[1] : Py_None;
+  PyObject* placements = n_args > 2 ? args[2] : Py_None;
+  for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); ++i) {
+    const auto is = [name = PyTuple_GET_ITEM(names, i)](const char* text) {
+      return PyUnicode_CompareWithASCIIString(name, text) == 0;
+    };
+    PyObject* value = args[n_args + i];
+    if (is("device_mesh") && n_args < 2)
+      mesh = value;
+    else if (is("placements") && n_args < 3)
+      placements = value;
+    else if (!is("run_check") || value != Py_False)
+      return kMore;
+  }
+  return mesh == Py_None || placements == Py_None ? kMore : std::pair(mesh, placements);
+}
+
+/// nullopt if they are no mesh of ours or no placements: the general binding then converts them or raises.
+std::optional<std::pair<MeshPtr, Placements>> converted(PyObject* mesh, PyObject* placements) {
+  if (!py::isinstance<DeviceMesh>(mesh)) return std::nullopt;
+  try {
+    return std::pair(to_mesh(mesh), py::handle(placements).cast<Placements>());
+  } catch (const std::exception&) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+}
+
+/// DTensor.from_local without further arguments, and without pybind11's argument parsing, as to_local above.
+PyObject* from_local_method(PyObject*, PyObject* const* args, Py_ssize_t n_args, PyObject* names) {
+  const auto [given_mesh, given_placements] = mesh_and_placements(args, n_args, names);
+  if (given_mesh)
+    if (auto layout = converted(given_mesh, given_placements)) {
+      HANDLE_TH_ERRORS
+      const at::Tensor& local = THPVariable_Unpack(args[0]);
+      at::Tensor result;
+      {
+        const py::gil_scoped_release no_gil;
+        result = from_local(local, layout->first, std::move(layout->second), {});
+      }
+      return THPVariable_Wrap(result);
+      END_HANDLE_TH_ERRORS
+    }
+  return PyObject_Vectorcall(general_from_local.ptr(), args, n_args, names);
+}
+
+void set_tensor_class(const py::object& type) {
+  const py::module_ bindings = py::module_::import("shardwise._C");
+  general_to_local = py::object(bindings.attr("to_local")).release();
+  general_from_local = py::object(bindings.attr("from_local")).release();
+  tensor_class = reinterpret_cast<PyTypeObject*>(py::object(type).release().ptr());
+  static PyMethodDef method{"to_local", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&to_local_method)),
+                            METH_FASTCALL | METH_KEYWORDS, kToLocal};
+  type.attr("to_local") =
+      py::reinterpret_steal<py::object>(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(THPVariableClass), &method));
+  static PyMethodDef from_local{"from_local",
+                                reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&from_local_method)),
+                                METH_FASTCALL | METH_KEYWORDS, kFromLocal};
+  type.attr("from_local") =
+      py::module_::import("builtins")
+          .attr("staticmethod")(py::reinterpret_steal<py::object>(PyCFunction_New(&from_local, nullptr)));
+  set_attribute_by_c_name();
+  set_wrap_hook(&attach);
+}
+
+}  // namespace
+
+void bind_tensor_class(py::module_& module) {
+  module.def("set_tensor_class", &set_tensor_class, "The class of every distributed tensor.", py::arg("type"));
+}
+
+}  // namespace shardwise
