@@ -48,6 +48,24 @@ std::vector<int64_t> reduced(c10::IntArrayRef units) {
   return result;
 }
 
+std::string text_of(const spelled::Replicate&) { return "Replicate()"; }
+std::string text_of(const spelled::Partial& partial) { return fmt::format("Partial({})", to_string(partial.reduce)); }
+std::string text_of(const spelled::Shard& shard) {
+  if (shard.sizes.empty()) return fmt::format("Shard({})", shard.dim);
+  return fmt::format("Shard({}, sizes=[{}])", shard.dim, fmt::join(shard.sizes, ", "));
+}
+std::string text_of(const spelled::RaggedShard& ragged) {
+  return fmt::format("RaggedShard(dims={}, local_units={})", tuple_text(ragged.dims), tuple_text(ragged.units));
+}
+std::string text_of(const spelled::EnumerableShard& shard) {
+  const auto pieces = shard.pieces;
+  std::vector<std::string> words;
+  for (const ShardMetadata& piece : pieces.slice(0, std::min(pieces.size(), kPiecesPrinted)))
+    words.push_back(to_string(piece));
+  if (pieces.size() > kPiecesPrinted) words.push_back(fmt::format("... {} more", pieces.size() - kPiecesPrinted));
+  return fmt::format("EnumerableShard([{}])", fmt::join(words, ", "));
+}
+
 void check_piece(const ShardMetadata& piece, size_t n_dims) {
   TORCH_CHECK_VALUE(piece.offsets.size() == piece.sizes.size(), "[EnumerableShard] ", to_string(piece), " has ",
                     piece.offsets.size(), " offsets and ", piece.sizes.size(),
@@ -159,6 +177,10 @@ Placement Placement::with_dim(int64_t dim) const {
   return moved;
 }
 
+Placement Placement::with_dim_from_zero(int64_t n_dims) const {
+  return is_shard() && dim_ < 0 && dim_ >= -n_dims ? with_dim(dim_ + n_dims) : *this;
+}
+
 bool Placement::operator==(const Placement& other) const {
   return kind_ == other.kind_ && reduce_ == other.reduce_ && dim_ == other.dim_ &&
          (sizes_ == other.sizes_ || (sizes() == other.sizes() && reduced(units()) == reduced(other.units()))) &&
@@ -175,27 +197,24 @@ size_t Placement::hash() const {
   return seed;
 }
 
-std::string to_string(const Placement& placement) {
+Spelling spelling_of(const Placement& placement) {
   switch (placement.kind()) {
     case Placement::Kind::kReplicate:
-      return "Replicate()";
+      return spelled::Replicate{};
     case Placement::Kind::kPartial:
-      return fmt::format("Partial({})", to_string(placement.reduce()));
+      return spelled::Partial{placement.reduce()};
     case Placement::Kind::kShard:
-      if (placement.sizes().empty()) return fmt::format("Shard({})", placement.dim());
-      return fmt::format("Shard({}, sizes=[{}])", placement.dim(), fmt::join(placement.sizes(), ", "));
+      return spelled::Shard{placement.dim(), placement.sizes()};
     case Placement::Kind::kRagged:
-      return fmt::format("RaggedShard(dims={}, local_units={})", tuple_text(leading_dims(placement.n_flattened())),
-                         tuple_text(placement.units()));
+      return spelled::RaggedShard{leading_dims(placement.n_flattened()), placement.units()};
     case Placement::Kind::kEnumerable:
-      break;
+      return spelled::EnumerableShard{placement.pieces()};
   }
-  const auto pieces = placement.pieces();
-  std::vector<std::string> words;
-  for (const ShardMetadata& piece : pieces.slice(0, std::min(pieces.size(), kPiecesPrinted)))
-    words.push_back(to_string(piece));
-  if (pieces.size() > kPiecesPrinted) words.push_back(fmt::format("... {} more", pieces.size() - kPiecesPrinted));
-  return fmt::format("EnumerableShard([{}])", fmt::join(words, ", "));
+  return {};
+}
+
+std::string to_string(const Placement& placement) {
+  return std::visit([](const auto& spelling) { return text_of(spelling); }, spelling_of(placement));
 }
 
 std::string to_string(c10::ArrayRef<Placement> placements) {

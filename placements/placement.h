@@ -11,8 +11,10 @@
 #include "placements/box.h"
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 namespace shardwise {
@@ -41,7 +43,7 @@ struct ShardMetadata {
 
 /// How one mesh dimension treats a tensor. A small value: cheap to copy, compared by meaning.
 ///
-/// Callers should use the predicates below instead of kind(), so that a new kind of placement only has to answer them here.
+/// Callers ask what a placement does, as far as possible for all mesh dims together (placement_list.h), and not for its kind.
 class Placement {
  public:
   enum class Kind : uint8_t { kReplicate, kShard, kPartial, kEnumerable, kRagged };
@@ -64,20 +66,34 @@ class Placement {
   /// Throws: c10::ValueError for other dims, negative units, and units that are all zero.
   static Placement ragged(c10::IntArrayRef dims, c10::IntArrayRef units);
 
+  // Questions about what the ranks along the mesh dim hold.
+
+  /// All of it: the ranks are replicas.
+  bool is_whole() const { return kind_ == Kind::kReplicate; }
+  /// Different elements: parts along one tensor dim, or boxes.
+  bool divides() const { return kind_ != Kind::kReplicate && kind_ != Kind::kPartial; }
+  /// Boxes of the whole tensor, any number per rank, rather than one part along one tensor dim.
+  bool places_boxes() const { return kind_ == Kind::kEnumerable || kind_ == Kind::kRagged; }
+  /// Terms, and the reduction that is still to combine them; nothing for any other placement.
+  std::optional<Reduce> terms() const { return is_partial() ? std::optional(reduce_) : std::nullopt; }
+  /// Values on which linear operators may run: anything but terms of another reduction than sum and average.
+  bool is_linear() const { return !is_partial() || shardwise::is_linear(reduce_); }
+  /// One part each of one tensor dim, as torch.chunk splits it, whatever its size.
+  bool is_chunk() const { return is_shard() && !sizes_; }
+  /// The tensor dim that a Shard splits, if it counts from 0; -1 for any other placement.
+  int64_t split_dim() const { return is_shard() ? dim_ : -1; }
+
+  // Questions for the kind. Only placements/, plans/ and runtime/rules/ ask them: a new kind of placement has to be thought of there alone,
+  // and scripts/check refuses them elsewhere.
+
   Kind kind() const { return kind_; }
-  /// Every rank has all of it.
-  bool is_replicate() const { return kind_ == Kind::kReplicate; }
   /// Each rank holds a term that is still to be reduced.
   bool is_partial() const { return kind_ == Kind::kPartial; }
   /// Partial with a reduction that linear operators commute with, so they may run before it.
-  bool is_linear_partial() const { return is_partial() && is_linear(reduce_); }
-  /// Ranks have different elements, along one tensor dim or in pieces.
-  bool is_sharded() const { return !is_replicate() && !is_partial(); }
+  bool is_linear_partial() const { return is_partial() && shardwise::is_linear(reduce_); }
   /// Split along one tensor dim.
   bool is_shard() const { return kind_ == Kind::kShard; }
   bool is_shard(int64_t dim) const { return is_shard() && dim_ == dim; }
-  /// Sharded by boxes of the whole tensor, any number per rank, rather than along one dim.
-  bool in_pieces() const { return is_sharded() && !is_shard(); }
 
   /// Pre: is_shard().
   int64_t dim() const { return dim_; }
@@ -89,15 +105,21 @@ class Placement {
   c10::ArrayRef<ShardMetadata> pieces() const;
   /// The units of a RaggedShard, as the user gave them; empty for any other placement.
   c10::IntArrayRef units() const;
-  /// The tensor dim that a Shard splits; -1 for any other placement.
-  int64_t split_dim() const { return is_shard() ? dim_ : -1; }
   /// How many leading dims a RaggedShard flattens; 0 for any other placement.
   int64_t n_flattened() const { return kind_ == Kind::kRagged ? dim_ : 0; }
 
+  /// False for a Shard of a dim that a tensor of `n_dims` dims does not have.
+  bool fits_dims(int64_t n_dims) const { return !is_shard() || (-n_dims <= dim_ && dim_ < n_dims); }
   /// The same split along another tensor dim. Pre: is_shard().
   Placement with_dim(int64_t dim) const;
+  /// The same placement of a tensor of `n_dims` dims, with a Shard's negative dim counted from the front. A dim out of range is kept.
+  Placement with_dim_from_zero(int64_t n_dims) const;
 
   bool operator==(const Placement& other) const;
+  /// Equal, or of one kind with other sizes, units or pieces.
+  bool is_alike(const Placement& other) const {
+    return kind_ == other.kind_ && (is_shard() ? dim_ == other.dim_ : reduce_ == other.reduce_);
+  }
   size_t hash() const;
 
  private:
@@ -107,6 +129,28 @@ class Placement {
   std::shared_ptr<const std::vector<int64_t>> sizes_;  // a Shard's explicit sizes, or a RaggedShard's units
   std::shared_ptr<const std::vector<ShardMetadata>> pieces_;
 };
+
+/// A placement as its user spells it, for code that names every kind, such as bindings. It refers to the placement's memory.
+namespace spelled {
+struct Replicate {};
+struct Shard {
+  int64_t dim;
+  c10::IntArrayRef sizes;
+};
+struct Partial {
+  Reduce reduce;
+};
+struct EnumerableShard {
+  c10::ArrayRef<ShardMetadata> pieces;
+};
+struct RaggedShard {
+  std::vector<int64_t> dims;
+  c10::IntArrayRef units;
+};
+}  // namespace spelled
+using Spelling =
+    std::variant<spelled::Replicate, spelled::Shard, spelled::Partial, spelled::EnumerableShard, spelled::RaggedShard>;
+Spelling spelling_of(const Placement& placement);
 
 /// The placement as the user spells it: "Shard(0)", "Shard(0, sizes=[1, 3, 1, 3])", "Partial(sum)", "Replicate()", "RaggedShard(dims=(0,
 /// 1), local_units=(2, 3, 0, 5))". A long EnumerableShard is cut to its first pieces and the number of the rest.

@@ -1,5 +1,7 @@
 #include "placements/split_order.h"
 
+#include "placements/placement_list.h"
+
 #include <c10/util/Exception.h>
 #include <fmt/ranges.h>
 
@@ -39,9 +41,7 @@ std::string to_string(const UserPlacements& written) {
 }
 
 UserPlacements with_dims_from_zero(UserPlacements written, int64_t n_dims) {
-  for (Placement& placement : written.placements)
-    if (placement.is_shard() && placement.dim() < 0 && placement.dim() >= -n_dims)
-      placement = placement.with_dim(placement.dim() + n_dims);
+  written.placements = with_dims_from_zero(written.placements, n_dims);
   return written;
 }
 

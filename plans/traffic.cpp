@@ -155,7 +155,7 @@ RankTraffic by_transfers(const Step& step, int64_t element_bytes, const std::vec
 
 RankTraffic exchange(const Step& step, int64_t element_bytes, const std::vector<Link>& links, int64_t rank) {
   const auto coord = step.from.grid().coord_of(rank);
-  const bool is_single = !step.from.in_pieces() && !step.to.in_pieces();
+  const bool is_single = step.from.has_one_box_each() && step.to.has_one_box_each();
   const bool is_within = coord && is_single && step.from.grid() == step.to.grid();
   RankTraffic result =
       is_within ? within_mesh(step, element_bytes, links, *coord) : by_transfers(step, element_bytes, links, rank);
@@ -211,7 +211,7 @@ RankTraffic traffic(const Plan& plan, int64_t rank) {
     result.buffer_bytes = std::max(result.buffer_bytes, part.buffer_bytes);
     result.n_messages += part.n_messages;
     result.seconds += part.seconds;
-    is_reduced |= step.kind == Step::Kind::kReduce || step.kind == Step::Kind::kAllReduce;
+    is_reduced |= step.combines_terms();
   }
   if (!is_reduced) {
     const auto wanted = plan.destination.boxes(rank);

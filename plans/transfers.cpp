@@ -13,7 +13,7 @@ Dims pins(const Step& step, const Dims& home) {
   for (size_t m = 0; m < result.size(); ++m) {
     const Placement& placement = step.from.placements()[m];
     const bool is_reduced = step.kind == Step::Kind::kReduce && static_cast<int>(m) == step.mesh_dim;
-    if (placement.is_sharded() || is_reduced) result[m] = -1;
+    if (placement.divides() || is_reduced) result[m] = -1;
   }
   return result;
 }

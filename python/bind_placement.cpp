@@ -24,30 +24,33 @@ Kind as(Placement placement) {
   return Kind{std::move(placement)};
 }
 
-/// The leading dims of a RaggedShard.
-py::tuple flattened_dims(const Placement& placement) {
-  Numbers dims(static_cast<size_t>(placement.n_flattened()));
-  std::iota(dims.begin(), dims.end(), 0);
-  return tuple_of(dims);
-}
-
 /// The constructor's arguments, with which a placement is pickled.
-py::tuple arguments(const Placement& placement) {
-  switch (placement.kind()) {
-    case Placement::Kind::kShard:
-      if (placement.sizes().empty()) return py::make_tuple(placement.dim());
-      return py::make_tuple(placement.dim(), tuple_of(placement.sizes()));
-    case Placement::Kind::kPartial:
-      return py::make_tuple(std::string(to_string(placement.reduce())));
-    case Placement::Kind::kEnumerable:
-      return py::make_tuple(py::cast(placement.pieces().vec()));
-    case Placement::Kind::kRagged:
-      return py::make_tuple(flattened_dims(placement), tuple_of(placement.units()));
-    case Placement::Kind::kReplicate:
-      break;
+struct Arguments {
+  py::tuple operator()(const spelled::Replicate&) const { return py::tuple(); }
+  py::tuple operator()(const spelled::Partial& partial) const {
+    return py::make_tuple(std::string(to_string(partial.reduce)));
   }
-  return py::tuple();
-}
+  py::tuple operator()(const spelled::Shard& shard) const {
+    return shard.sizes.empty() ? py::make_tuple(shard.dim) : py::make_tuple(shard.dim, tuple_of(shard.sizes));
+  }
+  py::tuple operator()(const spelled::EnumerableShard& shard) const {
+    return py::make_tuple(py::cast(shard.pieces.vec()));
+  }
+  py::tuple operator()(const spelled::RaggedShard& shard) const {
+    return py::make_tuple(tuple_of(shard.dims), tuple_of(shard.units));
+  }
+};
+
+/// The placement as an object of its class.
+struct Classified {
+  const Placement& placement;
+
+  py::object operator()(const spelled::Replicate&) const { return py::cast(as<PyReplicate>(placement)); }
+  py::object operator()(const spelled::Partial&) const { return py::cast(as<PyPartial>(placement)); }
+  py::object operator()(const spelled::Shard&) const { return py::cast(as<PyShard>(placement)); }
+  py::object operator()(const spelled::EnumerableShard&) const { return py::cast(as<PyEnumerableShard>(placement)); }
+  py::object operator()(const spelled::RaggedShard&) const { return py::cast(as<PyRaggedShard>(placement)); }
+};
 
 std::string metadata_text(const ShardMetadata& piece) {
   return fmt::format("ShardMetadata(offsets=[{}], sizes=[{}], rank={})", fmt::join(piece.offsets, ", "),
@@ -71,9 +74,9 @@ std::optional<WithFactor> maybe_from_torch(py::handle object) {
 
 /// torch's own hash if torch has the placement, so that equal placements of both libraries are found in each other's sets.
 Py_hash_t hash_of(const Placement& placement) {
-  if (placement.is_replicate()) return py::hash(py::int_(-1));
-  if (placement.is_shard() && placement.sizes().empty()) return py::hash(py::int_(placement.dim()));
-  if (placement.is_partial()) return 1 + py::hash(py::str(std::string(to_string(placement.reduce()))));
+  if (placement.is_whole()) return py::hash(py::int_(-1));
+  if (placement.is_chunk()) return py::hash(py::int_(placement.dim()));
+  if (const auto reduce = placement.terms()) return 1 + py::hash(py::str(std::string(to_string(*reduce))));
   return static_cast<Py_hash_t>(placement.hash());
 }
 
@@ -144,19 +147,7 @@ void refuse_bare_placement(py::handle object) {
 }
 
 py::object from_placement(const Placement& placement) {
-  switch (placement.kind()) {
-    case Placement::Kind::kShard:
-      return py::cast(as<PyShard>(placement));
-    case Placement::Kind::kPartial:
-      return py::cast(as<PyPartial>(placement));
-    case Placement::Kind::kEnumerable:
-      return py::cast(as<PyEnumerableShard>(placement));
-    case Placement::Kind::kRagged:
-      return py::cast(as<PyRaggedShard>(placement));
-    case Placement::Kind::kReplicate:
-      break;
-  }
-  return py::cast(as<PyReplicate>(placement));
+  return std::visit(Classified{placement}, spelling_of(placement));
 }
 
 py::object from_written(const Placement& placement, int64_t split_factor) {
@@ -167,23 +158,24 @@ py::object from_written(const Placement& placement, int64_t split_factor) {
 void bind_placement(py::module_& module) {
   bind_shard_metadata(module);
 
-  py::class_<Placement>(
-      module, "Placement",
-      "How one mesh dim treats a tensor: the base of the five kinds."
-      "\n\n"
-      ">>> isinstance(sw.Shard(0), sw.Placement), sw.Shard(0).is_shard(0), sw.Partial().is_partial(\"sum\")\n"
-      "(True, True, True)\n"
-      ">>> sw.Shard(0) == sw.Shard(0), sw.Shard(0) == sw.Shard(0, sizes=[1, 2])\n"
-      "(True, False)")
+  py::class_<Placement>(module, "Placement",
+                        "How one mesh dim treats a tensor: the base of the five kinds."
+                        "\n\n"
+                        ">>> isinstance(sw.Shard(0), sw.Placement), isinstance(sw.Partial(), sw.Shard)\n"
+                        "(True, False)\n"
+                        ">>> sw.Shard(0) == sw.Shard(0), sw.Shard(0) == sw.Shard(0, sizes=[1, 2])\n"
+                        "(True, False)")
       .def(
           "is_shard",
-          [](const Placement& self, std::optional<int64_t> dim) { return dim ? self.is_shard(*dim) : self.is_shard(); },
+          [](const Placement& self, std::optional<int64_t> dim) {
+            return self.divides() && !self.places_boxes() && self.dim() == dim.value_or(self.dim());
+          },
           py::arg("dim") = py::none(), "Whether this is a Shard, and, if `dim` is given, of that tensor dim.")
-      .def("is_replicate", &Placement::is_replicate)
+      .def("is_replicate", &Placement::is_whole)
       .def(
           "is_partial",
           [](const Placement& self, const std::optional<std::string>& reduce_op) {
-            return self.is_partial() && (!reduce_op || self.reduce() == reduce_from_string(*reduce_op));
+            return self.terms() && (!reduce_op || self.terms() == reduce_from_string(*reduce_op));
           },
           py::arg("reduce_op") = py::none(),
           "Whether this is a Partial, and, if `reduce_op` is given, with that reduction.")
@@ -198,7 +190,7 @@ void bind_placement(py::module_& module) {
       .def("__hash__", &hash_of)
       .def("__repr__", [](const Placement& self) { return to_string(self); })
       .def("__reduce__", [](const py::object& self) {
-        return py::make_tuple(py::type::of(self), arguments(self.cast<const Placement&>()));
+        return py::make_tuple(py::type::of(self), std::visit(Arguments{}, spelling_of(self.cast<const Placement&>())));
       });
 
   py::class_<PyShard, Placement>(
@@ -295,7 +287,8 @@ void bind_placement(py::module_& module) {
              return as<PyRaggedShard>(Placement::ragged(dims, local_units));
            }),
            py::arg("dims"), py::arg("local_units"))
-      .def_property_readonly("dims", &flattened_dims)
+      .def_property_readonly(
+          "dims", [](const Placement& self) -> py::object { return std::visit(Arguments{}, spelling_of(self))[0]; })
       .def_property_readonly("local_units", [](const Placement& self) { return tuple_of(self.units()); });
 
   for (const char* name :

@@ -1,6 +1,6 @@
 #include "runtime/api/distribute_tensor.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/local_pieces.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/agreement.h"

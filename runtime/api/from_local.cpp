@@ -1,6 +1,6 @@
 #include "runtime/api/from_local.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/gradients.h"
 #include "runtime/api/local_form.h"
 #include "runtime/api/local_pieces.h"
@@ -93,9 +93,7 @@ void record_history(const at::Tensor& tensor, const std::vector<at::Tensor>& pie
   node->grad_spec = grad_spec;
   node->n_pieces = pieces.size();
   node->is_flat = options.is_flat;
-  node->is_linear = std::ranges::all_of(spec->placements(), [](const Placement& placement) {
-    return !placement.is_partial() || placement.is_linear_partial();
-  });
+  node->is_linear = are_linear(spec->placements());
   torch::autograd::set_history(tensor, node);
   if (options.adds) RecentNodes::of_thread().add(node);
 }
@@ -197,7 +195,7 @@ void check_loadable(const Spec& spec, int64_t saved_by) {
   const int64_t rank = spec.mesh()->rank();
   const bool is_member = layout.grid().coord_of(saved_by).has_value();
   const bool have_same_pieces =
-      !layout.is_partial() && is_member == spec.is_member() && layout.boxes(saved_by) == layout.boxes(rank);
+      !layout.has_terms() && is_member == spec.is_member() && layout.boxes(saved_by) == layout.boxes(rank);
   TORCH_CHECK_VALUE(
       rank == saved_by || have_same_pieces,
       fmt::format("[load] rank {} saved its part of a tensor, {}, and rank {} loads it, which has another part. Save "

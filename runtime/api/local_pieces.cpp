@@ -73,10 +73,9 @@ Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const 
     for (const ShardMetadata& piece : placements[m].pieces())
       for (size_t dim = 0; dim < sizes.size(); ++dim)
         sizes[dim] = std::max(sizes[dim], piece.offsets[dim] + piece.sizes[dim]);
-    if (!placements[m].is_shard()) continue;
-    const int64_t dim = from_front(placements[m].dim(), sizes.size());
+    const int64_t dim = placements[m].with_dim_from_zero(static_cast<int64_t>(sizes.size())).split_dim();
     if (dim < 0 || dim >= static_cast<int64_t>(sizes.size()) || is_known[dim]) continue;  // Layout reports these
-    if (placements[m].sizes().empty()) {
+    if (placements[m].is_chunk()) {
       sizes[dim] *= mesh.size(static_cast<int64_t>(m));
       continue;
     }
@@ -88,8 +87,7 @@ Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const 
 }
 
 bool are_exact(const std::vector<Placement>& placements) {
-  return std::ranges::none_of(placements,
-                              [](const Placement& each) { return each.is_shard() && each.sizes().empty(); });
+  return std::ranges::none_of(placements, &Placement::is_chunk);
 }
 
 std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const DeviceMesh& mesh,
@@ -104,8 +102,8 @@ std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const Device
                       fmt::format("[from_local] a local tensor of shape [{}] came for a tensor of shape [{}]. {}",
                                   fmt::join(each, ", "), fmt::join(sizes, ", "), kGiveShape));
   for (size_t m = 0; m < placements.size(); ++m) {
-    if (!placements[m].is_shard() || !placements[m].sizes().empty()) continue;
-    const int64_t dim = from_front(placements[m].dim(), sizes.size());
+    if (!placements[m].is_chunk()) continue;
+    const int64_t dim = placements[m].with_dim_from_zero(static_cast<int64_t>(sizes.size())).split_dim();
     if (dim < 0 || dim >= static_cast<int64_t>(sizes.size())) continue;  // Layout reports these
     Dims lengths(mesh.size(static_cast<int64_t>(m)), -1);
     for (size_t i = 0; i < all.size(); ++i) {
@@ -184,7 +182,7 @@ void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
                     "on none.",
                     group.ranks[recorded], group.ranks[plain]));
   }
-  const bool has_one_each = !spec.layout().in_pieces() || spec.layout().is_ragged();
+  const bool has_one_each = !spec.layout().has_listed_boxes();
   for (size_t i = 0; i < facts.size() && has_one_each; ++i) {
     const Dims expected = spec.layout().local_sizes(group.ranks[i]);
     TORCH_CHECK_VALUE(
@@ -196,7 +194,7 @@ void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
 
 at::Tensor with_equal_replicas(at::Tensor local, const Spec& spec) {
   for (size_t m = 0; m < spec.placements().size(); ++m) {
-    if (!spec.placements()[m].is_replicate() || !spec.is_member() || spec.mesh()->size(static_cast<int64_t>(m)) == 1)
+    if (!spec.placements()[m].is_whole() || !spec.is_member() || spec.mesh()->size(static_cast<int64_t>(m)) == 1)
       continue;
     const Group& line = *spec.mesh()->group(static_cast<int64_t>(m));
     Dims root = *spec.mesh()->coord();

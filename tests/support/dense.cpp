@@ -1,6 +1,6 @@
 #include "tests/support/dense.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_trace.h"
 #include "tests/support/ranks.h"
