@@ -17,20 +17,13 @@ namespace {
 
 Interval range_or_one(const Box& box, int64_t dim) { return dim < 0 ? Interval{0, 1} : box.interval(dim); }
 
-Dims coord_at(const RankGrid& grid, int64_t index) {
-  Dims coord = grid.shape;
-  for (size_t mesh_dim = coord.size(); mesh_dim-- > 0; index /= grid.shape[mesh_dim])
-    coord[mesh_dim] = index % grid.shape[mesh_dim];
-  return coord;
-}
-
 std::vector<RankShare> shares_of(const Layout& layout, int64_t element_bytes) {
   std::vector<RankShare> shares;
   for (int64_t index = 0; index < layout.grid().size(); ++index) {
     const int64_t rank = layout.grid().ranks[index];
     shares.push_back({rank, {}, 0});
     shares.back().boxes =
-        layout.has_one_box_each() ? std::vector{layout.box_at(coord_at(layout.grid(), index))} : layout.boxes(rank);
+        layout.has_one_box_each() ? std::vector{layout.box_at(layout.grid().coord_at(index))} : layout.boxes(rank);
     for (const Box& box : shares.back().boxes) shares.back().n_bytes += box.numel() * element_bytes;
   }
   return shares;
@@ -38,7 +31,7 @@ std::vector<RankShare> shares_of(const Layout& layout, int64_t element_bytes) {
 
 /// The number of the term of the reduction that the rank at `index` of the grid holds.
 int64_t term_at(const Layout& layout, int64_t index) {
-  const Dims coord = coord_at(layout.grid(), index);
+  const Dims coord = layout.grid().coord_at(index);
   int64_t term = 0;
   for (const int64_t mesh_dim : mesh_dims_with_terms(layout.placements()))
     term = term * layout.grid().shape[mesh_dim] + coord[mesh_dim];

@@ -40,12 +40,6 @@ void check_ragged(const Placement& ragged, c10::IntArrayRef sizes, int64_t n_par
                     " ranks: there is one number per rank. Give ", n_parts, ", with 0 for a rank that holds none.");
 }
 
-Dims coord_at_index(const RankGrid& grid, int64_t index) {
-  Dims coord = grid.shape;
-  for (size_t m = coord.size(); m-- > 0; index /= grid.shape[m]) coord[m] = index % grid.shape[m];
-  return coord;
-}
-
 void check_pieces(const Placement& placement, c10::IntArrayRef sizes, const RankGrid& grid) {
   const Box whole = Box::whole(sizes);
   std::vector<Box> boxes;
@@ -197,7 +191,7 @@ std::vector<OwnedBox> Layout::owners(const Box& box, c10::IntArrayRef pins) cons
   };
   for (int64_t index = 0; index < grid_->size(); ++index) {
     const int64_t rank = grid_->ranks[index];
-    const Dims coord = coord_at_index(*grid_, index);
+    const Dims coord = grid_->coord_at(index);
     if (!search.admits(coord)) continue;
     for (const Box& piece : pieces_at(coord, rank)) {
       Box common = intersect(piece, part);

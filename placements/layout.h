@@ -22,6 +22,8 @@ struct RankGrid {
   int64_t size() const { return static_cast<int64_t>(ranks.size()); }
   /// The coordinate of `rank`, or nothing for a non-member.
   std::optional<Dims> coord_of(int64_t rank) const;
+  /// The coordinate of `ranks[index]`.
+  Dims coord_at(int64_t index) const;
   int64_t rank_at(c10::IntArrayRef coord) const;
   bool operator==(const RankGrid&) const = default;
 };

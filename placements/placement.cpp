@@ -48,23 +48,25 @@ std::vector<int64_t> reduced(c10::IntArrayRef units) {
   return result;
 }
 
-std::string text_of(const spelled::Replicate&) { return "Replicate()"; }
-std::string text_of(const spelled::Partial& partial) { return fmt::format("Partial({})", to_string(partial.reduce)); }
-std::string text_of(const spelled::Shard& shard) {
-  if (shard.sizes.empty()) return fmt::format("Shard({})", shard.dim);
-  return fmt::format("Shard({}, sizes=[{}])", shard.dim, fmt::join(shard.sizes, ", "));
-}
-std::string text_of(const spelled::RaggedShard& ragged) {
-  return fmt::format("RaggedShard(dims={}, local_units={})", tuple_text(ragged.dims), tuple_text(ragged.units));
-}
-std::string text_of(const spelled::EnumerableShard& shard) {
-  const auto pieces = shard.pieces;
-  std::vector<std::string> words;
-  for (const ShardMetadata& piece : pieces.slice(0, std::min(pieces.size(), kPiecesPrinted)))
-    words.push_back(to_string(piece));
-  if (pieces.size() > kPiecesPrinted) words.push_back(fmt::format("... {} more", pieces.size() - kPiecesPrinted));
-  return fmt::format("EnumerableShard([{}])", fmt::join(words, ", "));
-}
+/// The cases of to_string().
+struct Text {
+  std::string replicate() const { return "Replicate()"; }
+  std::string partial(Reduce reduce) const { return fmt::format("Partial({})", shardwise::to_string(reduce)); }
+  std::string shard(int64_t dim, c10::IntArrayRef sizes) const {
+    if (sizes.empty()) return fmt::format("Shard({})", dim);
+    return fmt::format("Shard({}, sizes=[{}])", dim, fmt::join(sizes, ", "));
+  }
+  std::string ragged(c10::IntArrayRef dims, c10::IntArrayRef units) const {
+    return fmt::format("RaggedShard(dims={}, local_units={})", tuple_text(dims), tuple_text(units));
+  }
+  std::string enumerable(c10::ArrayRef<ShardMetadata> pieces) const {
+    std::vector<std::string> words;
+    for (const ShardMetadata& piece : pieces.slice(0, std::min(pieces.size(), kPiecesPrinted)))
+      words.push_back(to_string(piece));
+    if (pieces.size() > kPiecesPrinted) words.push_back(fmt::format("... {} more", pieces.size() - kPiecesPrinted));
+    return fmt::format("EnumerableShard([{}])", fmt::join(words, ", "));
+  }
+};
 
 void check_piece(const ShardMetadata& piece, size_t n_dims) {
   TORCH_CHECK_VALUE(piece.offsets.size() == piece.sizes.size(), "[EnumerableShard] ", to_string(piece), " has ",
@@ -167,6 +169,8 @@ c10::IntArrayRef Placement::units() const {
   return kind_ == Kind::kRagged ? c10::IntArrayRef(*sizes_) : c10::IntArrayRef();
 }
 
+std::vector<int64_t> Placement::flattened_dims() const { return leading_dims(n_flattened()); }
+
 c10::ArrayRef<ShardMetadata> Placement::pieces() const {
   return pieces_ ? c10::ArrayRef<ShardMetadata>(*pieces_) : c10::ArrayRef<ShardMetadata>();
 }
@@ -197,25 +201,7 @@ size_t Placement::hash() const {
   return seed;
 }
 
-Spelling spelling_of(const Placement& placement) {
-  switch (placement.kind()) {
-    case Placement::Kind::kReplicate:
-      return spelled::Replicate{};
-    case Placement::Kind::kPartial:
-      return spelled::Partial{placement.reduce()};
-    case Placement::Kind::kShard:
-      return spelled::Shard{placement.dim(), placement.sizes()};
-    case Placement::Kind::kRagged:
-      return spelled::RaggedShard{leading_dims(placement.n_flattened()), placement.units()};
-    case Placement::Kind::kEnumerable:
-      return spelled::EnumerableShard{placement.pieces()};
-  }
-  return {};
-}
-
-std::string to_string(const Placement& placement) {
-  return std::visit([](const auto& spelling) { return text_of(spelling); }, spelling_of(placement));
-}
+std::string to_string(const Placement& placement) { return placement.visit(Text()); }
 
 std::string to_string(c10::ArrayRef<Placement> placements) {
   std::vector<std::string> words;

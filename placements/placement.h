@@ -14,7 +14,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 namespace shardwise {
@@ -89,8 +88,6 @@ class Placement {
   Kind kind() const { return kind_; }
   /// Each rank holds a term that is still to be reduced.
   bool is_partial() const { return kind_ == Kind::kPartial; }
-  /// Partial with a reduction that linear operators commute with, so they may run before it.
-  bool is_linear_partial() const { return is_partial() && shardwise::is_linear(reduce_); }
   /// Split along one tensor dim.
   bool is_shard() const { return kind_ == Kind::kShard; }
   bool is_shard(int64_t dim) const { return is_shard() && dim_ == dim; }
@@ -107,6 +104,8 @@ class Placement {
   c10::IntArrayRef units() const;
   /// How many leading dims a RaggedShard flattens; 0 for any other placement.
   int64_t n_flattened() const { return kind_ == Kind::kRagged ? dim_ : 0; }
+  /// These dims: 0, 1, ...
+  std::vector<int64_t> flattened_dims() const;
 
   /// False for a Shard of a dim that a tensor of `n_dims` dims does not have.
   bool fits_dims(int64_t n_dims) const { return !is_shard() || (-n_dims <= dim_ && dim_ < n_dims); }
@@ -114,6 +113,16 @@ class Placement {
   Placement with_dim(int64_t dim) const;
   /// The same placement of a tensor of `n_dims` dims, with a Shard's negative dim counted from the front. A dim out of range is kept.
   Placement with_dim_from_zero(int64_t n_dims) const;
+
+  /// The case for this kind of placement, for code that must name every kind, such as bindings. `cases` has a method for each.
+  template <class Cases>
+  auto visit(const Cases& cases) const {
+    if (is_whole()) return cases.replicate();
+    if (is_partial()) return cases.partial(reduce_);
+    if (is_shard()) return cases.shard(dim_, sizes());
+    if (n_flattened() > 0) return cases.ragged(flattened_dims(), units());
+    return cases.enumerable(pieces());
+  }
 
   bool operator==(const Placement& other) const;
   /// Equal, or of one kind with other sizes, units or pieces.
@@ -129,28 +138,6 @@ class Placement {
   std::shared_ptr<const std::vector<int64_t>> sizes_;  // a Shard's explicit sizes, or a RaggedShard's units
   std::shared_ptr<const std::vector<ShardMetadata>> pieces_;
 };
-
-/// A placement as its user spells it, for code that names every kind, such as bindings. It refers to the placement's memory.
-namespace spelled {
-struct Replicate {};
-struct Shard {
-  int64_t dim;
-  c10::IntArrayRef sizes;
-};
-struct Partial {
-  Reduce reduce;
-};
-struct EnumerableShard {
-  c10::ArrayRef<ShardMetadata> pieces;
-};
-struct RaggedShard {
-  std::vector<int64_t> dims;
-  c10::IntArrayRef units;
-};
-}  // namespace spelled
-using Spelling =
-    std::variant<spelled::Replicate, spelled::Shard, spelled::Partial, spelled::EnumerableShard, spelled::RaggedShard>;
-Spelling spelling_of(const Placement& placement);
 
 /// The placement as the user spells it: "Shard(0)", "Shard(0, sizes=[1, 3, 1, 3])", "Partial(sum)", "Replicate()", "RaggedShard(dims=(0,
 /// 1), local_units=(2, 3, 0, 5))". A long EnumerableShard is cut to its first pieces and the number of the rest.

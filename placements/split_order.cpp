@@ -95,11 +95,8 @@ RankGrid reordered(const RankGrid& grid, c10::IntArrayRef order) {
   for (const int64_t dim : order) result.shape.push_back(grid.shape[dim]);
   Dims from(grid.shape.size(), 0);
   for (int64_t index = 0; index < grid.size(); ++index) {
-    int64_t rest = index;
-    for (size_t k = order.size(); k-- > 0;) {
-      from[order[k]] = rest % result.shape[k];
-      rest /= result.shape[k];
-    }
+    const Dims at = result.coord_at(index);
+    for (size_t k = 0; k < order.size(); ++k) from[order[k]] = at[k];
     result.ranks.push_back(grid.rank_at(from));
   }
   return result;

@@ -60,6 +60,8 @@ struct Step {
   /// The terms of several ranks become their reduction.
   bool combines_terms() const { return kind == Kind::kReduce || kind == Kind::kAllReduce; }
   bool makes_terms() const { return kind == Kind::kMakePartial; }
+  /// Boxes come from all ranks along `m`, and are combined on arrival.
+  bool reduces_along(size_t m) const { return kind == Kind::kReduce && static_cast<int>(m) == mesh_dim; }
 };
 
 /// "all-to-all", "all-gather", "reduce-scatter", "all-reduce", "permute", "slice", "make-partial".

@@ -148,9 +148,8 @@ class DirectRoute {
   }
 
   bool is_sharded_elsewhere(size_t m, int64_t dim) const {
-    for (size_t other = 0; other < now_.placements().size(); ++other)
-      if (other != m && now_.placements()[other].is_shard(dim)) return true;
-    return false;
+    const auto splitting = mesh_dims_splitting(now_.placements(), dim);
+    return splitting.size() > 1 || (splitting.size() == 1 && splitting[0] != static_cast<int64_t>(m));
   }
 
   /// Elements that the sampled ranks receive on the route that starts by reducing `m` into `placement`.

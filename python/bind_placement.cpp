@@ -26,18 +26,14 @@ Kind as(Placement placement) {
 
 /// The constructor's arguments, with which a placement is pickled.
 struct Arguments {
-  py::tuple operator()(const spelled::Replicate&) const { return py::tuple(); }
-  py::tuple operator()(const spelled::Partial& partial) const {
-    return py::make_tuple(std::string(to_string(partial.reduce)));
+  py::tuple replicate() const { return py::tuple(); }
+  py::tuple partial(Reduce reduce) const { return py::make_tuple(std::string(to_string(reduce))); }
+  py::tuple shard(int64_t dim, c10::IntArrayRef sizes) const {
+    return sizes.empty() ? py::make_tuple(dim) : py::make_tuple(dim, tuple_of(sizes));
   }
-  py::tuple operator()(const spelled::Shard& shard) const {
-    return shard.sizes.empty() ? py::make_tuple(shard.dim) : py::make_tuple(shard.dim, tuple_of(shard.sizes));
-  }
-  py::tuple operator()(const spelled::EnumerableShard& shard) const {
-    return py::make_tuple(py::cast(shard.pieces.vec()));
-  }
-  py::tuple operator()(const spelled::RaggedShard& shard) const {
-    return py::make_tuple(tuple_of(shard.dims), tuple_of(shard.units));
+  py::tuple enumerable(c10::ArrayRef<ShardMetadata> pieces) const { return py::make_tuple(py::cast(pieces.vec())); }
+  py::tuple ragged(c10::IntArrayRef dims, c10::IntArrayRef units) const {
+    return py::make_tuple(tuple_of(dims), tuple_of(units));
   }
 };
 
@@ -45,11 +41,11 @@ struct Arguments {
 struct Classified {
   const Placement& placement;
 
-  py::object operator()(const spelled::Replicate&) const { return py::cast(as<PyReplicate>(placement)); }
-  py::object operator()(const spelled::Partial&) const { return py::cast(as<PyPartial>(placement)); }
-  py::object operator()(const spelled::Shard&) const { return py::cast(as<PyShard>(placement)); }
-  py::object operator()(const spelled::EnumerableShard&) const { return py::cast(as<PyEnumerableShard>(placement)); }
-  py::object operator()(const spelled::RaggedShard&) const { return py::cast(as<PyRaggedShard>(placement)); }
+  py::object replicate() const { return py::cast(as<PyReplicate>(placement)); }
+  py::object partial(Reduce) const { return py::cast(as<PyPartial>(placement)); }
+  py::object shard(int64_t, c10::IntArrayRef) const { return py::cast(as<PyShard>(placement)); }
+  py::object enumerable(c10::ArrayRef<ShardMetadata>) const { return py::cast(as<PyEnumerableShard>(placement)); }
+  py::object ragged(c10::IntArrayRef, c10::IntArrayRef) const { return py::cast(as<PyRaggedShard>(placement)); }
 };
 
 std::string metadata_text(const ShardMetadata& piece) {
@@ -146,9 +142,7 @@ void refuse_bare_placement(py::handle object) {
                                          text));
 }
 
-py::object from_placement(const Placement& placement) {
-  return std::visit(Classified{placement}, spelling_of(placement));
-}
+py::object from_placement(const Placement& placement) { return placement.visit(Classified{placement}); }
 
 py::object from_written(const Placement& placement, int64_t split_factor) {
   if (split_factor == 1) return from_placement(placement);
@@ -190,7 +184,7 @@ void bind_placement(py::module_& module) {
       .def("__hash__", &hash_of)
       .def("__repr__", [](const Placement& self) { return to_string(self); })
       .def("__reduce__", [](const py::object& self) {
-        return py::make_tuple(py::type::of(self), std::visit(Arguments{}, spelling_of(self.cast<const Placement&>())));
+        return py::make_tuple(py::type::of(self), self.cast<const Placement&>().visit(Arguments()));
       });
 
   py::class_<PyShard, Placement>(
@@ -287,8 +281,7 @@ void bind_placement(py::module_& module) {
              return as<PyRaggedShard>(Placement::ragged(dims, local_units));
            }),
            py::arg("dims"), py::arg("local_units"))
-      .def_property_readonly(
-          "dims", [](const Placement& self) -> py::object { return std::visit(Arguments{}, spelling_of(self))[0]; })
+      .def_property_readonly("dims", [](const Placement& self) { return tuple_of(self.flattened_dims()); })
       .def_property_readonly("local_units", [](const Placement& self) { return tuple_of(self.units()); });
 
   for (const char* name :

@@ -1,5 +1,6 @@
 #include "wrappers/infer_layout.h"
 
+#include "placements/placement_list.h"
 #include "placements/tiling.h"
 #include "runtime/tensor/spec.h"
 
@@ -224,18 +225,15 @@ class Finder {
 
   /// The extent along `dim` of the ranks' pieces, per coordinate of mesh dim `m` and of earlier mesh dims that shard `dim`.
   std::vector<int64_t> lengths_along(size_t m, int64_t dim) const {
-    const auto shards_dim = [&](size_t other) {
-      return placements_[other].with_dim_from_zero(static_cast<int64_t>(shape_.size())).split_dim() == dim;
-    };
+    const auto from_zero = with_dims_from_zero(placements_, static_cast<int64_t>(shape_.size()));
+    const auto sharding = mesh_dims_splitting(c10::ArrayRef(from_zero).slice(0, m + 1), dim);
     int64_t n_parts = 1;
-    for (size_t other = 0; other <= m; ++other)
-      if (shards_dim(other)) n_parts *= grid_->shape[other];
+    for (const int64_t other : sharding) n_parts *= grid_->shape[other];
     std::vector<std::optional<Interval>> ranges(n_parts);
     for (const RankPieces& each : pieces_) {
       const Dims coord = *grid_->coord_of(each.rank);
       int64_t part = 0;
-      for (size_t other = 0; other <= m; ++other)
-        if (shards_dim(other)) part = part * grid_->shape[other] + coord[other];
+      for (const int64_t other : sharding) part = part * grid_->shape[other] + coord[other];
       for (const Box& box : each.boxes) {
         if (box.empty()) continue;
         const Interval range = box.interval(dim), known = ranges[part].value_or(range);

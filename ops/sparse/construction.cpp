@@ -120,7 +120,7 @@ at::Tensor sparse_of(const at::Tensor& indices, const at::Tensor& values, c10::I
   }
   check_range(of_indices, size);
   EntryLayout layout = lay_out(*spec_of(of_indices), *spec_of(of_values), sparse_dim);
-  is_coalesced &= std::ranges::none_of(layout.result, &Placement::is_partial);
+  is_coalesced &= mesh_dims_with_terms(layout.result).empty();
   return assembled(
       redistribute(of_indices, std::move(layout.indices)), redistribute(of_values, std::move(layout.values)),
       Spec::intern(mesh, size, std::move(layout.result), row_major_strides(size), dtype), {sparse_dim, is_coalesced});

@@ -154,7 +154,7 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
   TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !options.run_check,
                               "[from_local] run_check compares dense tensors. Use run_check=False for a sparse one.");
   // Partial terms are reduced in memory order, so all ranks need equal strides; other ranks' local tensors may have others.
-  const bool is_partial = std::ranges::any_of(placements, &Placement::is_partial);
+  const bool is_partial = !mesh_dims_with_terms(placements).empty();
   const bool has_own_strides = !is_sparse && !is_partial && local.dim() == static_cast<int64_t>(sizes.size());
   const Dims strides = options.stride    ? *options.stride
                        : has_own_strides ? dense_strides(sizes, local.strides())

@@ -111,8 +111,7 @@ ShardedParameter::ShardedParameter(const std::string& name, const at::Tensor& pa
   if (is_dtensor(parameter)) {
     whole_ = spec_of(parameter);
     check_slice(name, *whole_, data);
-    const auto splits_dims = [](const Placement& each) { return !each.terms() && !each.places_boxes(); };
-    TORCH_CHECK_VALUE(std::ranges::all_of(whole_->placements(), splits_dims),
+    TORCH_CHECK_VALUE(whole_->layout().has_one_box_each() && !whole_->layout().has_terms(),
                       fmt::format("[fully_shard] {} is placed as {}, which cannot be split along dim {} as a whole. "
                                   "Leave it out, with ignored_params={{...}}, or redistribute it to Shards.",
                                   name, to_string(whole_->placements()), split_.dim));
