@@ -43,6 +43,8 @@ struct OwnedBox {
 
 /// The piece sizes when torch.chunk splits `length` elements in `n_parts`: 10 in 4 gives 3,3,3,1; 2 in 3 gives 1,1,0.
 Dims chunk_sizes(int64_t length, int64_t n_parts);
+/// The sizes of the parts into which `shard` splits a dim of `length` elements. Pre: given sizes are `n_parts`.
+Dims part_sizes(const Placement& shard, int64_t length, int64_t n_parts);
 
 /// Which ranks own which elements: a tensor's `sizes`, a grid of ranks and one placement per grid dimension. Immutable.
 ///

@@ -44,6 +44,10 @@ Dims chunk_sizes(int64_t length, int64_t n_parts) {
   return sizes;
 }
 
+Dims part_sizes(const Placement& shard, int64_t length, int64_t n_parts) {
+  return shard.sizes().empty() ? chunk_sizes(length, n_parts) : Dims(shard.sizes());
+}
+
 namespace detail {
 
 c10::IntArrayRef row_of(const Placement& shard, int64_t outer_number, int64_t n_parts) {

@@ -56,7 +56,7 @@ std::vector<int64_t> order_of_splits(const UserPlacements& written, c10::IntArra
       const Placement& placement = written.placements[other];
       if (!placement.is_shard(written.placements[m].dim())) continue;
       mesh_dims.push_back(static_cast<int64_t>(other));
-      TORCH_CHECK_VALUE(placement.sizes().empty(), "[placements] ", to_string(written),
+      TORCH_CHECK_VALUE(placement.is_chunk(), "[placements] ", to_string(written),
                         " has explicit sizes on a dim that is split against the order of mesh dims. Give the mesh with "
                         "its dims in the "
                         "order of the splits, and Shard(dim, sizes=[...]).");
@@ -84,7 +84,7 @@ std::optional<UserPlacements> written_in_order(c10::ArrayRef<Placement> placemen
   for (size_t m = 0; m < placements.size(); ++m) {
     if (written.split_factors[m] == 1) continue;
     const int64_t dim = written.placements[m].dim();
-    if (std::ranges::any_of(placements, [&](const Placement& p) { return p.is_shard(dim) && !p.sizes().empty(); }))
+    if (std::ranges::any_of(placements, [&](const Placement& p) { return p.is_shard(dim) && !p.is_chunk(); }))
       return std::nullopt;
   }
   return written;

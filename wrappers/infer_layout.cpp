@@ -159,8 +159,8 @@ class Finder {
       Layout layout(shape_, grid_, std::move(*named));
       if (describes(layout)) return layout;
     }
-    const bool has_sizes =
-        std::ranges::any_of(placements_, [](const Placement& each) { return !each.sizes().empty(); });
+    const bool has_sizes = std::ranges::any_of(
+        placements_, [](const Placement& each) { return each.divides() && !each.places_boxes() && !each.is_chunk(); });
     const bool is_copied = std::ranges::none_of(placements_, &Placement::divides) && grid_->size() > 1;
     TORCH_CHECK_VALUE(
         is_flat && !has_sizes && !is_copied,

@@ -142,11 +142,7 @@ __version__ = _build_facts.VERSION
 # What torch.load(weights_only=True) may call.
 torch.serialization.add_safe_globals(
     [
-        EnumerableShard,
-        Partial,
-        RaggedShard,
-        Replicate,
-        Shard,
+        *placement_types.KINDS,
         ShardMetadata,
         rebuild_dtensor,
         rebuild_local_shards,

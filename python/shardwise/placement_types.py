@@ -4,6 +4,7 @@ from typing import Any
 
 from shardwise._C import EnumerableShard, Partial, Placement, RaggedShard, Replicate, Shard, ShardMetadata
 
+KINDS = (EnumerableShard, Partial, RaggedShard, Replicate, Shard)
 __all__ = ["EnumerableShard", "Partial", "Placement", "RaggedShard", "Replicate", "Shard", "ShardMetadata"]
 
 

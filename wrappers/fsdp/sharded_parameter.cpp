@@ -71,7 +71,7 @@ SpecPtr spec_of_parts(const std::string& name, const Spec& spec, const DataMesh&
     for (int64_t dim = 0; dim < mesh->ndim(); ++dim)
       TORCH_CHECK_VALUE(
           written.placements[dim].split_dim() != along.dim() ||
-              (written.placements[dim].sizes().empty() && along.sizes().empty()),
+              (written.placements[dim].is_chunk() && along.is_chunk()),
           fmt::format(
               "[fully_shard] {} is placed as {}: parts of given sizes along dim {} cannot be split again, nor parts "
               "into given sizes. Give it another dim, with shard_placement_fn, shard it evenly, or leave it out, "

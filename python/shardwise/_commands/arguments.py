@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from shardwise._C import Layout, Partial, Placement, RaggedShard, Replicate, Shard
+from shardwise._C import EnumerableShard, Layout, Partial, Placement, Replicate, Shard
 from shardwise._commands.help import HelpFormatter
+from shardwise.placement_types import KINDS
 
 UNITS = {"": 1, "B": 1}
 for power, prefix in enumerate("KMGT", 1):
@@ -26,7 +27,7 @@ PLACEMENT = re.compile(
     rf"S(?P<dim>-?{WHOLE})(\[(?P<sizes>\s*{WHOLE}\s*(,\s*{WHOLE}\s*)*)\])?|(?P<replicate>R)|P(?P<reduce>[a-z]*)"
 )
 SPELLED: dict[str, Callable[..., Placement]] = {
-    kind.__name__: kind for kind in (Partial, RaggedShard, Replicate, Shard)
+    kind.__name__: kind for kind in KINDS if kind is not EnumerableShard
 }
 
 
