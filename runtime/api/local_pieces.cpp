@@ -75,7 +75,7 @@ Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const 
         sizes[dim] = std::max(sizes[dim], piece.offsets[dim] + piece.sizes[dim]);
     const int64_t dim = placements[m].with_dim_from_zero(static_cast<int64_t>(sizes.size())).split_dim();
     if (dim < 0 || dim >= static_cast<int64_t>(sizes.size()) || is_known[dim]) continue;  // Layout reports these
-    if (placements[m].is_chunk()) {
+    if (placements[m].sizes().empty()) {
       sizes[dim] *= mesh.size(static_cast<int64_t>(m));
       continue;
     }
