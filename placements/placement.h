@@ -45,8 +45,6 @@ struct ShardMetadata {
 /// Callers ask what a placement does, as far as possible for all mesh dims together (placement_list.h), and not for its kind.
 class Placement {
  public:
-  enum class Kind : uint8_t { kReplicate, kShard, kPartial, kEnumerable, kRagged };
-
   Placement() = default;  // Replicate()
   static Placement replicate() { return {}; }
   /// `dim` may be negative until a Layout resolves it.
@@ -85,7 +83,6 @@ class Placement {
   // Questions for the kind. Only placements/, plans/ and runtime/rules/ ask them: a new kind of placement has to be thought of there alone,
   // and scripts/check refuses them elsewhere.
 
-  Kind kind() const { return kind_; }
   /// Each rank holds a term that is still to be reduced.
   bool is_partial() const { return kind_ == Kind::kPartial; }
   /// Split along one tensor dim.
@@ -132,6 +129,7 @@ class Placement {
   size_t hash() const;
 
  private:
+  enum class Kind : uint8_t { kReplicate, kShard, kPartial, kEnumerable, kRagged };
   Kind kind_ = Kind::kReplicate;
   Reduce reduce_ = Reduce::kSum;
   int64_t dim_ = 0;                                    // a Shard's dim, or how many dims a RaggedShard flattens
