@@ -26,9 +26,7 @@ WHOLE = r"[0-9]{1,18}"  # fits 64 bits
 PLACEMENT = re.compile(
     rf"S(?P<dim>-?{WHOLE})(\[(?P<sizes>\s*{WHOLE}\s*(,\s*{WHOLE}\s*)*)\])?|(?P<replicate>R)|P(?P<reduce>[a-z]*)"
 )
-SPELLED: dict[str, Callable[..., Placement]] = {
-    kind.__name__: kind for kind in KINDS if kind is not EnumerableShard
-}
+SPELLED: dict[str, Callable[..., Placement]] = {kind.__name__: kind for kind in KINDS if kind is not EnumerableShard}
 
 
 class Parser(argparse.ArgumentParser):
