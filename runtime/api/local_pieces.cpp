@@ -53,9 +53,6 @@ std::vector<PieceFacts> facts_of_all(const Group& group, const at::Tensor& local
   return result;
 }
 
-/// Resolves a negative dim. The result may be out of range: Layout reports that.
-int64_t from_front(int64_t dim, size_t n_dims) { return dim < 0 ? dim + static_cast<int64_t>(n_dims) : dim; }
-
 }  // namespace
 
 void check_has_sizes(const char* op, const at::Tensor& tensor) {
