@@ -15,6 +15,7 @@
 #include "ops/support/plain_self.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/plain_operand.h"
+#include "runtime/rules/move_bytes.h"
 
 #include <ATen/SDPBackend.h>
 #include <ATen/ops/_fused_sdp_choice_ops.h>
