@@ -81,7 +81,7 @@ Layout::Layout(c10::IntArrayRef sizes, std::shared_ptr<const RankGrid> grid, std
       check_in_pieces(mesh_dim);
     } else if (placement.is_shard()) {
       placement = with_dim_in_range(placement, sizes);
-      if (!placement.sizes().empty()) {
+      if (!placement.is_chunk()) {
         placement =
             detail::canonical(placement, intervals_before(placement.dim(), mesh_dim), grid_->shape[mesh_dim], mesh_dim);
       }
@@ -329,7 +329,8 @@ std::vector<Placement> Layout::resized(int64_t tensor_dim, const std::function<i
     ranges = detail::split_each(ranges, placements_[mesh_dim], grid_->shape[mesh_dim]);
     std::vector<int64_t> lengths;
     for (const Interval range : ranges) lengths.push_back(image(range).length());
-    placements[mesh_dim] = Placement::shard(tensor_dim, lengths);
+    const bool keeps = std::ranges::equal(ranges, lengths, {}, &Interval::length);
+    if (!keeps) placements[mesh_dim] = Placement::shard(tensor_dim, lengths);
   }
   return placements;
 }

@@ -56,6 +56,9 @@ struct Text {
     if (sizes.empty()) return fmt::format("Shard({})", dim);
     return fmt::format("Shard({}, sizes=[{}])", dim, fmt::join(sizes, ", "));
   }
+  std::string block_shard(int64_t dim, int64_t block) const {
+    return fmt::format("BlockShard({}, block={})", dim, block);
+  }
   std::string ragged(c10::IntArrayRef dims, c10::IntArrayRef units) const {
     return fmt::format("RaggedShard(dims={}, local_units={})", tuple_text(dims), tuple_text(units));
   }
@@ -110,6 +113,14 @@ Placement Placement::shard(int64_t dim, c10::IntArrayRef sizes) {
       ", sizes=[]) are empty: there is one extent per rank of the mesh dim. Leave sizes out for an even split.");
   TORCH_CHECK_VALUE(!any_negative(sizes), "[Shard] sizes of ", shardwise::to_string(placement),
                     " hold a negative extent: a piece has at least 0 elements. Use 0 for a rank that holds none.");
+  return placement;
+}
+
+Placement Placement::block_shard(int64_t dim, int64_t block) {
+  Placement placement = shard(dim);
+  placement.block_ = block;
+  TORCH_CHECK_VALUE(block > 0, "[BlockShard] the block of BlockShard(", dim, ", block=", block,
+                    ") is below 1: a block has elements. Use 1 or more.");
   return placement;
 }
 
@@ -181,18 +192,26 @@ Placement Placement::with_dim(int64_t dim) const {
   return moved;
 }
 
+Placement Placement::with_sizes(std::vector<int64_t> sizes) const {
+  Placement sized = *this;
+  sized.sizes_ = std::make_shared<const std::vector<int64_t>>(std::move(sizes));
+  return sized;
+}
+
 Placement Placement::with_dim_from_zero(int64_t n_dims) const {
   return is_shard() && dim_ < 0 && dim_ >= -n_dims ? with_dim(dim_ + n_dims) : *this;
 }
 
 bool Placement::operator==(const Placement& other) const {
-  return kind_ == other.kind_ && reduce_ == other.reduce_ && dim_ == other.dim_ &&
-         (sizes_ == other.sizes_ || (sizes() == other.sizes() && reduced(units()) == reduced(other.units()))) &&
+  return kind_ == other.kind_ && reduce_ == other.reduce_ && dim_ == other.dim_ && block_ == other.block_ &&
+         (block_ > 0 || sizes_ == other.sizes_ ||
+          (sizes() == other.sizes() && reduced(units()) == reduced(other.units()))) &&
          (pieces_ == other.pieces_ || pieces() == other.pieces());
 }
 
 size_t Placement::hash() const {
-  size_t seed = c10::get_hash(static_cast<int64_t>(kind_), static_cast<int64_t>(reduce_), dim_, sizes());
+  size_t seed = c10::get_hash(static_cast<int64_t>(kind_), static_cast<int64_t>(reduce_), dim_, block_,
+                              block_ > 0 ? c10::IntArrayRef() : sizes());
   if (kind_ == Kind::kRagged) seed = c10::hash_combine(seed, c10::get_hash(reduced(units())));
   for (const ShardMetadata& piece : pieces()) {
     seed = c10::hash_combine(seed,

@@ -12,6 +12,7 @@ namespace {
 
 /// The classes that users see: one per kind, so that isinstance and pattern matching work.
 struct PyShard : Placement {};
+struct PyBlockShard : PyShard {};
 struct PyReplicate : Placement {};
 struct PyPartial : Placement {};
 struct PyEnumerableShard : Placement {};
@@ -21,7 +22,9 @@ using Numbers = std::vector<int64_t>;
 
 template <class Kind>
 Kind as(Placement placement) {
-  return Kind{std::move(placement)};
+  Kind result;
+  static_cast<Placement&>(result) = std::move(placement);
+  return result;
 }
 
 /// The constructor's arguments, with which a placement is pickled.
@@ -31,6 +34,7 @@ struct Arguments {
   py::tuple shard(int64_t dim, c10::IntArrayRef sizes) const {
     return sizes.empty() ? py::make_tuple(dim) : py::make_tuple(dim, tuple_of(sizes));
   }
+  py::tuple block_shard(int64_t dim, int64_t block) const { return py::make_tuple(dim, block); }
   py::tuple enumerable(c10::ArrayRef<ShardMetadata> pieces) const { return py::make_tuple(py::cast(pieces.vec())); }
   py::tuple ragged(c10::IntArrayRef dims, c10::IntArrayRef units) const {
     return py::make_tuple(tuple_of(dims), tuple_of(units));
@@ -44,6 +48,7 @@ struct Classified {
   py::object replicate() const { return py::cast(as<PyReplicate>(placement)); }
   py::object partial(Reduce) const { return py::cast(as<PyPartial>(placement)); }
   py::object shard(int64_t, c10::IntArrayRef) const { return py::cast(as<PyShard>(placement)); }
+  py::object block_shard(int64_t, int64_t) const { return py::cast(as<PyBlockShard>(placement)); }
   py::object enumerable(c10::ArrayRef<ShardMetadata>) const { return py::cast(as<PyEnumerableShard>(placement)); }
   py::object ragged(c10::IntArrayRef, c10::IntArrayRef) const { return py::cast(as<PyRaggedShard>(placement)); }
 };
@@ -212,6 +217,25 @@ void bind_placement(py::module_& module) {
       .def_static("local_shard_size_and_offset", &part_of_split, py::arg("curr_local_size"), py::arg("num_chunks"),
                   py::arg("rank"), "(size, offset) of part `rank` of torch.chunk's split in `num_chunks`.");
 
+  py::class_<PyBlockShard, PyShard>(
+      module, "BlockShard",
+      "Blocks of `block` indices along tensor dim `dim` are dealt to the ranks along this mesh dim as torch.chunk "
+      "deals "
+      "indices, and none is cut: blocks of quantised weights, heads, or what an optimizer orthogonalises. The last "
+      "block "
+      "may be short. Several mesh dims on one tensor dim keep the blocks whole, too.\n\n"
+      "It is a Shard, whose `sizes` a tensor's placements show. Operators that keep the dim keep the blocks; where one "
+      "changes the dim's size, the result is a Shard with sizes.\n\n"
+      "Raises ValueError for a block below 1.\n\n"
+      ">>> x = sw.distribute_tensor(torch.arange(10), mesh, [sw.BlockShard(0, block=4)])  # ranks have 4, 4, 2 and 0\n"
+      ">>> x.to_local(), x.placements[0].sizes, (x + 1).placements\n"
+      "(tensor([0, 1, 2, 3]), (4, 4, 2, 0), (BlockShard(0, block=4),))\n"
+      ">>> x[:8].placements\n"
+      "(Shard(0, sizes=[4, 4, 0, 0]),)")
+      .def(py::init([](int64_t dim, int64_t block) { return as<PyBlockShard>(Placement::block_shard(dim, block)); }),
+           py::arg("dim"), py::arg("block"))
+      .def_property_readonly("block", &Placement::block);
+
   py::class_<PyReplicate, Placement>(module, "Replicate",
                                      "Every rank along this mesh dim has the same values.\n\n"
                                      ">>> x = sw.distribute_tensor(torch.arange(4.0), mesh, [sw.Replicate()])\n"
@@ -285,7 +309,7 @@ void bind_placement(py::module_& module) {
       .def_property_readonly("local_units", [](const Placement& self) { return tuple_of(self.units()); });
 
   for (const char* name :
-       {"Placement", "Shard", "Replicate", "Partial", "EnumerableShard", "RaggedShard", "ShardMetadata"})
+       {"Placement", "Shard", "BlockShard", "Replicate", "Partial", "EnumerableShard", "RaggedShard", "ShardMetadata"})
     module.attr(name).attr("__module__") = "shardwise";
 }
 

@@ -37,6 +37,10 @@ class Shard(Placement):
         clone: bool = True,
     ) -> torch.Tensor: ...
 
+class BlockShard(Shard):
+    def __init__(self, dim: int, block: int) -> None: ...
+    block: Final[int]
+
 class Replicate(Placement):
     def __init__(self) -> None: ...
 

@@ -29,6 +29,7 @@ from shardwise import (
     testing,
 )
 from shardwise._C import (
+    BlockShard,
     EmbeddingPlan,
     EnumerableShard,
     Layout,
@@ -74,6 +75,7 @@ from shardwise.live import watch_if_asked
 from shardwise.local_shards_wrapper import LocalShardsWrapper, rebuild_local_shards
 
 __all__ = [
+    "BlockShard",
     "CacheCounts",
     "CommDebugMode",
     "DTensor",
