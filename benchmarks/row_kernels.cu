@@ -119,10 +119,11 @@ void measure(Element element, const char* element_name, int64_t width, double zi
        [&] { cuda::sum_groups(per_id, groups, nullptr, results.data, width, scratch.data, nullptr); });
   time("sum_groups of bags", (n + n_named) * bytes,
        [&] { cuda::sum_groups(per_bag, groups, nullptr, results.data, width, scratch.data, nullptr); });
-  using Kind = RowUpdate::Kind;
-  for (const Kind kind : {Kind::kSgd, Kind::kRowWiseAdagrad})
-    time(kind == Kind::kSgd ? "update_rows SGD" : "update_rows row-wise", (n + 2 * n_named) * bytes, [&] {
-      const UpdatedPiece updated{piece, {kind == Kind::kSgd ? nullptr : state.data, nullptr}, {kind, 0.01, 1e-8, 0, 0}};
+  using Method = RowUpdate::Method;
+  for (const Method method : {Method::kSgd, Method::kRowWiseAdagrad})
+    time(method == Method::kSgd ? "update_rows SGD" : "update_rows row-wise", (n + 2 * n_named) * bytes, [&] {
+      const UpdatedPiece updated{
+          piece, {method == Method::kSgd ? nullptr : state.data, nullptr}, {method, 0.01, 1e-8, 0, 0}};
       cuda::update_rows(&updated, nullptr, 1, per_id, groups, rows.data, {}, scratch.data, nullptr);
     });
 }

@@ -45,7 +45,7 @@ class Updater {
         rows_are_groups_(piece.state.rows_are_groups),
         first_(static_cast<S*>(piece.state.first)),
         second_(static_cast<S*>(piece.state.second)) {
-    if (is_row_wise(rates_.kind)) row_sums_ = std::exchange(has_moments(rates_.kind) ? second_ : first_, nullptr);
+    if (is_row_wise(rates_.method)) row_sums_ = std::exchange(has_moments(rates_.method) ? second_ : first_, nullptr);
   }
 
   /// Prefetches the memory that an update of `row` writes: its elements and its state.
@@ -76,12 +76,12 @@ class Updater {
   /// Changes a row and its number per row, with the gradient from add_l2().
   void change_whole(int64_t g, int64_t row, const S* grad, const RowTotals& totals) const {
     RowScale<S> scale;
-    if (is_row_wise(rates_.kind)) {
+    if (is_row_wise(rates_.method)) {
       const S sum = sum_after(g, row, grad, totals);
       row_sums_[rows_are_groups_ ? g : row] = sum;
       scale.factor = factor_of(rates_, sum);
     }
-    if (is_lamb(rates_.kind)) {
+    if (is_lamb(rates_.method)) {
       double squares[2];
       if (totals.ratios == nullptr) find_lamb_squares(row, grad, scale.factor, squares);
       scale.ratio = static_cast<S>(totals.ratios == nullptr ? trust_ratio(squares[0], squares[1]) : totals.ratios[g]);
@@ -94,7 +94,7 @@ class Updater {
 
   /// See lamb_squares().
   void lamb_squares(int64_t g, int64_t row, const S* grad, const RowTotals& totals, double* results) const {
-    const S factor = is_row_wise(rates_.kind) ? factor_of(rates_, sum_after(g, row, grad, totals)) : S{1};
+    const S factor = is_row_wise(rates_.method) ? factor_of(rates_, sum_after(g, row, grad, totals)) : S{1};
     find_lamb_squares(row, grad, factor, results);
   }
 
@@ -136,25 +136,25 @@ class Updater {
     const auto each = [&](const auto& after) {
       for (int64_t c = 0; c < n; ++c) row[c] = after(c);
     };
-    switch (rates.kind) {
-      case UpdateKind::kSgd:
+    switch (rates.method) {
+      case UpdateMethod::kSgd:
         return each([&](int64_t c) { return stepped(rates, row[c], grad[c]); });
-      case UpdateKind::kAdagrad:
+      case UpdateMethod::kAdagrad:
         return each([&](int64_t c) { return stepped(rates, row[c], adagrad_step(rates, grad[c], first[c])); });
-      case UpdateKind::kRowWiseAdagrad:
+      case UpdateMethod::kRowWiseAdagrad:
         return each([&](int64_t c) { return stepped(rates, row[c], grad[c] * scale.factor); });
-      case UpdateKind::kAdam:
+      case UpdateMethod::kAdam:
         return each([&](int64_t c) { return stepped(rates, row[c], adam_step(rates, grad[c], first[c], second[c])); });
-      case UpdateKind::kRowWiseAdam:
+      case UpdateMethod::kRowWiseAdam:
         return each([&](int64_t c) {
           return stepped(rates, row[c], row_wise_adam_step(rates, grad[c], first[c], scale.factor));
         });
-      case UpdateKind::kLamb:
+      case UpdateMethod::kLamb:
         return each([&](int64_t c) {
           const S adams = adam_step(rates, grad[c], first[c], second[c]);
           return lamb_stepped(rates, row[c], lamb_step(rates, row[c], adams), scale.ratio);
         });
-      case UpdateKind::kRowWiseLamb:
+      case UpdateMethod::kRowWiseLamb:
         return each([&](int64_t c) {
           const S adams = row_wise_adam_step(rates, grad[c], first[c], scale.factor);
           return lamb_stepped(rates, row[c], lamb_step(rates, row[c], adams), scale.ratio);
@@ -222,7 +222,7 @@ void update_piece(const UpdatedPiece& piece, const GradRows& grads, const int64_
   const auto prefetch_later = [&](int64_t g) {
     if (g + kAhead < end) updater.prefetch_row(rows[g + kAhead] - first_row);
   };
-  if (is_row_wise(piece.update.kind) || is_lamb(piece.update.kind)) {
+  if (is_row_wise(piece.update.method) || is_lamb(piece.update.method)) {
     for_each_row_sum<T>(grads, order, starts, begin, end, [&](int64_t g, Sum<T>* sum) {
       prefetch_later(g);
       updater.add_l2(rows[g] - first_row, sum);

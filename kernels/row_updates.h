@@ -22,8 +22,8 @@ namespace shardwise::kernels {
 /// LAMB (You et al., Large Batch Optimization for Deep Learning, 2020) treats each row as a layer, as FBGEMM does: with u = adam's step +
 /// decay * row, the new row is row - lr * |row| / |u| * u, where the ratio is 1 if a norm is 0. Row-wise LAMB likewise.
 struct RowUpdate {
-  enum class Kind : uint8_t { kSgd, kAdagrad, kRowWiseAdagrad, kAdam, kRowWiseAdam, kLamb, kRowWiseLamb };
-  Kind kind;
+  enum class Method : uint8_t { kSgd, kAdagrad, kRowWiseAdagrad, kAdam, kRowWiseAdam, kLamb, kRowWiseLamb };
+  Method method;
   double lr;
   double eps;
   double beta1;
@@ -33,18 +33,19 @@ struct RowUpdate {
   double decay = 0;       // weight decay as in torch.optim.AdamW
   StochasticRounding rounding = {};
 };
-using UpdateKind = RowUpdate::Kind;
+using UpdateMethod = RowUpdate::Method;
 
 /// True for kinds that keep one number per row, for the mean square of the row's gradient.
-SHARDWISE_ANYWHERE constexpr bool is_row_wise(UpdateKind kind) {
-  return kind == UpdateKind::kRowWiseAdagrad || kind == UpdateKind::kRowWiseAdam || kind == UpdateKind::kRowWiseLamb;
+SHARDWISE_ANYWHERE constexpr bool is_row_wise(UpdateMethod method) {
+  return method == UpdateMethod::kRowWiseAdagrad || method == UpdateMethod::kRowWiseAdam ||
+         method == UpdateMethod::kRowWiseLamb;
 }
 /// True for kinds whose step depends on norms of the whole row.
-SHARDWISE_ANYWHERE constexpr bool is_lamb(UpdateKind kind) {
-  return kind == UpdateKind::kLamb || kind == UpdateKind::kRowWiseLamb;
+SHARDWISE_ANYWHERE constexpr bool is_lamb(UpdateMethod method) {
+  return method == UpdateMethod::kLamb || method == UpdateMethod::kRowWiseLamb;
 }
 /// True for kinds with moments: Adam and LAMB.
-SHARDWISE_ANYWHERE constexpr bool has_moments(UpdateKind kind) { return kind >= UpdateKind::kAdam; }
+SHARDWISE_ANYWHERE constexpr bool has_moments(UpdateMethod method) { return method >= UpdateMethod::kAdam; }
 
 /// The optimizer state of a piece's rows, float (double for double tables): [n_rows, width] contiguous, or [n_rows] for one number per row.
 struct RowState {

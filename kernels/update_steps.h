@@ -11,7 +11,7 @@ namespace shardwise::kernels {
 /// A RowUpdate in the type S of sums.
 template <class S>
 struct Rates {
-  UpdateKind kind;
+  UpdateMethod method;
   S lr;
   S eps;
   S beta1;
@@ -22,7 +22,7 @@ struct Rates {
   S keep;  // factor of the row for decoupled weight decay
 
   SHARDWISE_ANYWHERE explicit Rates(const RowUpdate& update)
-      : kind(update.kind),
+      : method(update.method),
         lr(static_cast<S>(update.lr)),
         eps(static_cast<S>(update.eps)),
         beta1(static_cast<S>(update.beta1)),
@@ -43,7 +43,7 @@ struct RowScale {
 /// The number per row after the step.
 template <class S>
 SHARDWISE_ANYWHERE S row_sum_after(const Rates<S>& rates, S before, S mean_square) {
-  if (rates.kind == UpdateKind::kRowWiseAdagrad) return before + mean_square;
+  if (rates.method == UpdateMethod::kRowWiseAdagrad) return before + mean_square;
   return before + (1 - rates.beta2) * (mean_square - before);
 }
 template <class S>
@@ -72,7 +72,7 @@ SHARDWISE_ANYWHERE S row_wise_adam_step(const Rates<S>& rates, S grad, S& first,
   return rates.correction * first * factor;
 }
 
-/// The row's element after a step of any kind except LAMB.
+/// The row's element after a step of any method except LAMB.
 template <class S>
 SHARDWISE_ANYWHERE S stepped(const Rates<S>& rates, S row, S step) {
   return rates.keep * row - rates.lr * step;

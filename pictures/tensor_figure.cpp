@@ -2,6 +2,7 @@
 
 #include "pictures/mesh_figure.h"
 #include "pictures/slices.h"
+#include "placements/placement_list.h"
 #include "text/rank_names.h"
 #include "text/table.h"
 
@@ -16,20 +17,13 @@ namespace {
 
 Interval range_or_one(const Box& box, int64_t dim) { return dim < 0 ? Interval{0, 1} : box.interval(dim); }
 
-Dims coord_at(const RankGrid& grid, int64_t index) {
-  Dims coord = grid.shape;
-  for (size_t mesh_dim = coord.size(); mesh_dim-- > 0; index /= grid.shape[mesh_dim])
-    coord[mesh_dim] = index % grid.shape[mesh_dim];
-  return coord;
-}
-
 std::vector<RankShare> shares_of(const Layout& layout, int64_t element_bytes) {
   std::vector<RankShare> shares;
   for (int64_t index = 0; index < layout.grid().size(); ++index) {
     const int64_t rank = layout.grid().ranks[index];
     shares.push_back({rank, {}, 0});
     shares.back().boxes =
-        layout.in_pieces() ? layout.boxes(rank) : std::vector{layout.box_at(coord_at(layout.grid(), index))};
+        layout.has_one_box_each() ? std::vector{layout.box_at(layout.grid().coord_at(index))} : layout.boxes(rank);
     for (const Box& box : shares.back().boxes) shares.back().n_bytes += box.numel() * element_bytes;
   }
   return shares;
@@ -37,10 +31,10 @@ std::vector<RankShare> shares_of(const Layout& layout, int64_t element_bytes) {
 
 /// The number of the term of the reduction that the rank at `index` of the grid holds.
 int64_t term_at(const Layout& layout, int64_t index) {
-  const Dims coord = coord_at(layout.grid(), index);
+  const Dims coord = layout.grid().coord_at(index);
   int64_t term = 0;
-  for (size_t mesh_dim = 0; mesh_dim < coord.size(); ++mesh_dim)
-    if (layout.placements()[mesh_dim].is_partial()) term = term * layout.grid().shape[mesh_dim] + coord[mesh_dim];
+  for (const int64_t mesh_dim : mesh_dims_with_terms(layout.placements()))
+    term = term * layout.grid().shape[mesh_dim] + coord[mesh_dim];
   return term;
 }
 
@@ -66,9 +60,8 @@ std::vector<FigureCell> cells_of(const TensorFigure& figure) {
 
 std::string reductions_of(const Layout& layout) {
   std::vector<std::string_view> words;
-  for (const Placement& placement : layout.placements()) {
-    if (!placement.is_partial()) continue;
-    const auto word = to_string(placement.reduce());
+  for (const int64_t mesh_dim : mesh_dims_with_terms(layout.placements())) {
+    const auto word = to_string(*layout.placements()[mesh_dim].terms());
     if (words.empty() || words.back() != word) words.push_back(word);
   }
   return fmt::format("{}", fmt::join(words, " of "));
@@ -99,8 +92,8 @@ TensorFigure tensor_figure(const Layout& layout, int64_t element_bytes, const st
   figure.element_bytes = element_bytes;
   figure.reductions = reductions_of(layout);
   figure.shares = shares_of(layout, element_bytes);
-  for (size_t mesh_dim = 0; mesh_dim < layout.placements().size(); ++mesh_dim)
-    if (layout.placements()[mesh_dim].is_partial()) figure.n_terms *= layout.grid().shape[mesh_dim];
+  for (const int64_t mesh_dim : mesh_dims_with_terms(layout.placements()))
+    figure.n_terms *= layout.grid().shape[mesh_dim];
   figure.slices = detail::slices_of(cells_of(figure), layout.sizes(), max_slices);
   return figure;
 }
@@ -148,9 +141,7 @@ std::string caption(const TensorFigure& figure, int64_t max_width) {
   const std::string head = fmt::format("[{}] as ", fmt::join(layout.sizes(), ", "));
   const std::string mesh = mesh_words(layout.grid(), figure.dim_names);
   const std::string tail = fmt::format(" on {}, {} bytes", mesh, detail::with_commas(bytes_of_tensor(figure)));
-  std::string placements = to_string(layout.placements());
-  if (layout.in_pieces() && !layout.is_ragged())  // "EnumerableShard" of "[EnumerableShard([...])]"
-    placements = fmt::format("{} of {} pieces", placements.substr(1, placements.find('(') - 1), layout.pieces().size());
+  std::string placements = placements_in_brief(layout);
   const auto room = std::max<int64_t>(20, max_width - static_cast<int64_t>(head.size() + tail.size()));
   if (max_width > 0 && static_cast<int64_t>(placements.size()) > room)
     placements = placements.substr(0, room - 3) + kEllipsis;

@@ -25,9 +25,8 @@ std::string placements_in_brief(const NamedTensor& tensor) {
   if (const LocalShards* shards = shards_of(tensor)) return name_of_local_shards(shards->boxes.size());
   const Layout* layout = layout_of(tensor);
   if (!layout) return "ordinary tensor";
-  std::string text = tensor.placements.empty() ? to_string(layout->placements()) : tensor.placements;
-  if (layout->in_pieces() && !layout->is_ragged())
-    text = fmt::format("EnumerableShard of {} pieces", layout->pieces().size());
+  const bool has_words = !tensor.placements.empty() && !layout->has_listed_boxes();
+  std::string text = has_words ? tensor.placements : placements_in_brief(*layout);
   if (text.size() > kLongestPlacements) text = text.substr(0, kLongestPlacements - 3) + "...";
   return text;
 }

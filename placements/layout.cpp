@@ -1,6 +1,7 @@
 #include "placements/layout.h"
 
 #include "placements/flat_range.h"
+#include "placements/placement_list.h"
 #include "placements/split.h"
 #include "placements/tiling.h"
 
@@ -23,11 +24,10 @@ bool are_countable(c10::IntArrayRef sizes) {
 
 Placement with_dim_in_range(const Placement& shard, c10::IntArrayRef sizes) {
   const auto n_dims = static_cast<int64_t>(sizes.size());
-  const int64_t dim = shard.dim();
-  TORCH_CHECK_INDEX(-n_dims <= dim && dim < n_dims, "[layout] tensor dim ", dim, " of ", to_string(shard),
+  TORCH_CHECK_INDEX(shard.fits_dims(n_dims), "[layout] tensor dim ", shard.dim(), " of ", to_string(shard),
                     " does not exist: the tensor has ", n_dims, " dims ", sizes, ". Use ",
                     n_dims == 0 ? "Replicate()" : fmt::format("a dim in [{}, {})", -n_dims, n_dims), ".");
-  return shard.with_dim(dim < 0 ? dim + n_dims : dim);
+  return shard.with_dim_from_zero(n_dims);
 }
 
 void check_ragged(const Placement& ragged, c10::IntArrayRef sizes, int64_t n_parts, size_t mesh_dim) {
@@ -38,12 +38,6 @@ void check_ragged(const Placement& ragged, c10::IntArrayRef sizes, int64_t n_par
   TORCH_CHECK_VALUE(static_cast<int64_t>(ragged.units().size()) == n_parts, "[layout] ", to_string(ragged), " has ",
                     ragged.units().size(), " local_units on mesh dim ", mesh_dim, " of ", n_parts,
                     " ranks: there is one number per rank. Give ", n_parts, ", with 0 for a rank that holds none.");
-}
-
-Dims coord_at_index(const RankGrid& grid, int64_t index) {
-  Dims coord = grid.shape;
-  for (size_t m = coord.size(); m-- > 0; index /= grid.shape[m]) coord[m] = index % grid.shape[m];
-  return coord;
 }
 
 void check_pieces(const Placement& placement, c10::IntArrayRef sizes, const RankGrid& grid) {
@@ -83,11 +77,11 @@ Layout::Layout(c10::IntArrayRef sizes, std::shared_ptr<const RankGrid> grid, std
                     ": they must have the same length. Give ", n_mesh_dims, ".");
   for (size_t mesh_dim = 0; mesh_dim < n_mesh_dims; ++mesh_dim) {
     Placement& placement = placements_[mesh_dim];
-    if (placement.in_pieces()) {
+    if (placement.places_boxes()) {
       check_in_pieces(mesh_dim);
     } else if (placement.is_shard()) {
       placement = with_dim_in_range(placement, sizes);
-      if (!placement.sizes().empty()) {
+      if (!placement.is_chunk()) {
         placement =
             detail::canonical(placement, intervals_before(placement.dim(), mesh_dim), grid_->shape[mesh_dim], mesh_dim);
       }
@@ -109,7 +103,7 @@ void Layout::check_in_pieces(size_t mesh_dim) const {
   }
   check_ragged(placement, sizes_, grid_->shape[mesh_dim], mesh_dim);
   for (size_t before = 0; before < mesh_dim; ++before)
-    TORCH_CHECK_VALUE(!placements_[before].in_pieces(), "[layout] ", to_string(placements_),
+    TORCH_CHECK_VALUE(!placements_[before].places_boxes(), "[layout] ", to_string(placements_),
                       " has ranges on mesh dims ", before, " and ", mesh_dim,
                       ": a RaggedShard divides the box that Shards leave, so a layout can have only one. Use Shard or "
                       "Replicate on the other mesh dims, or flatten the mesh to 1 dim.");
@@ -182,7 +176,7 @@ std::vector<OwnedBox> Layout::owners(const Box& box, c10::IntArrayRef pins) cons
   const Box part = intersect(Box::whole(sizes_), box);
   if (part.empty()) return found;
   const OwnerSearch search{part, pins};
-  if (!in_pieces()) {
+  if (has_one_box_each()) {
     collect_owners(search, 0, 0, Box::whole(sizes_), Dims(sizes_.size(), 0), found);
     return found;
   }
@@ -197,7 +191,7 @@ std::vector<OwnedBox> Layout::owners(const Box& box, c10::IntArrayRef pins) cons
   };
   for (int64_t index = 0; index < grid_->size(); ++index) {
     const int64_t rank = grid_->ranks[index];
-    const Dims coord = coord_at_index(*grid_, index);
+    const Dims coord = grid_->coord_at(index);
     if (!search.admits(coord)) continue;
     for (const Box& piece : pieces_at(coord, rank)) {
       Box common = intersect(piece, part);
@@ -245,45 +239,58 @@ Dims Layout::local_sizes(int64_t rank) const {
   return boxes.front().sizes;
 }
 
-bool Layout::is_partial() const {
+bool Layout::is_replicated() const {
+  return std::all_of(placements_.begin(), placements_.end(), [](const Placement& p) { return p.is_whole(); });
+}
+
+bool Layout::has_terms() const {
   return std::any_of(placements_.begin(), placements_.end(), [](const Placement& p) { return p.is_partial(); });
 }
 
-bool Layout::is_replicated() const {
-  return std::all_of(placements_.begin(), placements_.end(), [](const Placement& p) { return p.is_replicate(); });
+bool Layout::splits(int64_t tensor_dim) const { return shardwise::splits(placements_, tensor_dim); }
+
+int64_t Layout::n_parts(int64_t tensor_dim) const {
+  int64_t n = 1;
+  for (const int64_t m : mesh_dims_splitting(placements_, tensor_dim)) n *= grid_->shape[m];
+  return n;
 }
 
-bool Layout::is_shard(int64_t tensor_dim) const {
-  return std::any_of(placements_.begin(), placements_.end(),
-                     [&](const Placement& placement) { return placement.is_shard(tensor_dim); });
+int64_t Layout::part_at(int64_t tensor_dim, c10::IntArrayRef coord) const {
+  int64_t number = 0;
+  for (const int64_t m : mesh_dims_splitting(placements_, tensor_dim)) number = number * grid_->shape[m] + coord[m];
+  return number;
 }
+
+bool Layout::is_first_replica(c10::IntArrayRef coord) const { return coord == first_replica(placements_, coord); }
 
 const Placement* Layout::placement_in_pieces(size_t* mesh_dim) const {
   for (size_t m = 0; m < placements_.size(); ++m)
-    if (placements_[m].in_pieces()) {
+    if (placements_[m].places_boxes()) {
       if (mesh_dim) *mesh_dim = m;
       return &placements_[m];
     }
   return nullptr;
 }
 
-bool Layout::in_pieces() const { return placement_in_pieces() != nullptr; }
+bool Layout::has_one_box_each() const { return placement_in_pieces() == nullptr; }
 
-bool Layout::is_ragged() const {
+bool Layout::has_ranges() const {
   const Placement* placement = placement_in_pieces();
   return placement && placement->n_flattened() > 0;
 }
 
+bool Layout::has_listed_boxes() const { return !has_one_box_each() && !has_ranges(); }
+
 std::optional<Placement> Layout::enumerated() const {
-  if (!in_pieces() || placements_.size() != 1) return std::nullopt;
-  return is_ragged() ? Placement::enumerable(pieces()) : placements_[0];
+  if (has_one_box_each() || placements_.size() != 1) return std::nullopt;
+  return has_ranges() ? Placement::enumerable(pieces()) : placements_[0];
 }
 
 std::vector<ShardMetadata> Layout::pieces() const {
   TORCH_CHECK_NOT_IMPLEMENTED(placements_.size() == 1, "[layout] ", to_string(*this),
                               " is in pieces on a mesh of several dims; the operator supports this only on a 1-D mesh. "
                               "Redistribute it first, with Shard or Replicate in place of RaggedShard.");
-  if (!is_ragged()) return placements_[0].pieces().vec();
+  if (!has_ranges()) return placements_[0].pieces().vec();
   std::vector<ShardMetadata> pieces;
   for (int64_t index = 0; index < grid_->size(); ++index)
     for (const Box& box : boxes_at(Dims{index}, grid_->ranks[index]))
@@ -307,7 +314,7 @@ std::vector<Interval> Layout::intervals_before(int64_t tensor_dim, size_t n_mesh
 
 std::vector<Placement> Layout::resized(int64_t tensor_dim, const std::function<int64_t(int64_t)>& moved) const {
   const auto image = [&](Interval range) { return Interval{moved(range.begin), moved(range.end)}; };
-  if (in_pieces()) {
+  if (!has_one_box_each()) {
     std::vector<ShardMetadata> pieces = this->pieces();
     for (ShardMetadata& piece : pieces) {
       const Interval range = image(piece.box().interval(tensor_dim));
@@ -318,12 +325,12 @@ std::vector<Placement> Layout::resized(int64_t tensor_dim, const std::function<i
   }
   std::vector<Placement> placements = placements_;
   std::vector<Interval> ranges = {{0, sizes_[tensor_dim]}};
-  for (size_t mesh_dim = 0; mesh_dim < placements_.size(); ++mesh_dim) {
-    if (!placements_[mesh_dim].is_shard(tensor_dim)) continue;
+  for (const int64_t mesh_dim : mesh_dims_splitting(placements_, tensor_dim)) {
     ranges = detail::split_each(ranges, placements_[mesh_dim], grid_->shape[mesh_dim]);
     std::vector<int64_t> lengths;
     for (const Interval range : ranges) lengths.push_back(image(range).length());
-    placements[mesh_dim] = Placement::shard(tensor_dim, lengths);
+    const bool keeps = std::ranges::equal(ranges, lengths, {}, &Interval::length);
+    if (!keeps) placements[mesh_dim] = Placement::shard(tensor_dim, lengths);
   }
   return placements;
 }
@@ -338,6 +345,11 @@ size_t Layout::hash() const { return hash_; }
 std::string to_string(const Layout& layout) {
   return fmt::format("[{}] as {} on {}", fmt::join(layout.sizes(), ", "), to_string(layout.placements()),
                      to_string(layout.grid()));
+}
+
+std::string placements_in_brief(const Layout& layout) {
+  if (!layout.has_listed_boxes()) return to_string(layout.placements());
+  return fmt::format("EnumerableShard of {} pieces", layout.pieces().size());
 }
 
 }  // namespace shardwise

@@ -22,6 +22,8 @@ struct RankGrid {
   int64_t size() const { return static_cast<int64_t>(ranks.size()); }
   /// The coordinate of `rank`, or nothing for a non-member.
   std::optional<Dims> coord_of(int64_t rank) const;
+  /// The coordinate of `ranks[index]`.
+  Dims coord_at(int64_t index) const;
   int64_t rank_at(c10::IntArrayRef coord) const;
   bool operator==(const RankGrid&) const = default;
 };
@@ -41,6 +43,8 @@ struct OwnedBox {
 
 /// The piece sizes when torch.chunk splits `length` elements in `n_parts`: 10 in 4 gives 3,3,3,1; 2 in 3 gives 1,1,0.
 Dims chunk_sizes(int64_t length, int64_t n_parts);
+/// The sizes of the parts into which `shard` splits a dim of `length` elements. Pre: given sizes are `n_parts`.
+Dims part_sizes(const Placement& shard, int64_t length, int64_t n_parts);
 
 /// Which ranks own which elements: a tensor's `sizes`, a grid of ranks and one placement per grid dimension. Immutable.
 ///
@@ -65,7 +69,7 @@ class Layout {
   /// none.
   /// Cost: O(dims), with a RaggedShard O(its units), no communication.
   std::vector<Box> boxes(int64_t rank) const;
-  /// The box of the member at `coord`. Pre: !in_pieces().
+  /// The box of the member at `coord`. Pre: has_one_box_each().
   Box box_at(c10::IntArrayRef coord) const;
   /// The parts of `box` and the ranks that hold them, by grid order. Each replica of a part is listed; empty parts are not. Cost: O(parts
   /// found + extents of the sharding grid dims); O(pieces) for a layout in pieces.
@@ -76,27 +80,39 @@ class Layout {
   /// Throws: c10::ValueError if the rank has no box or several.
   Dims local_sizes(int64_t rank) const;
 
-  bool is_partial() const;                  // on some grid dimension
-  bool is_replicated() const;               // on every grid dimension
-  bool is_shard(int64_t tensor_dim) const;  // on some grid dimension
-  /// Placed by boxes of the whole tensor, any number per rank. box_at() and shard_intervals() do not apply.
-  bool in_pieces() const;
+  bool is_replicated() const;  // on every grid dimension
+  /// The ranks along some grid dim hold terms that are still to be reduced.
+  bool has_terms() const;
+  /// True if some grid dim splits tensor dim `tensor_dim`.
+  bool splits(int64_t tensor_dim) const;
+  /// The number of parts into which the grid dims split `tensor_dim`; 1 if none does.
+  int64_t n_parts(int64_t tensor_dim) const;
+  /// The number of the part of `tensor_dim` at `coord`, an index of shard_intervals().
+  int64_t part_at(int64_t tensor_dim, c10::IntArrayRef coord) const;
+  /// True at the first of the coordinates that hold the same values.
+  bool is_first_replica(c10::IntArrayRef coord) const;
+
+  /// Every member holds one box, perhaps empty, as the splits of the tensor dims give it. False for a layout in pieces: it places boxes of
+  /// the whole tensor, any number per rank, and box_at() and shard_intervals() do not apply.
+  bool has_one_box_each() const;
   /// In pieces, and the pieces of each rank form one local tensor of shape [elements of the flattened dims, *the other dims].
-  bool is_ragged() const;
+  bool has_ranges() const;
+  /// In pieces that users listed, which form no local tensor by themselves.
+  bool has_listed_boxes() const;
   /// The sizes of a ragged layout's local tensor; nothing for a non-member or a layout that is not ragged.
   std::optional<Dims> flat_sizes(int64_t rank) const;
   /// An EnumerableShard with the same pieces, equivalent to this layout's only placement. Nothing if the layout is not in pieces or its
   /// grid has several dims.
   std::optional<Placement> enumerated() const;
-  /// Every rank's pieces, by rank. Throws: c10::NotImplementedError if the grid has several dims. Pre: in_pieces().
+  /// Every rank's pieces, by rank. Throws: c10::NotImplementedError if the grid has several dims. Pre: !has_one_box_each().
   std::vector<ShardMetadata> pieces() const;
 
   /// The intervals into which the Shards of `tensor_dim` split it, one per combination of coordinates of the grid dims that shard it
-  /// (outermost first). The whole extent if no grid dim does. Pre: !in_pieces().
+  /// (outermost first). The whole extent if no grid dim does. Pre: has_one_box_each().
   std::vector<Interval> shard_intervals(int64_t tensor_dim) const;
 
   /// The placements after index i of `tensor_dim` becomes index `moved(i)`, for i from 0 to its size, and each rank keeps its elements.
-  /// `moved` never decreases; examples are a slice, a scaling and a padding. Pre: !in_pieces() or enumerated().
+  /// `moved` never decreases; examples are a slice, a scaling and a padding. Pre: has_one_box_each() or enumerated().
   std::vector<Placement> resized(int64_t tensor_dim, const std::function<int64_t(int64_t)>& moved) const;
 
   bool operator==(const Layout& other) const;
@@ -120,5 +136,7 @@ class Layout {
 
 /// "[11, 5] as [Shard(0), Replicate()] on 2x3 ranks".
 std::string to_string(const Layout& layout);
+/// "[Shard(0), Replicate()]"; boxes are counted and not listed: "EnumerableShard of 3 pieces".
+std::string placements_in_brief(const Layout& layout);
 
 }  // namespace shardwise

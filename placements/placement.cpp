@@ -48,6 +48,29 @@ std::vector<int64_t> reduced(c10::IntArrayRef units) {
   return result;
 }
 
+/// The cases of to_string().
+struct Text {
+  std::string replicate() const { return "Replicate()"; }
+  std::string partial(Reduce reduce) const { return fmt::format("Partial({})", shardwise::to_string(reduce)); }
+  std::string shard(int64_t dim, c10::IntArrayRef sizes) const {
+    if (sizes.empty()) return fmt::format("Shard({})", dim);
+    return fmt::format("Shard({}, sizes=[{}])", dim, fmt::join(sizes, ", "));
+  }
+  std::string block_shard(int64_t dim, int64_t block) const {
+    return fmt::format("BlockShard({}, block={})", dim, block);
+  }
+  std::string ragged(c10::IntArrayRef dims, c10::IntArrayRef units) const {
+    return fmt::format("RaggedShard(dims={}, local_units={})", tuple_text(dims), tuple_text(units));
+  }
+  std::string enumerable(c10::ArrayRef<ShardMetadata> pieces) const {
+    std::vector<std::string> words;
+    for (const ShardMetadata& piece : pieces.slice(0, std::min(pieces.size(), kPiecesPrinted)))
+      words.push_back(to_string(piece));
+    if (pieces.size() > kPiecesPrinted) words.push_back(fmt::format("... {} more", pieces.size() - kPiecesPrinted));
+    return fmt::format("EnumerableShard([{}])", fmt::join(words, ", "));
+  }
+};
+
 void check_piece(const ShardMetadata& piece, size_t n_dims) {
   TORCH_CHECK_VALUE(piece.offsets.size() == piece.sizes.size(), "[EnumerableShard] ", to_string(piece), " has ",
                     piece.offsets.size(), " offsets and ", piece.sizes.size(),
@@ -90,6 +113,14 @@ Placement Placement::shard(int64_t dim, c10::IntArrayRef sizes) {
       ", sizes=[]) are empty: there is one extent per rank of the mesh dim. Leave sizes out for an even split.");
   TORCH_CHECK_VALUE(!any_negative(sizes), "[Shard] sizes of ", shardwise::to_string(placement),
                     " hold a negative extent: a piece has at least 0 elements. Use 0 for a rank that holds none.");
+  return placement;
+}
+
+Placement Placement::block_shard(int64_t dim, int64_t block) {
+  Placement placement = shard(dim);
+  placement.block_ = block;
+  TORCH_CHECK_VALUE(block > 0, "[BlockShard] the block of BlockShard(", dim, ", block=", block,
+                    ") is below 1: a block has elements. Use 1 or more.");
   return placement;
 }
 
@@ -149,6 +180,8 @@ c10::IntArrayRef Placement::units() const {
   return kind_ == Kind::kRagged ? c10::IntArrayRef(*sizes_) : c10::IntArrayRef();
 }
 
+std::vector<int64_t> Placement::flattened_dims() const { return leading_dims(n_flattened()); }
+
 c10::ArrayRef<ShardMetadata> Placement::pieces() const {
   return pieces_ ? c10::ArrayRef<ShardMetadata>(*pieces_) : c10::ArrayRef<ShardMetadata>();
 }
@@ -159,14 +192,26 @@ Placement Placement::with_dim(int64_t dim) const {
   return moved;
 }
 
+Placement Placement::with_sizes(std::vector<int64_t> sizes) const {
+  Placement sized = *this;
+  sized.sizes_ = std::make_shared<const std::vector<int64_t>>(std::move(sizes));
+  return sized;
+}
+
+Placement Placement::with_dim_from_zero(int64_t n_dims) const {
+  return is_shard() && dim_ < 0 && dim_ >= -n_dims ? with_dim(dim_ + n_dims) : *this;
+}
+
 bool Placement::operator==(const Placement& other) const {
-  return kind_ == other.kind_ && reduce_ == other.reduce_ && dim_ == other.dim_ &&
-         (sizes_ == other.sizes_ || (sizes() == other.sizes() && reduced(units()) == reduced(other.units()))) &&
+  return kind_ == other.kind_ && reduce_ == other.reduce_ && dim_ == other.dim_ && block_ == other.block_ &&
+         (block_ > 0 || sizes_ == other.sizes_ ||
+          (sizes() == other.sizes() && reduced(units()) == reduced(other.units()))) &&
          (pieces_ == other.pieces_ || pieces() == other.pieces());
 }
 
 size_t Placement::hash() const {
-  size_t seed = c10::get_hash(static_cast<int64_t>(kind_), static_cast<int64_t>(reduce_), dim_, sizes());
+  size_t seed = c10::get_hash(static_cast<int64_t>(kind_), static_cast<int64_t>(reduce_), dim_, block_,
+                              block_ > 0 ? c10::IntArrayRef() : sizes());
   if (kind_ == Kind::kRagged) seed = c10::hash_combine(seed, c10::get_hash(reduced(units())));
   for (const ShardMetadata& piece : pieces()) {
     seed = c10::hash_combine(seed,
@@ -175,28 +220,7 @@ size_t Placement::hash() const {
   return seed;
 }
 
-std::string to_string(const Placement& placement) {
-  switch (placement.kind()) {
-    case Placement::Kind::kReplicate:
-      return "Replicate()";
-    case Placement::Kind::kPartial:
-      return fmt::format("Partial({})", to_string(placement.reduce()));
-    case Placement::Kind::kShard:
-      if (placement.sizes().empty()) return fmt::format("Shard({})", placement.dim());
-      return fmt::format("Shard({}, sizes=[{}])", placement.dim(), fmt::join(placement.sizes(), ", "));
-    case Placement::Kind::kRagged:
-      return fmt::format("RaggedShard(dims={}, local_units={})", tuple_text(leading_dims(placement.n_flattened())),
-                         tuple_text(placement.units()));
-    case Placement::Kind::kEnumerable:
-      break;
-  }
-  const auto pieces = placement.pieces();
-  std::vector<std::string> words;
-  for (const ShardMetadata& piece : pieces.slice(0, std::min(pieces.size(), kPiecesPrinted)))
-    words.push_back(to_string(piece));
-  if (pieces.size() > kPiecesPrinted) words.push_back(fmt::format("... {} more", pieces.size() - kPiecesPrinted));
-  return fmt::format("EnumerableShard([{}])", fmt::join(words, ", "));
-}
+std::string to_string(const Placement& placement) { return placement.visit(Text()); }
 
 std::string to_string(c10::ArrayRef<Placement> placements) {
   std::vector<std::string> words;

@@ -2,6 +2,7 @@
 //
 //   Shard(0)                     torch.chunk's split: 10 rows over 4 ranks are 3,3,3,1
 //   Shard(0, sizes=[1, 3, 1, 3]) one extent per mesh coordinate; zeros allowed
+//   BlockShard(0, block=4)       blocks of 4, none cut: 10 rows over 4 ranks are 4,4,2,0
 //   Replicate()                  every rank has all of it
 //   Partial(sum)                 the tensor is the sum of the ranks' pieces
 //   EnumerableShard([...])       any tiling by boxes, any number per rank
@@ -11,6 +12,7 @@
 #include "placements/box.h"
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,11 +43,9 @@ struct ShardMetadata {
 
 /// How one mesh dimension treats a tensor. A small value: cheap to copy, compared by meaning.
 ///
-/// Callers should use the predicates below instead of kind(), so that a new kind of placement only has to answer them here.
+/// Callers ask what a placement does, as far as possible for all mesh dims together (placement_list.h), and not for its kind.
 class Placement {
  public:
-  enum class Kind : uint8_t { kReplicate, kShard, kPartial, kEnumerable, kRagged };
-
   Placement() = default;  // Replicate()
   static Placement replicate() { return {}; }
   /// `dim` may be negative until a Layout resolves it.
@@ -54,6 +54,10 @@ class Placement {
   /// applies to every outer piece, or one row per outer piece, outermost first.
   /// Throws: c10::ValueError for a negative extent or an empty list.
   static Placement shard(int64_t dim, c10::IntArrayRef sizes);
+  /// Blocks of `block` elements are dealt to the mesh coordinates as torch.chunk deals elements, and none is cut; the last one may be
+  /// short. Blocks are counted from the begin of the tensor dim, so that nested splits keep them whole, too. A Shard in all other respects.
+  /// Throws: c10::ValueError for a block below 1.
+  static Placement block_shard(int64_t dim, int64_t block);
   static Placement partial(Reduce reduce = Reduce::kSum);
   /// Pieces are stored by rank. The order of one rank's pieces is the order of its local tensors.
   /// Throws: c10::ValueError for pieces that overlap, differ in their number of dims, or have negative numbers.
@@ -64,51 +68,87 @@ class Placement {
   /// Throws: c10::ValueError for other dims, negative units, and units that are all zero.
   static Placement ragged(c10::IntArrayRef dims, c10::IntArrayRef units);
 
-  Kind kind() const { return kind_; }
-  /// Every rank has all of it.
-  bool is_replicate() const { return kind_ == Kind::kReplicate; }
+  // Questions about what the ranks along the mesh dim hold.
+
+  /// All of it: the ranks are replicas.
+  bool is_whole() const { return kind_ == Kind::kReplicate; }
+  /// Different elements: parts along one tensor dim, or boxes.
+  bool divides() const { return kind_ != Kind::kReplicate && kind_ != Kind::kPartial; }
+  /// Boxes of the whole tensor, any number per rank, rather than one part along one tensor dim.
+  bool places_boxes() const { return kind_ == Kind::kEnumerable || kind_ == Kind::kRagged; }
+  /// Terms, and the reduction that is still to combine them; nothing for any other placement.
+  std::optional<Reduce> terms() const { return is_partial() ? std::optional(reduce_) : std::nullopt; }
+  /// Values on which linear operators may run: anything but terms of another reduction than sum and average.
+  bool is_linear() const { return !is_partial() || shardwise::is_linear(reduce_); }
+  /// One part each of one tensor dim, as torch.chunk splits it, whatever its size.
+  bool is_chunk() const { return is_shard() && !sizes_ && block_ == 0; }
+  /// The tensor dim that a Shard splits, if it counts from 0; -1 for any other placement.
+  int64_t split_dim() const { return is_shard() ? dim_ : -1; }
+
+  // Questions for the kind. Only placements/, plans/ and runtime/rules/ ask them: a new kind of placement has to be thought of there alone,
+  // and scripts/check refuses them elsewhere.
+
   /// Each rank holds a term that is still to be reduced.
   bool is_partial() const { return kind_ == Kind::kPartial; }
-  /// Partial with a reduction that linear operators commute with, so they may run before it.
-  bool is_linear_partial() const { return is_partial() && is_linear(reduce_); }
-  /// Ranks have different elements, along one tensor dim or in pieces.
-  bool is_sharded() const { return !is_replicate() && !is_partial(); }
   /// Split along one tensor dim.
   bool is_shard() const { return kind_ == Kind::kShard; }
   bool is_shard(int64_t dim) const { return is_shard() && dim_ == dim; }
-  /// Sharded by boxes of the whole tensor, any number per rank, rather than along one dim.
-  bool in_pieces() const { return is_sharded() && !is_shard(); }
 
   /// Pre: is_shard().
   int64_t dim() const { return dim_; }
-  /// The explicit extents of a Shard; empty for torch.chunk's split.
+  /// The explicit extents of a Shard; empty for torch.chunk's split. A BlockShard has some once it is in a Layout.
   c10::IntArrayRef sizes() const;
+  /// The elements of a BlockShard's blocks; 0 for any other placement.
+  int64_t block() const { return block_; }
   /// Pre: is_partial().
   Reduce reduce() const { return reduce_; }
   /// The pieces of an EnumerableShard; empty for any other placement. Layout::pieces() works for every placement in pieces.
   c10::ArrayRef<ShardMetadata> pieces() const;
   /// The units of a RaggedShard, as the user gave them; empty for any other placement.
   c10::IntArrayRef units() const;
-  /// The tensor dim that a Shard splits; -1 for any other placement.
-  int64_t split_dim() const { return is_shard() ? dim_ : -1; }
   /// How many leading dims a RaggedShard flattens; 0 for any other placement.
   int64_t n_flattened() const { return kind_ == Kind::kRagged ? dim_ : 0; }
+  /// These dims: 0, 1, ...
+  std::vector<int64_t> flattened_dims() const;
 
+  /// False for a Shard of a dim that a tensor of `n_dims` dims does not have.
+  bool fits_dims(int64_t n_dims) const { return !is_shard() || (-n_dims <= dim_ && dim_ < n_dims); }
   /// The same split along another tensor dim. Pre: is_shard().
   Placement with_dim(int64_t dim) const;
+  /// The same split with these extents. Pre: is_shard().
+  Placement with_sizes(std::vector<int64_t> sizes) const;
+  /// The same placement of a tensor of `n_dims` dims, with a Shard's negative dim counted from the front. A dim out of range is kept.
+  Placement with_dim_from_zero(int64_t n_dims) const;
+
+  /// The case for this kind of placement, for code that must name every kind, such as bindings. `cases` has a method for each.
+  template <class Cases>
+  auto visit(const Cases& cases) const {
+    if (is_whole()) return cases.replicate();
+    if (is_partial()) return cases.partial(reduce_);
+    if (block_ > 0) return cases.block_shard(dim_, block_);
+    if (is_shard()) return cases.shard(dim_, sizes());
+    if (n_flattened() > 0) return cases.ragged(flattened_dims(), units());
+    return cases.enumerable(pieces());
+  }
 
   bool operator==(const Placement& other) const;
+  /// Equal, or of one kind with other sizes, units or pieces.
+  bool is_alike(const Placement& other) const {
+    return kind_ == other.kind_ && (is_shard() ? dim_ == other.dim_ : reduce_ == other.reduce_);
+  }
   size_t hash() const;
 
  private:
+  enum class Kind : uint8_t { kReplicate, kShard, kPartial, kEnumerable, kRagged };
   Kind kind_ = Kind::kReplicate;
   Reduce reduce_ = Reduce::kSum;
   int64_t dim_ = 0;                                    // a Shard's dim, or how many dims a RaggedShard flattens
+  int64_t block_ = 0;                                  // a BlockShard's; its sizes follow, and count for nothing else
   std::shared_ptr<const std::vector<int64_t>> sizes_;  // a Shard's explicit sizes, or a RaggedShard's units
   std::shared_ptr<const std::vector<ShardMetadata>> pieces_;
 };
 
-/// The placement as the user spells it: "Shard(0)", "Shard(0, sizes=[1, 3, 1, 3])", "Partial(sum)", "Replicate()", "RaggedShard(dims=(0,
+/// The placement as the user spells it: "Shard(0)", "Shard(0, sizes=[1, 3, 1, 3])", "BlockShard(0, block=4)", "Partial(sum)", "Replicate()", "RaggedShard(dims=(0,
 /// 1), local_units=(2, 3, 0, 5))". A long EnumerableShard is cut to its first pieces and the number of the rest.
 std::string to_string(const Placement& placement);
 /// "[Shard(0), Replicate()]".

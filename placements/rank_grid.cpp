@@ -16,11 +16,12 @@ std::optional<Dims> RankGrid::coord_of(int64_t rank) const {
     index = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
     if (index == size()) return std::nullopt;
   }
+  return coord_at(index);
+}
+
+Dims RankGrid::coord_at(int64_t index) const {
   Dims coord = shape;
-  for (size_t mesh_dim = shape.size(); mesh_dim-- > 0;) {
-    coord[mesh_dim] = index % shape[mesh_dim];
-    index /= shape[mesh_dim];
-  }
+  for (size_t m = shape.size(); m-- > 0; index /= shape[m]) coord[m] = index % shape[m];
   return coord;
 }
 

@@ -19,6 +19,19 @@ Interval chunk(Interval range, int64_t n_parts, int64_t coord) {
   return {std::min(range.begin + step * coord, range.end), std::min(range.begin + step * (coord + 1), range.end)};
 }
 
+/// The sizes of the parts of `range` when its blocks of `block` elements, counted from index 0, are split as torch.chunk splits elements.
+Dims block_sizes(Interval range, int64_t block, int64_t n_parts) {
+  block = std::min(block, std::max<int64_t>(range.end, 1));
+  const Interval blocks{range.begin / block, (range.end + block - 1) / block};
+  Dims sizes;
+  for (int64_t coord = 0; coord < n_parts; ++coord) {
+    const Interval own = chunk(blocks, n_parts, coord);
+    sizes.push_back(std::clamp(own.end * block, range.begin, range.end) -
+                    std::clamp(own.begin * block, range.begin, range.end));
+  }
+  return sizes;
+}
+
 /// The sum of the sizes, clamped to 2^63 - 1.
 int64_t sum(c10::IntArrayRef sizes) {
   int64_t total = 0;
@@ -44,7 +57,28 @@ Dims chunk_sizes(int64_t length, int64_t n_parts) {
   return sizes;
 }
 
+Dims part_sizes(const Placement& shard, int64_t length, int64_t n_parts) {
+  if (shard.block() > 0) return block_sizes({0, length}, shard.block(), n_parts);
+  return shard.sizes().empty() ? chunk_sizes(length, n_parts) : Dims(shard.sizes());
+}
+
 namespace detail {
+namespace {
+
+/// The BlockShard with the extents of its parts of `outer`: a single row if all rows are equal.
+Placement in_blocks(const Placement& shard, c10::ArrayRef<Interval> outer, int64_t n_parts) {
+  std::vector<int64_t> sizes;
+  bool rows_agree = true;
+  for (const Interval range : outer) {
+    const Dims row = block_sizes(range, shard.block(), n_parts);
+    sizes.insert(sizes.end(), row.begin(), row.end());
+    rows_agree = rows_agree && std::ranges::equal(row, c10::IntArrayRef(sizes).slice(0, n_parts));
+  }
+  if (rows_agree) sizes.resize(n_parts);
+  return shard.with_sizes(std::move(sizes));
+}
+
+}  // namespace
 
 c10::IntArrayRef row_of(const Placement& shard, int64_t outer_number, int64_t n_parts) {
   const auto sizes = shard.sizes();
@@ -82,6 +116,7 @@ std::vector<Interval> split_each(c10::ArrayRef<Interval> outer, const Placement&
 }
 
 Placement canonical(const Placement& shard, c10::ArrayRef<Interval> outer, int64_t n_parts, int64_t mesh_dim) {
+  if (shard.block() > 0) return in_blocks(shard, outer, n_parts);
   const auto n_sizes = static_cast<int64_t>(shard.sizes().size());
   const auto n_outer = static_cast<int64_t>(outer.size());
   if (n_sizes == 0) return shard;

@@ -33,7 +33,7 @@ OuterPiece split_at(const OuterPiece& outer, const Placement& shard, int64_t n_p
 std::vector<Interval> split_each(c10::ArrayRef<Interval> outer, const Placement& shard, int64_t n_parts);
 
 /// The canonical form of `shard` over the pieces `outer`: a plain Shard if its sizes equal torch.chunk's split of every piece, a single row
-/// if all rows are equal.
+/// if all rows are equal. A BlockShard gets the sizes of its parts.
 ///
 /// Throws: c10::ValueError if the number of sizes is neither one row nor a row per piece, or if a row does not add up to its piece.
 Placement canonical(const Placement& shard, c10::ArrayRef<Interval> outer, int64_t n_parts, int64_t mesh_dim);

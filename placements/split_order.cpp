@@ -1,5 +1,7 @@
 #include "placements/split_order.h"
 
+#include "placements/placement_list.h"
+
 #include <c10/util/Exception.h>
 #include <fmt/ranges.h>
 
@@ -39,9 +41,7 @@ std::string to_string(const UserPlacements& written) {
 }
 
 UserPlacements with_dims_from_zero(UserPlacements written, int64_t n_dims) {
-  for (Placement& placement : written.placements)
-    if (placement.is_shard() && placement.dim() < 0 && placement.dim() >= -n_dims)
-      placement = placement.with_dim(placement.dim() + n_dims);
+  written.placements = with_dims_from_zero(written.placements, n_dims);
   return written;
 }
 
@@ -56,7 +56,7 @@ std::vector<int64_t> order_of_splits(const UserPlacements& written, c10::IntArra
       const Placement& placement = written.placements[other];
       if (!placement.is_shard(written.placements[m].dim())) continue;
       mesh_dims.push_back(static_cast<int64_t>(other));
-      TORCH_CHECK_VALUE(placement.sizes().empty(), "[placements] ", to_string(written),
+      TORCH_CHECK_VALUE(placement.is_chunk(), "[placements] ", to_string(written),
                         " has explicit sizes on a dim that is split against the order of mesh dims. Give the mesh with "
                         "its dims in the "
                         "order of the splits, and Shard(dim, sizes=[...]).");
@@ -84,7 +84,7 @@ std::optional<UserPlacements> written_in_order(c10::ArrayRef<Placement> placemen
   for (size_t m = 0; m < placements.size(); ++m) {
     if (written.split_factors[m] == 1) continue;
     const int64_t dim = written.placements[m].dim();
-    if (std::ranges::any_of(placements, [&](const Placement& p) { return p.is_shard(dim) && !p.sizes().empty(); }))
+    if (std::ranges::any_of(placements, [&](const Placement& p) { return p.is_shard(dim) && !p.is_chunk(); }))
       return std::nullopt;
   }
   return written;
@@ -95,11 +95,8 @@ RankGrid reordered(const RankGrid& grid, c10::IntArrayRef order) {
   for (const int64_t dim : order) result.shape.push_back(grid.shape[dim]);
   Dims from(grid.shape.size(), 0);
   for (int64_t index = 0; index < grid.size(); ++index) {
-    int64_t rest = index;
-    for (size_t k = order.size(); k-- > 0;) {
-      from[order[k]] = rest % result.shape[k];
-      rest /= result.shape[k];
-    }
+    const Dims at = result.coord_at(index);
+    for (size_t k = 0; k < order.size(); ++k) from[order[k]] = at[k];
     result.ranks.push_back(grid.rank_at(from));
   }
   return result;

@@ -28,8 +28,7 @@ bool is_permutation(const Step& step) {
 bool gathers(const Step& step) {
   if (step.from.placements().size() != step.to.placements().size()) return step.to.is_replicated();
   for (size_t m = 0; m < step.to.placements().size(); ++m)
-    if (!(step.from.placements()[m] == step.to.placements()[m]) && !step.to.placements()[m].is_replicate())
-      return false;
+    if (!(step.from.placements()[m] == step.to.placements()[m]) && !step.to.placements()[m].is_whole()) return false;
   return true;
 }
 
@@ -124,13 +123,13 @@ Plan plan(const Layout& source, const Layout& destination, int64_t element_bytes
   Plan result{source, destination, element_bytes, options, {}};
   if (source == destination) return result;
   const bool by_time = options.objective == PlanOptions::Objective::kTime;
-  const bool has_choice = source.grid() == destination.grid() && !source.in_pieces() && !destination.in_pieces();
+  const bool has_choice =
+      source.grid() == destination.grid() && source.has_one_box_each() && destination.has_one_box_each();
   result.steps = by_time && has_choice ? fastest_steps(source, destination, element_bytes, options.links)
                                        : direct_steps(source, destination);
   if (options.memory_cap > 0)
     for (Step& step : result.steps)
-      if (step.kind == Step::Kind::kExchange || step.kind == Step::Kind::kReduce)
-        keep_below(options.memory_cap, element_bytes, step);
+      if (step.has_boxes()) keep_below(options.memory_cap, element_bytes, step);
   return result;
 }
 

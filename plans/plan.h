@@ -54,6 +54,14 @@ struct Step {
   int mesh_dim = -1;  // the mesh dim that is reduced or made Partial; -1 for an exchange
   Reduce reduce = Reduce::kSum;
   int64_t n_rounds = 1;  // rounds into which each box is split, to keep the memory cap
+
+  /// Boxes go from rank to rank, and are combined on arrival or not.
+  bool has_boxes() const { return kind == Kind::kExchange || kind == Kind::kReduce; }
+  /// The terms of several ranks become their reduction.
+  bool combines_terms() const { return kind == Kind::kReduce || kind == Kind::kAllReduce; }
+  bool makes_terms() const { return kind == Kind::kMakePartial; }
+  /// Boxes come from all ranks along `m`, and are combined on arrival.
+  bool reduces_along(size_t m) const { return kind == Kind::kReduce && static_cast<int>(m) == mesh_dim; }
 };
 
 /// "all-to-all", "all-gather", "reduce-scatter", "all-reduce", "permute", "slice", "make-partial".

@@ -1,6 +1,6 @@
 #include "plans/route.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "plans/traffic.h"
 
 #include <algorithm>
@@ -56,7 +56,7 @@ std::optional<Layout> maybe_with(const Layout& layout, const Placements& placeme
 Layout changed(const Layout& layout, size_t m, const Placement& placement) {
   Placements placements = layout.placements().vec();
   placements[m] = placement;
-  if (!placement.is_sharded()) return with(layout, std::move(placements));
+  if (!placement.divides()) return with(layout, std::move(placements));
   if (auto result = maybe_with(layout, placements)) return *result;
   if (!placement.is_shard()) return changed(layout, m, Placement::shard(0));
   const Placement plain = Placement::shard(placement.dim());
@@ -72,7 +72,7 @@ Step step_of(const Layout& from, Layout to, size_t m) {
   const Placement &before = from.placements()[m], &after = to.placements()[m];
   Step step{Step::Kind::kExchange, from, std::move(to), -1};
   if (before.is_partial()) {
-    step.kind = after.is_sharded() ? Step::Kind::kReduce : Step::Kind::kAllReduce;
+    step.kind = after.divides() ? Step::Kind::kReduce : Step::Kind::kAllReduce;
     step.reduce = before.reduce();
     step.mesh_dim = static_cast<int>(m);
   } else if (after.is_partial()) {
@@ -108,7 +108,7 @@ class DirectRoute {
     std::vector<size_t> waiting;  // all-reduces that may come before or after the exchange
     const bool may_wait = commutes();
     for (auto m = leaving_.rbegin(); m != leaving_.rend(); ++m) {
-      if (end_.placements()[*m].is_sharded())
+      if (end_.placements()[*m].divides())
         go(*m, best_shard(*m));
       else if (may_wait)
         waiting.push_back(*m);
@@ -148,9 +148,8 @@ class DirectRoute {
   }
 
   bool is_sharded_elsewhere(size_t m, int64_t dim) const {
-    for (size_t other = 0; other < now_.placements().size(); ++other)
-      if (other != m && now_.placements()[other].is_shard(dim)) return true;
-    return false;
+    const auto splitting = mesh_dims_splitting(now_.placements(), dim);
+    return splitting.size() > 1 || (splitting.size() == 1 && splitting[0] != static_cast<int64_t>(m));
   }
 
   /// Elements that the sampled ranks receive on the route that starts by reducing `m` into `placement`.
@@ -188,7 +187,7 @@ class DirectRoute {
   }
 
   bool shrinks(const std::vector<size_t>& waiting) const {
-    if (waiting.empty() || now_.in_pieces() || end_.in_pieces()) return false;
+    if (waiting.empty() || !now_.has_one_box_each() || !end_.has_one_box_each()) return false;
     const Dims first(now_.placements().size(), 0);
     return with(now_, exchanged()).box_at(first).numel() < now_.box_at(first).numel();
   }
@@ -268,7 +267,7 @@ class FastestRoute {
     State next = state;
     next[m] = static_cast<int>(choice);
     const Placement& placement = candidates_[m][choice];
-    const bool is_right_partial = placement == destination_.placements()[m] && here.placements()[m].is_replicate();
+    const bool is_right_partial = placement == destination_.placements()[m] && here.placements()[m].is_whole();
     if (placement.is_partial() && (!is_right_partial || is_spoiled(here, m, placement.reduce()))) return;
     if (here.placements()[m].is_partial() && is_out_of_turn(here, m)) return;
     std::optional<Layout> there;

@@ -1,5 +1,6 @@
 #include "plans/traffic.h"
 
+#include "placements/placement_list.h"
 #include "placements/split.h"
 #include "plans/pattern.h"
 #include "plans/transfers.h"
@@ -66,7 +67,8 @@ class Tallying {
     if (m == pins_.size()) return {common.length(), 1};
     const Placement& shard = layout_.placements()[m];
     if (pins_[m] >= 0) return tally_dim(dim, m + 1, detail::split_at(outer, shard, extent(m), pins_[m]));
-    if (shard.sizes().empty() && !is_sharded_after(dim, m)) {  // torch.chunk's pieces are counted by division
+    if (shard.is_chunk() &&
+        !splits(layout_.placements().slice(m + 1), dim)) {  // torch.chunk's pieces are counted by division
       const int64_t step = (outer.range.length() + extent(m) - 1) / extent(m);
       const int64_t first = (common.begin - outer.range.begin) / step;
       const int64_t last = (common.end - 1 - outer.range.begin) / step;
@@ -80,12 +82,6 @@ class Tallying {
       sum = {sum.elements + part.elements, sum.boxes + part.boxes};
     }
     return sum;
-  }
-
-  bool is_sharded_after(int64_t dim, size_t m) const {
-    for (size_t later = m + 1; later < pins_.size(); ++later)
-      if (layout_.placements()[later].is_shard(dim)) return true;
-    return false;
   }
 
   const Layout& layout_;
@@ -106,16 +102,12 @@ int64_t common_volume(const std::vector<Box>& some, const std::vector<Box>& othe
   return result;
 }
 
-bool is_reduced(const Step& step, size_t mesh_dim) {
-  return step.kind == Step::Kind::kReduce && static_cast<int>(mesh_dim) == step.mesh_dim;
-}
-
 /// Traffic within one mesh whose ranks have one box each. Messages are charged to the link of the first mesh dim in which two ranks differ.
 RankTraffic within_mesh(const Step& step, int64_t element_bytes, const std::vector<Link>& links, const Dims& coord) {
   const Box held = step.from.box_at(coord), wanted = step.to.box_at(coord);
   Dims pins = coord;
   for (size_t m = 0; m < pins.size(); ++m)
-    if (step.from.placements()[m].is_shard() || is_reduced(step, m)) pins[m] = -1;
+    if (step.from.placements()[m].is_shard() || step.reduces_along(m)) pins[m] = -1;
   RankTraffic result;
   Tally arriving_inside{intersect(held, wanted).numel(), 0}, leaving_inside = arriving_inside;
   arriving_inside.boxes = leaving_inside.boxes = arriving_inside.elements > 0 ? 1 : 0;
@@ -155,7 +147,7 @@ RankTraffic by_transfers(const Step& step, int64_t element_bytes, const std::vec
 
 RankTraffic exchange(const Step& step, int64_t element_bytes, const std::vector<Link>& links, int64_t rank) {
   const auto coord = step.from.grid().coord_of(rank);
-  const bool is_single = !step.from.in_pieces() && !step.to.in_pieces();
+  const bool is_single = step.from.has_one_box_each() && step.to.has_one_box_each();
   const bool is_within = coord && is_single && step.from.grid() == step.to.grid();
   RankTraffic result =
       is_within ? within_mesh(step, element_bytes, links, *coord) : by_transfers(step, element_bytes, links, rank);
@@ -211,7 +203,7 @@ RankTraffic traffic(const Plan& plan, int64_t rank) {
     result.buffer_bytes = std::max(result.buffer_bytes, part.buffer_bytes);
     result.n_messages += part.n_messages;
     result.seconds += part.seconds;
-    is_reduced |= step.kind == Step::Kind::kReduce || step.kind == Step::Kind::kAllReduce;
+    is_reduced |= step.combines_terms();
   }
   if (!is_reduced) {
     const auto wanted = plan.destination.boxes(rank);

@@ -16,7 +16,7 @@ namespace {
 template <class Use>
 void each_sent(const Step& step, int64_t element_bytes, int64_t rank, const Use& use) {
   const auto coord = step.from.grid().coord_of(rank);
-  if (!coord || step.kind == Step::Kind::kMakePartial) return;
+  if (!coord || step.makes_terms()) return;
   if (step.kind == Step::Kind::kAllReduce) {
     const int64_t n = step.from.grid().shape[step.mesh_dim];
     Dims next = *coord;

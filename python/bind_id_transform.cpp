@@ -21,10 +21,9 @@ State new_state(const ExactMapping& mapping) {
 }
 
 RowFill to_fill(const std::string& init, double scale, int64_t seed) {
-  using Kind = RowFill::Kind;
-  if (init == "constant") return {Kind::kConstant, scale, seed};
-  if (init == "uniform") return {Kind::kUniform, scale, seed};
-  if (init == "normal") return {Kind::kNormal, scale, seed};
+  if (init == "constant") return {Fill::kConstant, scale, seed};
+  if (init == "uniform") return {Fill::kUniform, scale, seed};
+  if (init == "normal") return {Fill::kNormal, scale, seed};
   TORCH_CHECK_VALUE(false, "[reset_rows] init \"", init, "\" is unknown. Use \"constant\", \"uniform\" or \"normal\".");
 }
 

@@ -12,6 +12,7 @@ namespace {
 
 /// The classes that users see: one per kind, so that isinstance and pattern matching work.
 struct PyShard : Placement {};
+struct PyBlockShard : PyShard {};
 struct PyReplicate : Placement {};
 struct PyPartial : Placement {};
 struct PyEnumerableShard : Placement {};
@@ -21,33 +22,36 @@ using Numbers = std::vector<int64_t>;
 
 template <class Kind>
 Kind as(Placement placement) {
-  return Kind{std::move(placement)};
-}
-
-/// The leading dims of a RaggedShard.
-py::tuple flattened_dims(const Placement& placement) {
-  Numbers dims(static_cast<size_t>(placement.n_flattened()));
-  std::iota(dims.begin(), dims.end(), 0);
-  return tuple_of(dims);
+  Kind result;
+  static_cast<Placement&>(result) = std::move(placement);
+  return result;
 }
 
 /// The constructor's arguments, with which a placement is pickled.
-py::tuple arguments(const Placement& placement) {
-  switch (placement.kind()) {
-    case Placement::Kind::kShard:
-      if (placement.sizes().empty()) return py::make_tuple(placement.dim());
-      return py::make_tuple(placement.dim(), tuple_of(placement.sizes()));
-    case Placement::Kind::kPartial:
-      return py::make_tuple(std::string(to_string(placement.reduce())));
-    case Placement::Kind::kEnumerable:
-      return py::make_tuple(py::cast(placement.pieces().vec()));
-    case Placement::Kind::kRagged:
-      return py::make_tuple(flattened_dims(placement), tuple_of(placement.units()));
-    case Placement::Kind::kReplicate:
-      break;
+struct Arguments {
+  py::tuple replicate() const { return py::tuple(); }
+  py::tuple partial(Reduce reduce) const { return py::make_tuple(std::string(to_string(reduce))); }
+  py::tuple shard(int64_t dim, c10::IntArrayRef sizes) const {
+    return sizes.empty() ? py::make_tuple(dim) : py::make_tuple(dim, tuple_of(sizes));
   }
-  return py::tuple();
-}
+  py::tuple block_shard(int64_t dim, int64_t block) const { return py::make_tuple(dim, block); }
+  py::tuple enumerable(c10::ArrayRef<ShardMetadata> pieces) const { return py::make_tuple(py::cast(pieces.vec())); }
+  py::tuple ragged(c10::IntArrayRef dims, c10::IntArrayRef units) const {
+    return py::make_tuple(tuple_of(dims), tuple_of(units));
+  }
+};
+
+/// The placement as an object of its class.
+struct Classified {
+  const Placement& placement;
+
+  py::object replicate() const { return py::cast(as<PyReplicate>(placement)); }
+  py::object partial(Reduce) const { return py::cast(as<PyPartial>(placement)); }
+  py::object shard(int64_t, c10::IntArrayRef) const { return py::cast(as<PyShard>(placement)); }
+  py::object block_shard(int64_t, int64_t) const { return py::cast(as<PyBlockShard>(placement)); }
+  py::object enumerable(c10::ArrayRef<ShardMetadata>) const { return py::cast(as<PyEnumerableShard>(placement)); }
+  py::object ragged(c10::IntArrayRef, c10::IntArrayRef) const { return py::cast(as<PyRaggedShard>(placement)); }
+};
 
 std::string metadata_text(const ShardMetadata& piece) {
   return fmt::format("ShardMetadata(offsets=[{}], sizes=[{}], rank={})", fmt::join(piece.offsets, ", "),
@@ -71,9 +75,9 @@ std::optional<WithFactor> maybe_from_torch(py::handle object) {
 
 /// torch's own hash if torch has the placement, so that equal placements of both libraries are found in each other's sets.
 Py_hash_t hash_of(const Placement& placement) {
-  if (placement.is_replicate()) return py::hash(py::int_(-1));
-  if (placement.is_shard() && placement.sizes().empty()) return py::hash(py::int_(placement.dim()));
-  if (placement.is_partial()) return 1 + py::hash(py::str(std::string(to_string(placement.reduce()))));
+  if (placement.is_whole()) return py::hash(py::int_(-1));
+  if (placement.is_chunk()) return py::hash(py::int_(placement.dim()));
+  if (const auto reduce = placement.terms()) return 1 + py::hash(py::str(std::string(to_string(*reduce))));
   return static_cast<Py_hash_t>(placement.hash());
 }
 
@@ -143,21 +147,7 @@ void refuse_bare_placement(py::handle object) {
                                          text));
 }
 
-py::object from_placement(const Placement& placement) {
-  switch (placement.kind()) {
-    case Placement::Kind::kShard:
-      return py::cast(as<PyShard>(placement));
-    case Placement::Kind::kPartial:
-      return py::cast(as<PyPartial>(placement));
-    case Placement::Kind::kEnumerable:
-      return py::cast(as<PyEnumerableShard>(placement));
-    case Placement::Kind::kRagged:
-      return py::cast(as<PyRaggedShard>(placement));
-    case Placement::Kind::kReplicate:
-      break;
-  }
-  return py::cast(as<PyReplicate>(placement));
-}
+py::object from_placement(const Placement& placement) { return placement.visit(Classified{placement}); }
 
 py::object from_written(const Placement& placement, int64_t split_factor) {
   if (split_factor == 1) return from_placement(placement);
@@ -167,23 +157,24 @@ py::object from_written(const Placement& placement, int64_t split_factor) {
 void bind_placement(py::module_& module) {
   bind_shard_metadata(module);
 
-  py::class_<Placement>(
-      module, "Placement",
-      "How one mesh dim treats a tensor: the base of the five kinds."
-      "\n\n"
-      ">>> isinstance(sw.Shard(0), sw.Placement), sw.Shard(0).is_shard(0), sw.Partial().is_partial(\"sum\")\n"
-      "(True, True, True)\n"
-      ">>> sw.Shard(0) == sw.Shard(0), sw.Shard(0) == sw.Shard(0, sizes=[1, 2])\n"
-      "(True, False)")
+  py::class_<Placement>(module, "Placement",
+                        "How one mesh dim treats a tensor: the base of the five kinds."
+                        "\n\n"
+                        ">>> isinstance(sw.Shard(0), sw.Placement), isinstance(sw.Partial(), sw.Shard)\n"
+                        "(True, False)\n"
+                        ">>> sw.Shard(0) == sw.Shard(0), sw.Shard(0) == sw.Shard(0, sizes=[1, 2])\n"
+                        "(True, False)")
       .def(
           "is_shard",
-          [](const Placement& self, std::optional<int64_t> dim) { return dim ? self.is_shard(*dim) : self.is_shard(); },
+          [](const Placement& self, std::optional<int64_t> dim) {
+            return self.divides() && !self.places_boxes() && self.dim() == dim.value_or(self.dim());
+          },
           py::arg("dim") = py::none(), "Whether this is a Shard, and, if `dim` is given, of that tensor dim.")
-      .def("is_replicate", &Placement::is_replicate)
+      .def("is_replicate", &Placement::is_whole)
       .def(
           "is_partial",
           [](const Placement& self, const std::optional<std::string>& reduce_op) {
-            return self.is_partial() && (!reduce_op || self.reduce() == reduce_from_string(*reduce_op));
+            return self.terms() && (!reduce_op || self.terms() == reduce_from_string(*reduce_op));
           },
           py::arg("reduce_op") = py::none(),
           "Whether this is a Partial, and, if `reduce_op` is given, with that reduction.")
@@ -198,7 +189,7 @@ void bind_placement(py::module_& module) {
       .def("__hash__", &hash_of)
       .def("__repr__", [](const Placement& self) { return to_string(self); })
       .def("__reduce__", [](const py::object& self) {
-        return py::make_tuple(py::type::of(self), arguments(self.cast<const Placement&>()));
+        return py::make_tuple(py::type::of(self), self.cast<const Placement&>().visit(Arguments()));
       });
 
   py::class_<PyShard, Placement>(
@@ -225,6 +216,25 @@ void bind_placement(py::module_& module) {
           "The explicit extents, None for torch.chunk's split.")
       .def_static("local_shard_size_and_offset", &part_of_split, py::arg("curr_local_size"), py::arg("num_chunks"),
                   py::arg("rank"), "(size, offset) of part `rank` of torch.chunk's split in `num_chunks`.");
+
+  py::class_<PyBlockShard, PyShard>(
+      module, "BlockShard",
+      "Blocks of `block` indices along tensor dim `dim` are dealt to the ranks along this mesh dim as torch.chunk "
+      "deals "
+      "indices, and none is cut: blocks of quantised weights, heads, or what an optimizer orthogonalises. The last "
+      "block "
+      "may be short. Several mesh dims on one tensor dim keep the blocks whole, too.\n\n"
+      "It is a Shard, whose `sizes` a tensor's placements show. Operators that keep the dim keep the blocks; where one "
+      "changes the dim's size, the result is a Shard with sizes.\n\n"
+      "Raises ValueError for a block below 1.\n\n"
+      ">>> x = sw.distribute_tensor(torch.arange(10), mesh, [sw.BlockShard(0, block=4)])  # ranks have 4, 4, 2 and 0\n"
+      ">>> x.to_local(), x.placements[0].sizes, (x + 1).placements\n"
+      "(tensor([0, 1, 2, 3]), (4, 4, 2, 0), (BlockShard(0, block=4),))\n"
+      ">>> x[:8].placements\n"
+      "(Shard(0, sizes=[4, 4, 0, 0]),)")
+      .def(py::init([](int64_t dim, int64_t block) { return as<PyBlockShard>(Placement::block_shard(dim, block)); }),
+           py::arg("dim"), py::arg("block"))
+      .def_property_readonly("block", &Placement::block);
 
   py::class_<PyReplicate, Placement>(module, "Replicate",
                                      "Every rank along this mesh dim has the same values.\n\n"
@@ -295,11 +305,11 @@ void bind_placement(py::module_& module) {
              return as<PyRaggedShard>(Placement::ragged(dims, local_units));
            }),
            py::arg("dims"), py::arg("local_units"))
-      .def_property_readonly("dims", &flattened_dims)
+      .def_property_readonly("dims", [](const Placement& self) { return tuple_of(self.flattened_dims()); })
       .def_property_readonly("local_units", [](const Placement& self) { return tuple_of(self.units()); });
 
   for (const char* name :
-       {"Placement", "Shard", "Replicate", "Partial", "EnumerableShard", "RaggedShard", "ShardMetadata"})
+       {"Placement", "Shard", "BlockShard", "Replicate", "Partial", "EnumerableShard", "RaggedShard", "ShardMetadata"})
     module.attr(name).attr("__module__") = "shardwise";
 }
 

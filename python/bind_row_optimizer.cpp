@@ -6,16 +6,16 @@
 namespace shardwise {
 namespace {
 
-RowOptimizer::Kind kind_named(const std::string& name) {
-  using Kind = RowOptimizer::Kind;
-  if (name == "sgd") return Kind::kSgd;
-  if (name == "adagrad") return Kind::kAdagrad;
-  if (name == "row_wise_adagrad") return Kind::kRowWiseAdagrad;
-  if (name == "adam") return Kind::kAdam;
-  if (name == "row_wise_adam") return Kind::kRowWiseAdam;
-  if (name == "lamb") return Kind::kLamb;
-  if (name == "row_wise_lamb") return Kind::kRowWiseLamb;
-  TORCH_INTERNAL_ASSERT(false, "there is no kind ", name);
+RowOptimizer::Method method_named(const std::string& name) {
+  using Method = RowOptimizer::Method;
+  if (name == "sgd") return Method::kSgd;
+  if (name == "adagrad") return Method::kAdagrad;
+  if (name == "row_wise_adagrad") return Method::kRowWiseAdagrad;
+  if (name == "adam") return Method::kAdam;
+  if (name == "row_wise_adam") return Method::kRowWiseAdam;
+  if (name == "lamb") return Method::kLamb;
+  if (name == "row_wise_lamb") return Method::kRowWiseLamb;
+  TORCH_INTERNAL_ASSERT(false, "there is no method ", name);
 }
 
 /// Calls a Python function before each step, from any thread that runs a backward.
@@ -41,7 +41,7 @@ void bind_row_optimizer(py::module_& module) {
                        bool stochastic_rounding, uint64_t seed) {
              const py::gil_scoped_release no_gil;
              return std::make_shared<RowOptimizer>(
-                 table, RowOptimizer::Options{kind_named(kind), lr, eps, beta1, beta2, initial_accumulator_value,
+                 table, RowOptimizer::Options{method_named(kind), lr, eps, beta1, beta2, initial_accumulator_value,
                                               weight_decay, decoupled_weight_decay, stochastic_rounding, seed});
            }),
            py::arg("table"), py::arg("kind"), py::arg("lr"), py::arg("eps"), py::arg("beta1"), py::arg("beta2"),
@@ -51,7 +51,7 @@ void bind_row_optimizer(py::module_& module) {
           "set_options",
           [](RowOptimizer& self, double lr, double eps, double beta1, double beta2, double weight_decay,
              bool decoupled_weight_decay, bool stochastic_rounding, uint64_t seed) {
-            self.set_options({self.options().kind, lr, eps, beta1, beta2, self.options().initial_accumulator,
+            self.set_options({self.options().method, lr, eps, beta1, beta2, self.options().initial_accumulator,
                               weight_decay, decoupled_weight_decay, stochastic_rounding, seed});
           },
           py::arg("lr"), py::arg("eps"), py::arg("beta1"), py::arg("beta2"), py::arg("weight_decay") = 0.0,

@@ -26,14 +26,14 @@ at::Tensor padded_at_end(const at::Tensor& tensor, int64_t dim, int64_t length) 
 /// The part of `tensor` for each of `n_parts` ranks, empty if there is none. With padding all parts are as long as the longest.
 TensorParts split_in_parts(const Placement& shard, const at::Tensor& tensor, int64_t n_parts, bool with_padding,
                            bool contiguous) {
-  const int64_t n_dims = tensor.dim(), dim = shard.dim() < 0 ? shard.dim() + n_dims : shard.dim();
-  TORCH_CHECK_INDEX(dim >= 0 && dim < n_dims,
+  const int64_t n_dims = tensor.dim(), dim = shard.with_dim_from_zero(n_dims).dim();
+  TORCH_CHECK_INDEX(shard.fits_dims(n_dims),
                     fmt::format("[placements] {} splits a tensor of {} dims. Use a dim in [{}, {}).", to_string(shard),
                                 n_dims, -n_dims, n_dims));
   TORCH_CHECK_VALUE(shard.sizes().empty() || static_cast<int64_t>(shard.sizes().size()) == n_parts,
                     fmt::format("[placements] {} has extents for {} ranks. Split in as many parts, not in {}.",
                                 to_string(shard), shard.sizes().size(), n_parts));
-  const Dims sizes = shard.sizes().empty() ? chunk_sizes(tensor.size(dim), n_parts) : Dims(shard.sizes());
+  const Dims sizes = part_sizes(shard, tensor.size(dim), n_parts);
   const int64_t longest = sizes.empty() ? 0 : *std::ranges::max_element(sizes);
   TensorParts result;
   int64_t begin = 0;

@@ -88,7 +88,7 @@ PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_ar
     const at::Tensor& tensor = THPVariable_Unpack(self);
     const auto* impl = maybe_dtensor(tensor);
     if (impl && !impl->is_pending() && !impl->view_link() && !impl->local_form() && impl->local_tensors().size() == 1 &&
-        !impl->spec()->layout().in_pieces()) {
+        impl->spec()->layout().has_one_box_each()) {
       HANDLE_TH_ERRORS
       return THPVariable_Wrap(to_local(tensor));
       END_HANDLE_TH_ERRORS

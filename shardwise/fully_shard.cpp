@@ -1,5 +1,6 @@
 #include "shardwise/fully_shard.h"
 
+#include "placements/placement_list.h"
 #include "shardwise/local_parts.h"
 #include "shardwise/module_calls.h"
 
@@ -110,8 +111,7 @@ class Sharder {
   /// The first tensor dim that no other mesh dim shards, so that gathering along it sends each element once; 0 if all are sharded.
   static int64_t free_dim(const Placements& placements, int64_t n_dims) {
     for (int64_t dim = 0; dim < n_dims; ++dim)
-      if (std::ranges::none_of(placements, [&](const Placement& placement) { return placement.is_shard(dim); }))
-        return dim;
+      if (!splits(placements, dim)) return dim;
     return 0;
   }
 

@@ -1,5 +1,6 @@
 #include "shardwise/local_parts.h"
 
+#include "placements/placement_list.h"
 #include "runtime/comm/agreement.h"
 
 #include <fmt/format.h>
@@ -12,16 +13,16 @@ namespace {
 
 /// The facts about a rank's part that ranks exchange.
 struct PartFacts {
-  enum class Kind : int64_t { kPlain, kDistributed, kUndefined };
+  enum class State : int64_t { kPlain, kDistributed, kUndefined };
 
-  Kind kind = Kind::kPlain;
+  State state = State::kPlain;
   c10::ScalarType dtype = c10::ScalarType::Undefined;  // of a plain part
   Dims sizes;
 };
 
 PartFacts facts_of(const at::Tensor& local) {
-  if (!local.defined()) return {.kind = PartFacts::Kind::kUndefined};
-  if (is_dtensor(local)) return {.kind = PartFacts::Kind::kDistributed};
+  if (!local.defined()) return {.state = PartFacts::State::kUndefined};
+  if (is_dtensor(local)) return {.state = PartFacts::State::kDistributed};
   return {.dtype = local.scalar_type(), .sizes = Dims(local.sizes())};
 }
 
@@ -40,13 +41,13 @@ std::string words_of(const PartFacts& part) {
 /// Throws: c10::TypeError and c10::ValueError if some rank passed no plain tensor.
 void check_are_parts(const std::vector<int64_t>& ranks, const std::vector<PartFacts>& parts) {
   for (size_t i = 0; i < parts.size(); ++i) {
-    TORCH_CHECK_TYPE(parts[i].kind != PartFacts::Kind::kDistributed,
+    TORCH_CHECK_TYPE(parts[i].state != PartFacts::State::kDistributed,
                      fmt::format("[from_local_parts] the part of rank {} is a DTensor "
                                  "already. Use redistribute(mesh, placements), or give "
                                  "plain parts on all ranks.",
                                  ranks[i]));
     TORCH_CHECK_VALUE(
-        parts[i].kind != PartFacts::Kind::kUndefined,
+        parts[i].state != PartFacts::State::kUndefined,
         fmt::format(
             "[from_local_parts] the part of rank {} is undefined. Give a tensor, with no rows if the rank has none.",
             ranks[i]));
@@ -72,13 +73,12 @@ class Parts {
       if (parts_[i].sizes.size() != parts_[0].sizes.size() || parts_[i].dtype != parts_[0].dtype) refuse_member(i);
     const auto n_dims = static_cast<int64_t>(parts_[0].sizes.size());
     for (Placement& placement : placements_) {
-      if (!placement.is_shard()) continue;
       TORCH_CHECK_INDEX(
-          placement.dim() >= -n_dims && placement.dim() < n_dims,
+          placement.fits_dims(n_dims),
           fmt::format("[from_local_parts] tensor dim {} of {} does not exist: the parts have {} dims. Use {}.",
                       placement.dim(), to_string(placement), n_dims,
                       n_dims == 0 ? "Replicate()" : fmt::format("a dim in [{}, {})", -n_dims, n_dims)));
-      if (placement.dim() < 0) placement = placement.with_dim(placement.dim() + n_dims);
+      placement = placement.with_dim_from_zero(n_dims);
     }
     for (int64_t dim = 0; dim < n_dims; ++dim) add_dim(dim);
   }
@@ -93,13 +93,9 @@ class Parts {
 
   /// The whole extent along `tensor_dim`, and the extents of its Shards.
   void add_dim(int64_t tensor_dim) {
-    std::vector<int64_t> sharding;  // mesh dims, outermost first
+    const std::vector<int64_t> sharding = mesh_dims_splitting(placements_, tensor_dim);
     int64_t n_parts = 1;
-    for (size_t mesh_dim = 0; mesh_dim < placements_.size(); ++mesh_dim)
-      if (placements_[mesh_dim].is_shard(tensor_dim)) {
-        sharding.push_back(static_cast<int64_t>(mesh_dim));
-        n_parts *= grid_.shape[mesh_dim];
-      }
+    for (const int64_t mesh_dim : sharding) n_parts *= grid_.shape[mesh_dim];
     std::vector<int64_t> extents(n_parts, -1);
     for (size_t member = 0; member < parts_.size(); ++member) {
       const Dims coord = *grid_.coord_of(grid_.ranks[member]);
@@ -132,7 +128,7 @@ std::vector<std::vector<PartFacts>> told_by_all(const std::vector<at::Tensor>& l
   own.number(static_cast<int64_t>(locals.size()));
   for (const at::Tensor& local : locals) {
     const PartFacts part = facts_of(local);
-    own.number(static_cast<int64_t>(part.kind)).number(static_cast<int64_t>(part.dtype)).list(part.sizes);
+    own.number(static_cast<int64_t>(part.state)).number(static_cast<int64_t>(part.dtype)).list(part.sizes);
   }
   const auto all = agree(*mesh.group(), "from_local_parts", own);
   const auto n_first = FactReader(all[0]).number();
@@ -145,9 +141,9 @@ std::vector<std::vector<PartFacts>> told_by_all(const std::vector<at::Tensor>& l
                                   "but rank {} gives {}. Give the same number on each rank.",
                                   rank, n_tensors, mesh.group()->ranks[0], n_first));
     for (std::vector<PartFacts>& of_tensor : result) {
-      const auto kind = static_cast<PartFacts::Kind>(reader.number());
+      const auto state = static_cast<PartFacts::State>(reader.number());
       const auto dtype = static_cast<c10::ScalarType>(reader.number());
-      of_tensor.push_back({kind, dtype, reader.list()});
+      of_tensor.push_back({state, dtype, reader.list()});
     }
   }
   return result;

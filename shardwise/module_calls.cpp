@@ -96,10 +96,7 @@ at::Tensor placed(const Module& module, const at::Tensor& tensor, const CallLayo
   const Spec& spec = *spec_of(tensor);
   check_same_mesh(kind_of(module), layouts.mesh->with_memory(), spec.mesh()->with_memory());
   const Placement& present = spec.placements()[layouts.mesh_dim];
-  const int64_t dim = wanted.is_shard() && wanted.dim() < 0 ? wanted.dim() + spec.dim()
-                      : wanted.is_shard()                   ? wanted.dim()
-                                                            : 0;
-  if (wanted.is_shard() && wanted.sizes().empty() && present.is_shard(dim)) return tensor;
+  if (wanted.is_chunk() && present.is_alike(wanted.with_dim_from_zero(spec.dim()))) return tensor;
   Placements placements = spec.placements().vec();
   placements[layouts.mesh_dim] = wanted;
   return redistribute(tensor, spec.mesh(), std::move(placements), {.plan = {}, .async_op = true});
@@ -111,9 +108,9 @@ at::Tensor from_piece(const Module& module, const at::Tensor& local, const CallL
                       const ValueLayout& value) {
   Placements placements(layouts.mesh->ndim());
   placements[layouts.mesh_dim] = *value.of_plain;
-  if (value.of_plain->is_replicate()) return from_local(local, layouts.mesh, std::move(placements));
+  if (value.of_plain->is_whole()) return from_local(local, layouts.mesh, std::move(placements));
   const at::Tensor whole = from_local_parts({local}, layouts.mesh, {placements})[0];
-  if (value.whole_size && value.of_plain->is_shard() && layouts.mesh->is_member())
+  if (value.whole_size && value.of_plain->divides() && layouts.mesh->is_member())
     TORCH_CHECK_VALUE(
         whole.size(value.of_plain->dim()) == *value.whole_size,
         fmt::format("[forward] {} got plain pieces placed as {}, which have {} features together, but it takes {}. "
@@ -173,7 +170,7 @@ void ModuleCall::enter(const std::vector<at::Tensor*>& inputs, std::vector<Forwa
       const ValueLayout* const value = layout_at(style.inputs, i);
       if (!value || !inputs[i] || !inputs[i]->defined()) continue;
       // A plain replica stays plain: operators within the forward treat it as a replica, because the ranks compared their arguments.
-      if (is_plain(inputs[i]) && value->of_plain && !value->of_plain->is_replicate()) {
+      if (is_plain(inputs[i]) && value->of_plain && !value->of_plain->is_whole()) {
         TORCH_CHECK_VALUE(
             layouts_->batch_dims.empty(),
             fmt::format("[forward] {} got a plain tensor as input {} within the forward of a fully sharded module: it "

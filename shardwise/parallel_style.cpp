@@ -23,7 +23,7 @@ using torch::nn::Module;
 
 /// The whole size of the dim that a plain input is sharded along, if a linear layer knows it: its features.
 std::optional<int64_t> known_size(const LinearImpl& linear, const Placement& of_plain) {
-  return of_plain.is_shard(-1) ? std::optional(linear.options.in_features()) : std::nullopt;
+  return of_plain.is_alike(Placement::shard(-1)) ? std::optional(linear.options.in_features()) : std::nullopt;
 }
 
 std::vector<ValueLayout> value_layouts(const char* style, const MaybeLayouts& given, const MaybeLayouts& wanted) {

@@ -108,9 +108,8 @@ class ResolvedPlan {
                       fmt::format("[parallelize_module] {} is distributed already. Call parallelize_module once for "
                                   "each parameter, and fully_shard after it.",
                                   full_name));
-    const bool is_negative = given.is_shard() && given.dim() < 0;
-    const Placement placement = is_negative ? given.with_dim(given.dim() + tensor.dim()) : given;
-    TORCH_CHECK_VALUE(!placement.is_shard() || (placement.dim() >= 0 && placement.dim() < tensor.dim()),
+    const Placement placement = given.with_dim_from_zero(tensor.dim());
+    TORCH_CHECK_VALUE(given.fits_dims(tensor.dim()),
                       fmt::format("[parallelize_module] {} of shape [{}] cannot be {}: it has no such dim.", full_name,
                                   fmt::join(tensor.sizes(), ", "), to_string(given)));
     TORCH_CHECK_VALUE(

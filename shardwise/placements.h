@@ -2,6 +2,7 @@
 //
 //   {sw::Shard(0), sw::Replicate()}       rows over mesh dim 0, all of them along mesh dim 1
 //   {sw::Shard(0, {1, 3, 1, 3})}          the number of rows of each rank, which may be 0
+//   {sw::BlockShard(0, 64)}               rows in blocks of 64, of which none is cut
 //   {sw::Partial("sum")}                  the tensor is the sum of the ranks' pieces
 //   {sw::RaggedShard({0, 1}, {2, 3, 0, 5})}                                        ranges of dims 0 and 1, flattened
 //   {sw::EnumerableShard({{{0, 0}, {8, 5}, /*rank=*/2}, {{0, 5}, {8, 4}, 0}})}     any boxes, any number per rank
@@ -21,6 +22,9 @@ inline Placement Shard(int64_t dim) { return Placement::shard(dim); }
 
 /// As Placement::shard(): one extent (elements) per rank along the mesh dim. Throws: c10::ValueError for a negative one.
 inline Placement Shard(int64_t dim, c10::IntArrayRef sizes) { return Placement::shard(dim, sizes); }
+
+/// As Placement::block_shard(): blocks of `block` indices along `dim`, none of which is cut. Throws: c10::ValueError for a block below 1.
+inline Placement BlockShard(int64_t dim, int64_t block) { return Placement::block_shard(dim, block); }
 
 inline Placement Replicate() { return Placement::replicate(); }
 

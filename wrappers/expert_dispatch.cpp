@@ -1,5 +1,6 @@
 #include "wrappers/expert_dispatch.h"
 
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_trace.h"
@@ -36,7 +37,7 @@ Placements by_rows(const Spec& tokens, const MeshPtr& experts) {
   Placements result = tokens.placements().vec();
   for (int64_t mesh_dim = 0; mesh_dim < tokens.mesh()->ndim(); ++mesh_dim) {
     Placement& placement = result[mesh_dim];
-    if (!placement.is_shard(0) && (mesh_dim == dim || !placement.is_replicate())) placement = Placement::shard(0);
+    if (placement.split_dim() != 0 && (mesh_dim == dim || !placement.is_whole())) placement = Placement::shard(0);
   }
   return result;
 }
@@ -46,7 +47,7 @@ void check_arguments(const at::Tensor& tokens, const at::Tensor& expert_ids, con
                      const at::Tensor& experts) {
   TORCH_CHECK_VALUE(
       is_dtensor(experts) && experts.dim() > 0 && spec_of(experts)->mesh()->ndim() == 1 &&
-          spec_of(experts)->placements()[0].is_shard(0),
+          spec_of(experts)->layout().splits(0),
       fmt::format("[{}] experts is {}: it must show which rank has which experts. Give a parameter of the experts, a "
                   "DTensor sharded by expert, as Shard(0) on a mesh of one dim (mesh[\"ep\"] of a larger one).",
                   kDispatch, is_dtensor(experts) ? to_string(*spec_of(experts)) : "a torch.Tensor"));
@@ -297,10 +298,7 @@ at::Tensor combine_tokens(const at::Tensor& rows, const RoutedTokens& routed) {
   if (!routed.tokens) return sums;
   const at::Tensor result = from_local(sums, routed.tokens->mesh(), by_rows(*routed.tokens, spec.mesh()),
                                        {.shape = Dims{routed.tokens->sizes()[0], sums.size(1)}});
-  Placements given = routed.tokens->placements().vec();
-  for (Placement& placement : given)
-    if (placement.is_partial()) placement = Placement::replicate();
-  return redistribute(result, std::move(given));
+  return redistribute(result, without_partial(routed.tokens->placements()));
 }
 
 }  // namespace shardwise

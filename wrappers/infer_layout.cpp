@@ -1,5 +1,6 @@
 #include "wrappers/infer_layout.h"
 
+#include "placements/placement_list.h"
 #include "placements/tiling.h"
 #include "runtime/tensor/spec.h"
 
@@ -41,7 +42,7 @@ class Finder {
   size_t first_replica(size_t place) const {
     Dims coord = *grid_->coord_of(grid_->ranks[place]);
     for (size_t m = 0; m < placements_.size(); ++m)
-      if (!placements_[m].is_sharded()) coord[m] = 0;
+      if (!placements_[m].divides()) coord[m] = 0;
     return std::ranges::find(grid_->ranks, grid_->rank_at(coord)) - grid_->ranks.begin();
   }
 
@@ -152,14 +153,14 @@ class Finder {
 
   Layout inferred_layout() const {
     const bool is_flat = placements_.size() == 1;
-    if (is_flat && placements_[0].in_pieces()) return named_pieces();
+    if (is_flat && placements_[0].places_boxes()) return named_pieces();
     if (auto named = with_sizes()) {
       Layout layout(shape_, grid_, std::move(*named));
       if (describes(layout)) return layout;
     }
     const bool has_sizes = std::ranges::any_of(
-        placements_, [](const Placement& each) { return each.is_shard() && !each.sizes().empty(); });
-    const bool is_copied = std::ranges::none_of(placements_, &Placement::is_sharded) && grid_->size() > 1;
+        placements_, [](const Placement& each) { return each.divides() && !each.places_boxes() && !each.is_chunk(); });
+    const bool is_copied = std::ranges::none_of(placements_, &Placement::divides) && grid_->size() > 1;
     TORCH_CHECK_VALUE(is_flat && !has_sizes && !is_copied,
                       fmt::format("[from_local] the pieces do not match {} of shape [{}] on {}: {}. Give each rank its "
                                   "one piece under these placements, or use a 1-D mesh and {}.",
@@ -196,9 +197,9 @@ class Finder {
   std::optional<std::vector<Placement>> with_sizes() const {
     std::vector<Placement> result = placements_;
     for (size_t m = 0; m < result.size(); ++m) {
-      if (!result[m].is_shard() || !result[m].sizes().empty()) continue;
+      if (!result[m].is_chunk()) continue;
       const auto n_dims = static_cast<int64_t>(shape_.size());
-      const int64_t dim = result[m].dim() < 0 ? result[m].dim() + n_dims : result[m].dim();
+      const int64_t dim = result[m].with_dim_from_zero(n_dims).dim();
       if (dim < 0 || dim >= n_dims) continue;  // the Layout's constructor raises the error
       const std::vector<int64_t> lengths = lengths_along(m, dim), outer = outer_lengths(result, m, dim);
       for (size_t piece = 0; piece < outer.size(); ++piece) {
@@ -222,20 +223,15 @@ class Finder {
 
   /// The extent along `dim` of the ranks' pieces, per coordinate of mesh dim `m` and of earlier mesh dims that shard `dim`.
   std::vector<int64_t> lengths_along(size_t m, int64_t dim) const {
-    const auto shards_dim = [&](size_t other) {
-      const Placement& placement = placements_[other];
-      return placement.is_shard() &&
-             (placement.dim() == dim || placement.dim() + static_cast<int64_t>(shape_.size()) == dim);
-    };
+    const auto from_zero = with_dims_from_zero(placements_, static_cast<int64_t>(shape_.size()));
+    const auto sharding = mesh_dims_splitting(c10::ArrayRef(from_zero).slice(0, m + 1), dim);
     int64_t n_parts = 1;
-    for (size_t other = 0; other <= m; ++other)
-      if (shards_dim(other)) n_parts *= grid_->shape[other];
+    for (const int64_t other : sharding) n_parts *= grid_->shape[other];
     std::vector<std::optional<Interval>> ranges(n_parts);
     for (const RankPieces& each : pieces_) {
       const Dims coord = *grid_->coord_of(each.rank);
       int64_t part = 0;
-      for (size_t other = 0; other <= m; ++other)
-        if (shards_dim(other)) part = part * grid_->shape[other] + coord[other];
+      for (const int64_t other : sharding) part = part * grid_->shape[other] + coord[other];
       for (const Box& box : each.boxes) {
         if (box.empty()) continue;
         const Interval range = box.interval(dim), known = ranges[part].value_or(range);

@@ -2,7 +2,7 @@
 #include "wrappers/infer_layout.h"
 #include "wrappers/local_shards_wrapper.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/gradients.h"
 #include "runtime/api/local_form.h"
 #include "runtime/api/local_pieces.h"

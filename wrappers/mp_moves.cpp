@@ -91,7 +91,7 @@ at::Tensor mp_copy(const at::Tensor& input, const MeshAxis& axis, Reduce reduce)
   const Move move("mp_copy", input, axis);
   const Placement copy = Placement::replicate();
   if (move.is_plain()) return to_local(move.given_as(copy, copy), Placements{Placement::partial(reduce)});
-  move.check_start(move.placement().is_replicate(), "Replicate()");
+  move.check_start(move.placement().is_whole(), "Replicate()");
   TORCH_CHECK_VALUE(reduce == Reduce::kSum,
                     fmt::format("[mp_copy] reduce_op \"{}\" cannot be set for a DTensor: the placements of its "
                                 "gradient define the reduction. Leave it out.",
@@ -113,7 +113,7 @@ at::Tensor mp_scatter(const at::Tensor& input, int64_t dim, const MeshAxis& axis
   const Move move("mp_scatter", input, axis);
   const Placement part = Placement::shard(move.wrapped(dim)), copy = Placement::replicate();
   if (move.is_plain()) return local_part(placed_on(move.given_as(copy, copy), 0, part));
-  move.check_start(move.placement().is_replicate() || move.placement().is_partial(), "Replicate() or Partial()");
+  move.check_start(!move.placement().divides(), "Replicate() or Partial()");
   return move.moved_to(part);
 }
 
@@ -123,7 +123,7 @@ at::Tensor mp_gather(const at::Tensor& input, int64_t dim, const MeshAxis& axis)
   const Placement copy = Placement::replicate();
   if (!move.is_plain()) {
     const std::string wanted = to_string(Placement::shard(dim));
-    move.check_start(move.placement().is_shard(dim) || move.placement().in_pieces(), wanted.c_str());
+    move.check_start(move.placement().split_dim() == dim || move.placement().places_boxes(), wanted.c_str());
     return move.moved_to(copy);
   }
   if (!move.mesh->is_member()) return at::empty({0}, input.options());

@@ -33,10 +33,11 @@ at::Tensor parallel_embedding(const at::Tensor& ids, const at::Tensor& weight, c
   }
   LookupOptions options = LookupScope::current();
   const Placement& of_ids = spec_of(own)->placements()[call.mesh_dim];
-  if (!call.gather_output && of_ids.is_replicate()) options.exchange = LookupExchange::kReduceScatter;
+  if (!call.gather_output && of_ids.is_whole()) options.exchange = LookupExchange::kReduceScatter;
   const LookupScope scope(options);
   at::Tensor rows = at::embedding(weight, own, padding_idx, call.scale_grad_by_freq, call.sparse);
-  if (call.gather_output) rows = placed_on(rows, call.mesh_dim, of_ids.is_shard() ? of_ids : Placement::replicate());
+  if (call.gather_output)
+    rows = placed_on(rows, call.mesh_dim, of_ids.split_dim() >= 0 ? of_ids : Placement::replicate());
   return is_dtensor(ids) ? rows : local_part(rows);
 }
 

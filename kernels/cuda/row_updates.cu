@@ -64,12 +64,13 @@ struct RowPlaces {
   S* second = nullptr;  // per element; null: none
   S* number = nullptr;  // per row; null: none
 
-  __device__ RowPlaces(const UpdatedPiece& piece, UpdateKind kind, int64_t group, int64_t number_of_row, int64_t column)
+  __device__ RowPlaces(const UpdatedPiece& piece, UpdateMethod method, int64_t group, int64_t number_of_row,
+                       int64_t column)
       : row(number_of_row - piece.table.first_row),
         at(static_cast<T*>(piece.table.data) + row * piece.table.step + column) {
     auto *states = static_cast<S*>(piece.state.first), *seconds = static_cast<S*>(piece.state.second);
-    if (is_row_wise(kind)) {
-      S*& numbers = has_moments(kind) ? seconds : states;
+    if (is_row_wise(method)) {
+      S*& numbers = has_moments(method) ? seconds : states;
       number = numbers + (piece.state.rows_are_groups ? group : row);
       numbers = nullptr;
     }
@@ -90,7 +91,7 @@ struct RowColumns : RowPlaces<T> {
 
   __device__ RowColumns(const UpdatedPiece& piece, const Rates<S>& rates, int64_t group, int64_t number_of_row,
                         int64_t column, bool is_in_row, const S (&sum)[kN])
-      : RowPlaces<T>(piece, rates.kind, group, number_of_row, column) {
+      : RowPlaces<T>(piece, rates.method, group, number_of_row, column) {
     if (is_in_row) {
       const auto before = load<kN>(at);
 #pragma unroll
@@ -111,8 +112,8 @@ struct RowColumns : RowPlaces<T> {
 
   /// Takes Adam's step for a column, which changes `moments`.
   __device__ S adams_step(const Rates<S>& rates, int c, S factor) {
-    return is_row_wise(rates.kind) ? row_wise_adam_step(rates, grad[c], moments[0].at[c], factor)
-                                   : adam_step(rates, grad[c], moments[0].at[c], moments[1].at[c]);
+    return is_row_wise(rates.method) ? row_wise_adam_step(rates, grad[c], moments[0].at[c], factor)
+                                     : adam_step(rates, grad[c], moments[0].at[c], moments[1].at[c]);
   }
 
   /// Adds the squares of these columns and of LAMB's step there. Pre: the moments are unchanged.
@@ -132,7 +133,7 @@ template <class T, class Source>
 __device__ void prefetch_row(const Source& source, int64_t group, int64_t number_of_row) {
   const UpdatedPiece* piece = source.of(number_of_row);
   if (piece == nullptr) return;
-  const RowPlaces<T> places(*piece, piece->update.kind, group, number_of_row, 0);
+  const RowPlaces<T> places(*piece, piece->update.method, group, number_of_row, 0);
   const int64_t width = piece->table.width, sum_bytes = sizeof(Sum<T>);
   kernels::cuda::prefetch(places.at, width * int64_t{sizeof(T)});
   if (places.first != nullptr) kernels::cuda::prefetch(places.first, width * sum_bytes);
@@ -180,10 +181,10 @@ struct LambSquares {
   template <int kN>
   __device__ void take(int64_t group, int64_t tile, int64_t column, bool is_in_row, const Sum<T> (&sum)[kN]) {
     const UpdatedPiece* piece = source.of(rows[group]);
-    if (piece == nullptr || !is_lamb(piece->update.kind)) return;
+    if (piece == nullptr || !is_lamb(piece->update.method)) return;
     const auto& rates = source.rates_of(*piece);
     const RowColumns<T, kN> columns(*piece, rates, group, rows[group], column, is_in_row, sum);
-    if (tile == 0 && is_row_wise(rates.kind)) factor = factor_of(rates, columns.number_after(rates, totals, group));
+    if (tile == 0 && is_row_wise(rates.method)) factor = factor_of(rates, columns.number_after(rates, totals, group));
     columns.add_lamb_squares(rates, factor, is_in_row, squares);
   }
   __device__ void end(int64_t group) {
@@ -224,12 +225,12 @@ struct UpdatedRows {
  private:
   template <int kN>
   __device__ void find_scale(const Rates<S>& rates, const RowColumns<T, kN>& columns, int64_t group, bool is_in_row) {
-    if (is_row_wise(rates.kind)) {
+    if (is_row_wise(rates.method)) {
       const S number = columns.number_after(rates, totals, group);
       if (threadIdx.x == 0) *columns.number = number;
       scale.factor = factor_of(rates, number);
     }
-    if (!is_lamb(rates.kind)) return;
+    if (!is_lamb(rates.method)) return;
     if (totals.ratios != nullptr) {
       scale.ratio = static_cast<S>(totals.ratios[group]);
     } else if (totals.pairs != nullptr) {
@@ -245,15 +246,15 @@ struct UpdatedRows {
   template <int kN>
   __device__ S after(const Rates<S>& rates, RowColumns<T, kN>& columns, int c) const {
     const S row = columns.values[c], grad = columns.grad[c];
-    switch (rates.kind) {
-      case UpdateKind::kSgd:
+    switch (rates.method) {
+      case UpdateMethod::kSgd:
         return stepped(rates, row, grad);
-      case UpdateKind::kAdagrad:
+      case UpdateMethod::kAdagrad:
         return stepped(rates, row, adagrad_step(rates, grad, columns.moments[0].at[c]));
-      case UpdateKind::kRowWiseAdagrad:
+      case UpdateMethod::kRowWiseAdagrad:
         return stepped(rates, row, grad * scale.factor);
-      case UpdateKind::kAdam:
-      case UpdateKind::kRowWiseAdam:
+      case UpdateMethod::kAdam:
+      case UpdateMethod::kRowWiseAdam:
         return stepped(rates, row, columns.adams_step(rates, c, scale.factor));
       default:
         return lamb_stepped(rates, row, lamb_step(rates, row, columns.adams_step(rates, c, scale.factor)), scale.ratio);
@@ -327,7 +328,7 @@ void lamb_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups
   with_packs(grads.element, alignment_of_all(&piece, 1, grads, scratch), [&]<class T, int kN>(T, Columns<kN>) {
     using S = Sum<T>;
     const OnePiece<S> source{piece, Rates<S>(piece.update)};
-    Totals found = found_totals<T, kN>(source, is_row_wise(piece.update.kind), false, grads, groups, rows, totals,
+    Totals found = found_totals<T, kN>(source, is_row_wise(piece.update.method), false, grads, groups, rows, totals,
                                        scratch, stream);
     for_each_sum<T, kN>("lamb_squares", grads, groups, true, scratch, stream,
                         LambSquares<T, OnePiece<S>>{source, rows, found, results});
@@ -336,11 +337,12 @@ void lamb_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups
 
 void update_rows(const UpdatedPiece* pieces, const UpdatedPiece* pieces_there, int64_t n_pieces, const GradRows& grads,
                  const Groups& groups, const int64_t* rows, const RowTotals& totals, void* scratch, void* stream) {
-  const auto any = [&](bool (*is_so)(UpdateKind)) {
-    return std::any_of(pieces, pieces + n_pieces, [&](const UpdatedPiece& piece) { return is_so(piece.update.kind); });
+  const auto any = [&](bool (*is_so)(UpdateMethod)) {
+    return std::any_of(pieces, pieces + n_pieces,
+                       [&](const UpdatedPiece& piece) { return is_so(piece.update.method); });
   };
-  const bool any_row_wise = any([](UpdateKind kind) { return is_row_wise(kind); });
-  const bool any_lamb = any([](UpdateKind kind) { return is_lamb(kind); });
+  const bool any_row_wise = any([](UpdateMethod method) { return is_row_wise(method); });
+  const bool any_lamb = any([](UpdateMethod method) { return is_lamb(method); });
   with_packs(grads.element, alignment_of_all(pieces, n_pieces, grads, scratch), [&]<class T, int kN>(T, Columns<kN>) {
     using S = Sum<T>;
     const auto update = [&](const auto& source) {

@@ -2,6 +2,7 @@
 
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
+#include "placements/placement_list.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/tensor/below_autograd.h"
 
@@ -115,14 +116,13 @@ class Gradients {
                       fmt::format("[{}] gradient {} is a view whose values were moved from other ranks, and cannot be "
                                   "written to in a list. Give a clone() of it.",
                                   kOp, i));
-    for (const Placement& placement : spec.placements())
-      TORCH_CHECK_VALUE(!placement.is_partial() || placement.is_linear_partial(),
-                        fmt::format("[{}] gradient {} is laid out as {}, which cannot be scaled term by term. "
-                                    "Redistribute it to Shard or Replicate first.",
-                                    kOp, i, to_string(spec.placements())));
+    TORCH_CHECK_VALUE(are_linear(spec.placements()),
+                      fmt::format("[{}] gradient {} is laid out as {}, which cannot be scaled term by term. "
+                                  "Redistribute it to Shard or Replicate first.",
+                                  kOp, i, to_string(spec.placements())));
     if (std::ranges::find(meshes_, spec.mesh()) == meshes_.end()) meshes_.push_back(spec.mesh());
     differ_ |= !spec.layout().is_replicated();
-    if (spec.layout().is_partial()) {
+    if (spec.layout().has_terms()) {
       partials_.push_back(grads_[i]);
       most_terms_ = std::max(most_terms_, spec.mesh()->size());
     }

@@ -13,9 +13,8 @@ bool is_partial_by(const OpCall& call, Reduce reduce) {
   for (const Operand& operand : call.operands) {
     if (!operand.spec) continue;
     for (const Placement& placement : operand.spec->placements()) {
-      if (!placement.is_partial()) continue;
-      if (placement.reduce() != reduce) return false;
-      any = true;
+      if (placement.terms().value_or(reduce) != reduce) return false;
+      any |= placement.terms().has_value();
     }
   }
   return any;

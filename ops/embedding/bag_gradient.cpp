@@ -1,5 +1,5 @@
 #include "ops/embedding/bag_lookup.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/tensor/below_autograd.h"
 
@@ -12,10 +12,10 @@ namespace {
 SpecPtr spec_of_weights_grad(const BagLookup& call, const LookupBackwardPlan& plan, at::ScalarType dtype) {
   Placements placements = call.lookup.plan->ids;
   for (size_t m = 0; m < placements.size(); ++m) {
-    if (!placements[m].is_replicate()) continue;
+    if (!placements[m].is_whole()) continue;
     const Placement& of_table = call.lookup.table->placements()[m];
-    if (!of_table.is_replicate()) placements[m] = of_table.is_partial() ? of_table : Placement::partial();
-    if (plan.grad[m].is_partial()) placements[m] = plan.grad[m];
+    if (!of_table.is_whole()) placements[m] = of_table.terms() ? of_table : Placement::partial();
+    if (plan.grad[m].terms()) placements[m] = plan.grad[m];
   }
   const c10::IntArrayRef sizes = call.lookup.ids.sizes();
   return Spec::intern(call.lookup.table->mesh(), sizes, std::move(placements), row_major_strides(sizes), dtype);

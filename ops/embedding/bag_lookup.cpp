@@ -1,7 +1,7 @@
 #include "ops/embedding/bag_lookup.h"
 
 #include "ops/embedding/packed_rows.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/empty.h>
@@ -19,9 +19,7 @@ SpecPtr spec_of_bags(const BagLookup& call, const Placements& placements) {
   const Spec& table = *call.lookup.table;
   const Dims sizes{call.offsets.n(), table.sizes()[1]};
   Placements of_bags = call.offsets.of_bags(table.mesh(), placements);
-  if (call.pooling == Pooling::kMax)
-    for (Placement& placement : of_bags)
-      if (placement.is_partial()) placement = Placement::partial(Reduce::kMax);
+  if (call.pooling == Pooling::kMax) of_bags = with_reduce(of_bags, Reduce::kMax);
   return Spec::intern(table.mesh(), sizes, std::move(of_bags), row_major_strides(sizes), table.dtype());
 }
 
@@ -94,7 +92,7 @@ at::Tensor pool_here(BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const at
     call.rows = call.is_packed ? exchange.fetch_packed(pieces) : exchange.fetch(pieces);
     return pool_rows(call.rows, 0, call.bags, call.pooling, chosen);
   }
-  if (call.lookup.table->layout().in_pieces()) return pool_pieces(call, pieces, options);
+  if (!call.lookup.table->layout().has_one_box_each()) return pool_pieces(call, pieces, options);
   return pool_piece(call, pieces[0], 0, options, chosen);
 }
 
@@ -103,9 +101,7 @@ at::Tensor reduce_maxima(BagLookup& call, const at::Tensor& found, bool needs_ch
   const Spec& spec = *spec_of(found);
   const at::Tensor largest = redistribute(found, without_partial(spec.placements()));
   if (!needs_chosen) return largest;
-  Placements of_places = spec.placements().vec();
-  for (Placement& placement : of_places)
-    if (placement.is_partial()) placement = Placement::partial(Reduce::kMin);
+  const Placements of_places = with_reduce(spec.placements(), Reduce::kMin);
   const auto places_spec = Spec::intern(spec.mesh(), spec.sizes(), of_places, spec.strides(), at::kLong);
   Shards places;
   if (spec.is_member()) {
@@ -141,7 +137,7 @@ at::Tensor pool_bags_of(BagLookup& call, c10::ArrayRef<at::Tensor> pieces_of_tab
   }
   if (!needs_grad || !call.wants_weights) call.rows = at::Tensor();
   at::Tensor result = wrap(call.found, std::move(pieces));
-  if (call.pooling == Pooling::kMax && call.found->layout().is_partial()) {
+  if (call.pooling == Pooling::kMax && call.found->layout().has_terms()) {
     result = reduce_maxima(call, result, needs_grad);
     moved = without_partial(moved);
   }

@@ -1,6 +1,7 @@
 #include "ops/embedding/bag_offsets.h"
 
 #include "ops/embedding/table_lookup.h"
+#include "placements/placement_list.h"
 #include "runtime/api/equal_values.h"
 #include "runtime/comm/order_check.h"
 #include "runtime/comm/tracing.h"
@@ -88,15 +89,12 @@ bool BagOffsets::fit(const Layout& ids) const {
 }
 
 Placements BagOffsets::of_bags(const MeshPtr& mesh, Placements placements) const {
-  Placements of_ids = placements;
-  for (Placement& placement : of_ids)
-    if (!placement.is_shard(0)) placement = Placement::replicate();
+  const Placements of_ids = replicated_where(placements, [](const Placement& each) { return each.split_dim() != 0; });
   Placements of_bags(placements.size(), Placement::shard(0));
   if (is_known()) {
     of_bags = Layout({n_ids_}, mesh->grid_ptr(), of_ids).resized(0, [&](int64_t place) { return bags_before(place); });
   }
-  for (size_t m = 0; m < placements.size(); ++m)
-    if (placements[m].is_shard(0)) placements[m] = of_bags[m];
+  for (const int64_t m : mesh_dims_splitting(placements, 0)) placements[m] = of_bags[m];
   return placements;
 }
 

@@ -10,7 +10,7 @@
 #include "ops/families.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/embedding.h>
@@ -45,7 +45,7 @@ at::Tensor find_rows(const TableLookup& lookup, const at::Tensor& weight) {
   const Shards& pieces = maybe_dtensor(weight)->shards();
   if (const auto& exchange = lookup.row_exchange)
     return lookup_rows(exchange->fetch(pieces), exchange->groups().group_of, 0).view(found->boxes()[0].sizes);
-  if (lookup.table->layout().in_pieces())
+  if (!lookup.table->layout().has_one_box_each())
     return look_up_pieces(lookup, found->boxes()[0].sizes, pieces,
                           at::TensorOptions().dtype(found->dtype()).device(weight.device()));
   return lookup_rows(pieces[0], lookup.own_ids(), lookup.table->boxes()[0].offsets[0]);
@@ -95,8 +95,8 @@ std::optional<TableLookup> sharded_as(const Spec& grad, const TableLookup& looku
   Placements of_ids = lookup.plan->ids;
   for (size_t m = 0; m < of_ids.size(); ++m) {
     const Placement& of_grad = grad.placements()[m];
-    const bool shards_ids = of_grad.is_shard() && of_grad.dim() < lookup.ids.dim();
-    if (of_ids[m].is_replicate() && shards_ids && !lookup.table->placements()[m].is_replicate()) of_ids[m] = of_grad;
+    const bool splits_ids = of_grad.split_dim() >= 0 && of_grad.split_dim() < lookup.ids.dim();
+    if (of_ids[m].is_whole() && splits_ids && !lookup.table->placements()[m].is_whole()) of_ids[m] = of_grad;
   }
   if (lookup.scatters_gradients() || of_ids == lookup.plan->ids) return std::nullopt;
   if (const auto known = call.sharded->load(); known && known->plan->ids == of_ids) return *known;

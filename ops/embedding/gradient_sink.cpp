@@ -1,7 +1,7 @@
 #include "ops/embedding/gradient_sink.h"
 
 #include "ops/embedding/split_rows.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/communication.h"
@@ -45,11 +45,10 @@ BoxGrads gathered(const Group& group, const at::Tensor& rows, const at::Tensor& 
 
 /// Gathers the gradient rows of other ranks along the mesh dims where `spec` is Partial, because ranks looked up different ids there.
 void complete(const SpecPtr& spec, std::vector<BoxGrads>& boxes, int64_t skipped) {
-  for (size_t m = 0; m < spec->placements().size(); ++m) {
-    if (!spec->placements()[m].is_partial()) continue;
+  for (const int64_t m : mesh_dims_with_terms(spec->placements())) {
     for (size_t i = 0; i < boxes.size(); ++i) {
       const IdGroups groups = groups_in(spec->boxes()[i], boxes[i].ids, skipped);
-      boxes[i] = gathered(*spec->mesh()->group(static_cast<int64_t>(m)), groups.rows + spec->boxes()[i].offsets[0],
+      boxes[i] = gathered(*spec->mesh()->group(m), groups.rows + spec->boxes()[i].offsets[0],
                           sum_groups(boxes[i].grads, groups));
     }
   }
@@ -69,8 +68,7 @@ at::Tensor sparse(const SpecPtr& spec, c10::ArrayRef<BoxGroups> boxes) {
     pieces.push_back(at::_sparse_coo_tensor_unsafe(boxes[i].groups.rows.unsqueeze(0), sums, spec->boxes()[i].sizes,
                                                    sums.options().layout(at::kSparse), /*is_coalesced=*/true));
   }
-  return wrap_sparse(spec->with_placements(without_partial(spec->placements())), std::move(pieces),
-                     {.sparse_dim = 1, .is_coalesced = true});
+  return wrap_sparse(spec->reduced(), std::move(pieces), {.sparse_dim = 1, .is_coalesced = true});
 }
 
 /// Begins a step that writes to `table`. It bumps the version, so that a backward that saved the table throws.
@@ -101,7 +99,7 @@ GradientSink GradientSink::compared(const char* op, const at::Tensor& weight, bo
 }
 
 std::string GradientSink::words() const {
-  if (optimizer) return fmt::format("fused optimizer, {}", to_string(optimizer->options().kind));
+  if (optimizer) return fmt::format("fused optimizer, {}", to_string(optimizer->options().method));
   return is_sparse ? "sparse gradient" : "dense gradient";
 }
 

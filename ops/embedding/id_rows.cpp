@@ -187,7 +187,7 @@ double fraction_of(uint64_t word) { return static_cast<double>(word >> 11) * 0x1
 double number_of(int64_t id, int64_t column, const RowFill& fill) {
   const auto key = static_cast<int64_t>(kernels::mixed(id, fill.seed));
   const double first = fraction_of(kernels::mixed(key, 2 * column));
-  if (fill.kind == RowFill::Kind::kUniform) return fill.scale * (2 * first - 1);
+  if (fill.values == Fill::kUniform) return fill.scale * (2 * first - 1);
   const double second = fraction_of(kernels::mixed(key, 2 * column + 1));
   return fill.scale * std::sqrt(-2 * std::log1p(-first)) * std::cos(2 * std::numbers::pi * second);
 }
@@ -197,7 +197,7 @@ double number_of(int64_t id, int64_t column, const RowFill& fill) {
 at::Tensor filled_rows(c10::ArrayRef<int64_t> ids, Interval columns, const RowFill& fill,
                        const at::TensorOptions& options) {
   const Dims sizes{static_cast<int64_t>(ids.size()), columns.length()};
-  if (fill.kind == RowFill::Kind::kConstant) return at::full(sizes, fill.scale, options);
+  if (fill.values == Fill::kConstant) return at::full(sizes, fill.scale, options);
   const at::Tensor values = at::empty(sizes, at::kDouble);
   auto* value = values.mutable_data_ptr<double>();
   for (const int64_t id : ids)

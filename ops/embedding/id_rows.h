@@ -95,10 +95,11 @@ class IdRows {
 /// Rows of [0, n_rows) by the ids' hashes, int64 of the ids' shape. Ids may share rows. Cost: one pass.
 at::Tensor hashed_rows(const at::Tensor& ids, int64_t n_rows, int64_t seed);
 
+enum class Fill : uint8_t { kConstant, kUniform, kNormal };
+
 /// The values of new rows.
 struct RowFill {
-  enum class Kind : uint8_t { kConstant, kUniform, kNormal };
-  Kind kind = Kind::kConstant;
+  Fill values = Fill::kConstant;
   double scale = 0;  // the constant; uniform in [-scale, scale); the standard deviation
   int64_t seed = 0;
 };

@@ -1,6 +1,6 @@
 #include "ops/embedding/lookup_plan.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "plans/traffic.h"
 #include "runtime/tensor/unused_meshes.h"
 
@@ -11,18 +11,18 @@ namespace shardwise {
 namespace {
 
 /// A shard on a mesh dim of one rank counts as whole.
-bool is_sharded(const Spec& table, size_t m) {
-  return table.placements()[m].is_sharded() && table.mesh()->size(static_cast<int64_t>(m)) > 1;
+bool is_divided(const Spec& table, size_t m) {
+  return table.placements()[m].divides() && table.mesh()->size(static_cast<int64_t>(m)) > 1;
 }
-bool is_whole(const Spec& table, size_t m) {
-  return table.placements()[m].is_replicate() || (table.placements()[m].is_sharded() && !is_sharded(table, m));
+bool is_whole(const Spec& table, size_t m) { return !table.placements()[m].terms() && !is_divided(table, m); }
+bool divides_rows(const Spec& table, size_t m) {
+  return is_divided(table, m) && table.placements()[m].split_dim() != 1;
 }
-bool shards_rows(const Spec& table, size_t m) { return is_sharded(table, m) && !table.placements()[m].is_shard(1); }
 
 /// The mesh dims along which both ids and table are sharded, and something must be sent.
 std::vector<bool> common_shards(const Spec& table, const Spec& ids) {
   std::vector<bool> common(table.placements().size());
-  for (size_t m = 0; m < common.size(); ++m) common[m] = is_sharded(table, m) && ids.placements()[m].is_shard();
+  for (size_t m = 0; m < common.size(); ++m) common[m] = is_divided(table, m) && ids.placements()[m].divides();
   return common;
 }
 
@@ -30,7 +30,7 @@ std::vector<bool> common_shards(const Spec& table, const Spec& ids) {
 bool have_adjoining_columns(const Spec& table, const std::vector<bool>& along) {
   bool shards_inside = false, shards_outside = false;
   for (size_t m = 0; m < along.size(); ++m)
-    if (table.placements()[m].is_shard(1)) (along[m] ? shards_inside : shards_outside) = true;
+    if (table.placements()[m].split_dim() == 1) (along[m] ? shards_inside : shards_outside) = true;
   return !shards_inside || !shards_outside;
 }
 
@@ -64,7 +64,7 @@ bool all_to_all_is_faster(const Spec& table, const Spec& ids, int64_t n_results,
                           const std::vector<Link>& links) {
   const Partners partners(*table.mesh(), along, links);
   bool sums_rows = false;
-  for (size_t m = 0; m < along.size(); ++m) sums_rows |= along[m] && shards_rows(table, m);
+  for (size_t m = 0; m < along.size(); ++m) sums_rows |= along[m] && divides_rows(table, m);
   const int64_t n_ids = ids.numel(), n_own = n_ids / partners.n_ranks;
   const int64_t row_bytes = table.sizes()[1] * table.element_bytes();
   const int64_t id_bytes = table.sizes()[0] <= std::numeric_limits<int32_t>::max() ? 4 : 8;  // ids in messages
@@ -84,7 +84,7 @@ LookupPlan make_plan(const Spec& table, const Spec& ids, const LookupOptions& op
   const bool any_common = std::ranges::find(common, true) != common.end();
   plan.exchange_along = common;
   if (!any_common && may_exchange && !n_results) {
-    for (size_t m = 0; m < common.size(); ++m) plan.exchange_along[m] = shards_rows(table, m);
+    for (size_t m = 0; m < common.size(); ++m) plan.exchange_along[m] = divides_rows(table, m);
     plan.ids_are_equal = plan.exchanges_rows();
   }
   const bool exchanges =
@@ -95,22 +95,23 @@ LookupPlan make_plan(const Spec& table, const Spec& ids, const LookupOptions& op
   bool ids_moved = false, columns_moved = false;  // explicit sizes of an inner shard depend on the outer ones
   for (size_t m = 0; m < common.size(); ++m) {
     const Placement &of_table = table.placements()[m], &of_ids = ids.placements()[m];
+    const bool has_columns = of_table.split_dim() == 1;
     const bool stay = (plan.exchange_along[m] && !plan.ids_are_equal) || is_whole(table, m);
     const Placement there = !stay                                  ? Placement::replicate()
                             : ids_moved && !of_ids.sizes().empty() ? Placement::shard(of_ids.dim())
                                                                    : of_ids;
-    ids_moved |= of_ids.is_shard() && !stay;
+    ids_moved |= of_ids.divides() && !stay;
     plan.ids.push_back(there);
-    plan.found.push_back(stay                    ? there
-                         : of_table.is_shard(1)  ? of_table.with_dim(ids.dim())
-                         : of_table.is_sharded() ? Placement::partial()
-                                                 : of_table);
+    plan.found.push_back(stay                 ? there
+                         : has_columns        ? of_table.with_dim(ids.dim())
+                         : of_table.divides() ? Placement::partial()
+                                              : of_table);
     const Placement& found = plan.found.back();
-    plan.result.push_back(of_ids.is_shard() ? of_ids
-                          : columns_moved && found.is_shard(ids.dim()) && !found.sizes().empty()
+    plan.result.push_back(of_ids.divides() ? of_ids
+                          : columns_moved && found.split_dim() == ids.dim() && !found.is_chunk()
                               ? Placement::shard(ids.dim())
                               : found);
-    columns_moved |= !stay && of_table.is_shard(1) && of_ids.is_shard();
+    columns_moved |= !stay && has_columns && of_ids.divides();
   }
   Dims sizes(ids.sizes());
   sizes.push_back(table.sizes()[1]);
@@ -141,7 +142,7 @@ bool LookupPlan::exchanges_rows() const { return std::ranges::find(exchange_alon
 
 bool LookupPlan::splits_ids() const {
   for (size_t m = 0; m < ids.size(); ++m)
-    if (exchange_along[m] && !ids[m].is_shard()) return false;
+    if (exchange_along[m] && !ids[m].divides()) return false;
   return exchanges_rows();
 }
 
@@ -163,15 +164,13 @@ LookupPlanPtr plan_lookup(const SpecPtr& table, const SpecPtr& ids, const Lookup
 
 LookupBackwardPlan plan_lookup_backward(const Spec& table, c10::ArrayRef<Placement> found,
                                         c10::ArrayRef<Placement> grad) {
-  LookupBackwardPlan backward{found.vec(), table.placements().vec()};
+  LookupBackwardPlan backward{without_partial(found), without_partial(table.placements())};
   for (size_t m = 0; m < backward.grad.size(); ++m) {
     Placement &of_grad = backward.grad[m], &of_table = backward.table[m];
-    if (of_grad.is_partial()) of_grad = Placement::replicate();
-    if (of_table.is_partial()) of_table = Placement::replicate();
-    if (!of_table.is_replicate()) continue;
-    if (of_grad.is_replicate() && grad[m].is_linear_partial()) of_grad = grad[m];
-    if (of_grad.is_shard()) of_table = Placement::partial();
-    if (of_grad.is_partial()) of_table = of_grad;
+    if (!of_table.is_whole()) continue;
+    if (of_grad.is_whole() && grad[m].terms() && grad[m].is_linear()) of_grad = grad[m];
+    if (of_grad.divides()) of_table = Placement::partial();
+    if (of_grad.terms()) of_table = of_grad;
   }
   return backward;
 }

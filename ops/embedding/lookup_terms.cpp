@@ -53,7 +53,8 @@ Placements LookupTerms::ids_for(const Spec& to) const {
   for (size_t m = 0; m < of_ids.size(); ++m) {
     const Placement& wanted = to.placements()[m];
     if (wanted == (plan.exchange_along[m] ? plan.ids[m] : plan.found[m])) continue;
-    if (!plan.exchange_along[m] || !wanted.is_shard() || wanted.dim() >= lookup_.ids.dim()) return plan.ids;
+    const bool splits_ids = wanted.split_dim() >= 0 && wanted.split_dim() < lookup_.ids.dim();
+    if (!plan.exchange_along[m] || !splits_ids) return plan.ids;
     of_ids[m] = wanted;
   }
   return of_ids;
@@ -63,7 +64,7 @@ std::optional<Shards> LookupTerms::move_as(const SpecPtr& to) const {
   const SpecPtr& from = lookup_.plan->rows;
   if (to->mesh() != from->mesh() || to->dtype() != from->dtype()) return std::nullopt;
   for (size_t m = 0; m < to->placements().size(); ++m)
-    if (lookup_.plan->exchange_along[m] && to->placements()[m].is_partial()) return std::nullopt;
+    if (lookup_.plan->exchange_along[m] && to->placements()[m].terms()) return std::nullopt;
   check_comm_policy([&] { return fmt::format("moves {} to {}", to_string(*from), to_string(to->layout())); });
   const Placements of_ids = ids_for(*to);
   const TableLookup parts = lookup_.of_parts(of_ids, own_);

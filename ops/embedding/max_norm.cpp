@@ -4,6 +4,7 @@
 #include "ops/embedding/table_lookup.h"
 #include "ops/families.h"
 #include "ops/support/kernels.h"
+#include "placements/placement_list.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/tensor/below_autograd.h"
 
@@ -23,7 +24,7 @@ void check(const at::Tensor& table, double max_norm, double p) {
   TORCH_CHECK_VALUE(max_norm > 0,
                     fmt::format("[{}] max_norm is {}. Use a number above 0, or None for no limit.", kRenorm, max_norm));
   TORCH_CHECK_VALUE(p >= 0, fmt::format("[{}] norm_type is {}. Use a number of 0 or more, or infinity.", kRenorm, p));
-  TORCH_CHECK_VALUE(!spec_of(table)->layout().is_partial(),
+  TORCH_CHECK_VALUE(!spec_of(table)->layout().has_terms(),
                     fmt::format("[{}] the table is laid out as {}: it is Partial, so no rank has whole rows. Reduce it "
                                 "first with redistribute().",
                                 kRenorm, to_string(spec_of(table)->placements())));
@@ -36,9 +37,8 @@ void shorten(const Spec& spec, const at::Tensor& piece, const at::Tensor& ids, d
   const Box& box = spec.boxes()[0];
   const IdGroups groups = group_ids(ids, box.offsets[0], box.sizes[0]);
   const at::Tensor powers = row_powers(piece, groups.rows, p);
-  for (size_t m = 0; m < spec.placements().size(); ++m)
-    if (spec.placements()[m].is_shard(1))
-      all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), powers, reduction_of(p));
+  for (const int64_t m : mesh_dims_splitting(spec.placements(), 1))
+    all_reduce(*spec.mesh()->group(m), powers, reduction_of(p));
   shorten_rows(piece, groups.rows, p, max_norm, powers);
 }
 
@@ -56,9 +56,8 @@ void shorten_pieces(const Spec& spec, const Shards& pieces, const at::Tensor& id
     powers.index_copy_(0, places, std::isinf(p) ? at::maximum(so_far, of_piece) : so_far + of_piece);
     parts.emplace_back(std::move(groups), std::move(places));
   }
-  for (size_t m = 0; m < spec.placements().size(); ++m)
-    if (!spec.placements()[m].is_replicate())
-      all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), powers, reduction_of(p));
+  for (const int64_t m : mesh_dims_that_differ(spec.placements()))
+    all_reduce(*spec.mesh()->group(m), powers, reduction_of(p));
   for (size_t i = 0; i < pieces.size(); ++i)
     shorten_rows(pieces[i], parts[i].first.rows, p, max_norm, powers.index_select(0, parts[i].second));
 }
@@ -75,10 +74,10 @@ at::Tensor& renorm(at::Tensor& self, const at::Tensor& indices, double max_norm,
   const MemoryWrite write = maybe_dtensor(self)->begin_write();
   const at::Tensor& own = maybe_dtensor(all)->shards()[0];
   const Shards& pieces = maybe_dtensor(self)->shards();
-  if (spec.layout().in_pieces())
-    shorten_pieces(spec, pieces, own, norm_type, max_norm);
-  else
+  if (spec.layout().has_one_box_each())
     shorten(spec, pieces[0], own, norm_type, max_norm);
+  else
+    shorten_pieces(spec, pieces, own, norm_type, max_norm);
   return self;
 }
 

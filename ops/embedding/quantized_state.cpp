@@ -74,7 +74,7 @@ at::Tensor checked_state(const std::string& name, const at::Tensor& given, const
       given.sizes() == c10::IntArrayRef(wanted->sizes()),
       fmt::format("[{}] {} have shape [{}], but this table needs shape [{}]. Load them into a table of that shape.",
                   kLoad, name, fmt::join(given.sizes(), ", "), fmt::join(wanted->sizes(), ", ")));
-  TORCH_CHECK_VALUE(!spec_of(given)->layout().is_partial(),
+  TORCH_CHECK_VALUE(!spec_of(given)->layout().has_terms(),
                     fmt::format("[{}] {} are laid out as {}: they are Partial, so no rank has whole values. Reduce "
                                 "them first with redistribute().",
                                 kLoad, name, to_string(spec_of(given)->placements())));

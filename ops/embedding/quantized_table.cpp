@@ -4,7 +4,7 @@
 #include "ops/embedding/packed_rows.h"
 #include "ops/embedding/row_ranges.h"
 #include "ops/embedding/split_rows.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/tensor/below_autograd.h"
 
@@ -65,7 +65,7 @@ std::shared_ptr<QuantizedTable> QuantizedTable::zeros(c10::IntArrayRef sizes, co
                    fmt::format("[{}] lookups cannot give {}. Use float32, float64, bfloat16 or float16.", kZeros,
                                c10::toString(dtype)));
   result->spec_ = Spec::intern(mesh, Dims(sizes), std::move(placements), row_major_strides(sizes), dtype);
-  TORCH_CHECK_VALUE(!result->spec_->layout().is_partial(),
+  TORCH_CHECK_VALUE(!result->spec_->layout().has_terms(),
                     fmt::format("[{}] the placements {} are Partial: packed rows cannot be added up. Use Shard or "
                                 "Replicate.",
                                 kZeros, to_string(result->spec_->placements())));
@@ -97,7 +97,7 @@ at::Tensor QuantizedTable::lookup(const at::Tensor& ids) const {
     } else {
       const at::Tensor here = lookup.own_ids();
       pieces.push_back(at::zeros(sizes, at::TensorOptions().dtype(spec_->dtype()).device(spec_->mesh()->device())));
-      const int64_t first_column = spec_->layout().in_pieces() ? 0 : spec_->boxes()[0].offsets[1];
+      const int64_t first_column = spec_->layout().has_one_box_each() ? spec_->boxes()[0].offsets[1] : 0;
       const at::Tensor rows = pieces[0].view({here.numel(), sizes.back()});
       for (size_t i = 0; i < pieces_.size() && rows.numel() > 0; ++i) {
         const Box& box = spec_->boxes()[i];

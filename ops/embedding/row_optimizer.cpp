@@ -21,7 +21,7 @@ void check_may_train(const at::Tensor& table) {
   check_table(kFuseOptimizer, table);
   const Layout& layout = spec_of(table)->layout();
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !layout.in_pieces() || layout.enumerated(),
+      layout.has_one_box_each() || layout.enumerated(),
       fmt::format("[{}] the table is laid out as {}: lookups read a copy in another layout, whose rows the optimizer "
                   "cannot update. Place the table on a mesh of one dim, or as Shard.",
                   kFuseOptimizer, to_string(layout.placements())));
@@ -36,7 +36,7 @@ void check_options(const RowOptimizer::Options& options) {
   check(options.initial_accumulator >= 0, "initial_accumulator_value", options.initial_accumulator,
         "a number of 0 or more");
   check(options.weight_decay >= 0, "weight_decay", options.weight_decay, "a number of 0 or more");
-  if (!kernels::has_moments(options.kind)) return;
+  if (!kernels::has_moments(options.method)) return;
   check(options.beta1 >= 0 && options.beta1 < 1, "beta1", options.beta1, "one in [0, 1)");
   check(options.beta2 >= 0 && options.beta2 < 1, "beta2", options.beta2, "one in [0, 1)");
 }
@@ -69,7 +69,7 @@ at::Tensor state_of(const at::Tensor& table, bool per_row, double value) {
 /// The part of `state` for a box of the table; undefined if the state is kept with other boxes.
 at::Tensor state_of_box(const at::Tensor& state, const Spec& table, size_t box) {
   const Shards& shards = maybe_dtensor(state)->shards();
-  if (state.dim() == 2 || !table.layout().in_pieces()) return shards[box];
+  if (state.dim() == 2 || table.layout().has_one_box_each()) return shards[box];
   const auto& kept = spec_of(state)->boxes();
   for (size_t i = 0; i < kept.size(); ++i)
     if (kept[i].interval(0) == table.boxes()[box].interval(0)) return shards[i];
@@ -99,26 +99,26 @@ RowOptimizer::RowOptimizer(const at::Tensor& table, const Options& options) : op
   check_may_train(table);
   check_options(options);
   table_ = spec_of(table);
-  if (options.kind == Kind::kSgd) return;
-  const bool is_row_wise = kernels::is_row_wise(options.kind);
-  if (kernels::has_moments(options.kind)) {
+  if (options.method == Method::kSgd) return;
+  const bool is_row_wise = kernels::is_row_wise(options.method);
+  if (kernels::has_moments(options.method)) {
     state_ = {state_of(table, false, 0), state_of(table, is_row_wise, 0)};
   } else {
     state_ = {state_of(table, is_row_wise, options.initial_accumulator)};
   }
 }
 
-const char* to_string(RowOptimizer::Kind kind) {
+const char* to_string(RowOptimizer::Method method) {
   static constexpr std::array kNames{"SGD",           "Adagrad", "row-wise Adagrad", "Adam",
                                      "row-wise Adam", "LAMB",    "row-wise LAMB"};
-  return kNames.at(static_cast<size_t>(kind));
+  return kNames.at(static_cast<size_t>(method));
 }
 
 void RowOptimizer::set_options(const Options& options) {
   check_options(options);
   const Options before = options_;
   options_ = options;
-  options_.kind = before.kind;
+  options_.method = before.method;
   options_.initial_accumulator = before.initial_accumulator;
 }
 
@@ -129,11 +129,12 @@ void RowOptimizer::begin_step() {
 
 kernels::RowUpdate RowOptimizer::update(size_t box) const {
   const Options& o = options_;
-  kernels::RowUpdate update{o.kind, o.lr, o.eps, o.beta1, o.beta2};
+  kernels::RowUpdate update{o.method, o.lr, o.eps, o.beta1, o.beta2};
   const double second_bias = std::sqrt(1 - std::pow(o.beta2, n_steps_));
-  if (kernels::has_moments(o.kind)) update.correction = second_bias / (1 - std::pow(o.beta1, n_steps_));
-  if (kernels::is_lamb(o.kind)) update.eps *= second_bias;  // eps is added to the bias-corrected root, as in the paper
-  (o.is_decoupled || kernels::is_lamb(o.kind) ? update.decay : update.l2) = o.weight_decay;
+  if (kernels::has_moments(o.method)) update.correction = second_bias / (1 - std::pow(o.beta1, n_steps_));
+  if (kernels::is_lamb(o.method))
+    update.eps *= second_bias;  // eps is added to the bias-corrected root, as in the paper
+  (o.is_decoupled || kernels::is_lamb(o.method) ? update.decay : update.l2) = o.weight_decay;
   const Dims& at = table_->boxes()[box].offsets;
   update.rounding = {o.rounds_at_random, o.seed, static_cast<uint32_t>(n_steps_), at[0], at[1]};
   return update;

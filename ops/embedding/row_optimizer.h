@@ -1,6 +1,6 @@
 // ops/embedding/row_optimizer.h: optimizers that the backward of lookups applies row by row, so that no gradient of the table is stored.
 //
-//   const auto optimizer = std::make_shared<RowOptimizer>(table, RowOptimizer::Options{.kind = Kind::kRowWiseAdagrad, .lr = 0.1});
+//   const auto optimizer = std::make_shared<RowOptimizer>(table, RowOptimizer::Options{.method = Method::kRowWiseAdagrad, .lr = 0.1});
 //   fuse_optimizer(table, optimizer);
 //   at::embedding(table, ids).sum().backward();   // the rows of ids have changed; table.grad() is undefined
 //
@@ -17,9 +17,9 @@ namespace shardwise {
 
 class RowOptimizer {
  public:
-  using Kind = kernels::RowUpdate::Kind;
+  using Method = kernels::RowUpdate::Method;
   struct Options {
-    Kind kind = Kind::kSgd;
+    Method method = Method::kSgd;
     double lr = 0.01;
     double eps = 1e-10;  // 1e-8 is usual for Adam
     double beta1 = 0.9;  // for Adam
@@ -41,7 +41,7 @@ class RowOptimizer {
   /// full; c10::NotImplementedError for a table in pieces on a mesh of several dims.
   RowOptimizer(const at::Tensor& table, const Options& options);
 
-  /// Sets the options of the following steps; `kind` and `initial_accumulator` do not change. Throws: as the constructor.
+  /// Sets the options of the following steps; `method` and `initial_accumulator` do not change. Throws: as the constructor.
   void set_options(const Options& options);
   const Options& options() const { return options_; }
   /// Called before each step: a schedule may set_options() there.
@@ -80,7 +80,7 @@ class RowOptimizer {
 };
 
 /// "Adagrad", "row-wise Adagrad".
-const char* to_string(RowOptimizer::Kind kind);
+const char* to_string(RowOptimizer::Method method);
 
 /// While `optimizer` lives, the backward of lookups in `table` steps it and leaves the table's gradient undefined.
 /// Throws: c10::ValueError if the table has another fused optimizer, or is not the table that the state was made for.

@@ -1,5 +1,6 @@
 #include "ops/embedding/split_rows.h"
 
+#include "placements/placement_list.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/messages.h"
 
@@ -87,7 +88,7 @@ class RowTotal {
  public:
   /// `rows`: the rows of each of this rank's boxes, ascending. `reduce`: kSum or kMin.
   RowTotal(const Spec& table, const std::vector<at::Tensor>& rows, Reduce reduce) : table_(table), reduce_(reduce) {
-    if (!table.layout().in_pieces() || rows.empty()) return;
+    if (table.layout().has_one_box_each() || rows.empty()) return;
     named_ = std::get<0>(at::_unique2(at::cat(rows)));
     for (const at::Tensor& of_box : rows) places_.push_back(at::searchsorted(named_, of_box));
     find_shared();
@@ -95,14 +96,10 @@ class RowTotal {
 
   /// Replaces the numbers [rows, n] of each box by their totals. Collective over the mesh's members.
   void find(std::vector<at::Tensor>& numbers) const {
-    if (!table_.layout().in_pieces()) {
-      for (at::Tensor& of_box : numbers)
-        for (size_t m = 0; m < table_.placements().size(); ++m)
-          if (table_.placements()[m].is_shard(1))
-            all_reduce(*table_.mesh()->group(static_cast<int64_t>(m)), of_box, reduce_);
-      return;
-    }
-    find_in_pieces(numbers);
+    if (!table_.layout().has_one_box_each()) return find_in_pieces(numbers);
+    for (at::Tensor& of_box : numbers)
+      for (const int64_t m : mesh_dims_splitting(table_.placements(), 1))
+        all_reduce(*table_.mesh()->group(m), of_box, reduce_);
   }
 
  private:
@@ -203,7 +200,7 @@ class SplitUpdate {
               c10::ArrayRef<BoxGroups> boxes)
       : table_(table), boxes_(boxes), total_(table, named_rows(table, boxes), Reduce::kSum), sums_(boxes.size()) {
     for (size_t i = 0; i < boxes.size(); ++i) updated_.push_back(optimizer.updated_rows(pieces[i], i));
-    if (!kernels::is_row_wise(optimizer.options().kind) || !table.layout().in_pieces()) return;
+    if (!kernels::is_row_wise(optimizer.options().method) || table.layout().has_one_box_each()) return;
     numbers_ = optimizer.state().back();
   }
 
@@ -278,17 +275,16 @@ void check_table(const char* op, const at::Tensor& table) {
   TORCH_CHECK_TYPE(at::isFloatingType(table.scalar_type()),
                    fmt::format("[{}] the table is {}. Give float32, float64, bfloat16 or float16.", op,
                                c10::toString(table.scalar_type())));
-  TORCH_CHECK_VALUE(!spec_of(table)->layout().is_partial(),
+  TORCH_CHECK_VALUE(!spec_of(table)->layout().has_terms(),
                     fmt::format("[{}] the table is laid out as {}: it is Partial, so no rank has whole rows. Reduce it "
                                 "first with redistribute().",
                                 op, to_string(spec_of(table)->placements())));
 }
 
 bool splits_rows(const Spec& table) {
-  if (table.layout().in_pieces())
-    return std::ranges::any_of(table.layout().pieces(),
-                               [&](const ShardMetadata& piece) { return has_part_of_rows(table, piece); });
-  return std::ranges::any_of(table.placements(), [](const Placement& placement) { return placement.is_shard(1); });
+  if (table.layout().has_one_box_each()) return table.layout().splits(1);
+  return std::ranges::any_of(table.layout().pieces(),
+                             [&](const ShardMetadata& piece) { return has_part_of_rows(table, piece); });
 }
 
 void reduce_split_rows(const Spec& table, std::vector<at::Tensor>& numbers, Reduce reduce) {
@@ -302,12 +298,7 @@ void reduce_split_rows(const Spec& table, std::vector<at::Tensor>& numbers, Redu
 }
 
 Placements placements_of_rows(const Spec& table) {
-  Placements placements = table.placements().vec();
-  if (!table.layout().in_pieces()) {
-    for (Placement& placement : placements)
-      if (placement.is_shard(1)) placement = Placement::replicate();
-    return placements;
-  }
+  if (table.layout().has_one_box_each()) return whole_along(table.placements(), 1);
   TakenRows taken;
   std::vector<ShardMetadata> kept;
   const auto keep = [&](Interval rows, int64_t rank) {
@@ -320,8 +311,8 @@ Placements placements_of_rows(const Spec& table) {
 }
 
 bool needs_whole_rows(const RowOptimizer& optimizer, const Spec& table) {
-  const auto kind = optimizer.options().kind;
-  return table.sizes()[1] > 0 && (kernels::is_row_wise(kind) || kernels::is_lamb(kind)) && splits_rows(table);
+  const auto method = optimizer.options().method;
+  return table.sizes()[1] > 0 && (kernels::is_row_wise(method) || kernels::is_lamb(method)) && splits_rows(table);
 }
 
 void update_boxes(const RowOptimizer& optimizer, const Spec& table, c10::ArrayRef<at::Tensor> pieces,
@@ -329,8 +320,8 @@ void update_boxes(const RowOptimizer& optimizer, const Spec& table, c10::ArrayRe
   if (!table.is_member()) return;
   if (needs_whole_rows(optimizer, table)) {
     SplitUpdate update(optimizer, table, pieces, boxes);
-    if (kernels::is_row_wise(optimizer.options().kind)) update.find_mean_squares();
-    if (kernels::is_lamb(optimizer.options().kind)) update.find_ratios();
+    if (kernels::is_row_wise(optimizer.options().method)) update.find_mean_squares();
+    if (kernels::is_lamb(optimizer.options().method)) update.find_ratios();
     return update.apply();
   }
   for (size_t i = 0; i < boxes.size(); ++i)

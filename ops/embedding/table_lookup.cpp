@@ -1,7 +1,7 @@
 #include "ops/embedding/table_lookup.h"
 
 #include "ops/embedding/id_check.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_policy.h"
 #include "runtime/comm/comm_trace.h"
@@ -25,12 +25,11 @@ at::Tensor prepared_table(const char* op, const at::Tensor& weight, bool passes_
                   op, fmt::join(weight.sizes(), ", ")));
   TORCH_CHECK_VALUE(weight.dim() == 2, fmt::format("[{}] the table of shape [{}] has {} dims. Give [rows, columns].",
                                                    op, fmt::join(weight.sizes(), ", "), weight.dim()));
-  Placements placements = spec_of(weight)->placements().vec();
   const bool has_known_pieces = spec_of(weight)->layout().enumerated().has_value();
-  for (Placement& placement : placements)
-    if ((placement.is_partial() && !(passes_sums && is_linear(placement.reduce()))) ||
-        (placement.in_pieces() && !has_known_pieces))
-      placement = Placement::replicate();
+  Placements placements = replicated_where(spec_of(weight)->placements(), [&](const Placement& placement) {
+    return (placement.terms() && !(passes_sums && placement.is_linear())) ||
+           (placement.places_boxes() && !has_known_pieces);
+  });
   return placements == spec_of(weight)->placements() ? weight : redistribute(weight, std::move(placements));
 }
 
@@ -53,9 +52,8 @@ at::Tensor prepared_ids(const char* op, const at::Tensor& ids, const Spec& table
   const at::Tensor own = distributed_operand(op, "indices", ids, table.mesh());
   const Spec& spec = *spec_of(own);
   const BelowAutograd guard;
-  Placements whole = without_partial(spec.placements());
-  if (spec.layout().in_pieces()) whole = Placements(whole.size());
-  return whole == spec.placements() ? own : redistribute(own, std::move(whole));
+  const SpecPtr whole = spec.layout().has_one_box_each() ? spec.reduced() : spec.replicated();
+  return whole.get() == &spec ? own : redistribute(own, whole->placements().vec());
 }
 
 void check_padding(const char* op, int64_t padding_idx, int64_t n_rows) {
@@ -93,7 +91,7 @@ TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::T
   check_policy(lookup);
   if (!table->is_member()) return lookup;
   std::vector<bool> id_shards;
-  for (const Placement& of_ids : lookup.plan->ids) id_shards.push_back(of_ids.is_shard());
+  for (const Placement& of_ids : lookup.plan->ids) id_shards.push_back(of_ids.divides());
   if (!lookup.plan->ids_are_equal)
     lookup.row_exchange =
         RowExchange::make(op, table, lookup.plan->exchange_along, lookup.own_ids(), id_shards, options.checks_ids);

@@ -195,7 +195,7 @@ struct Scatter {
     check_mode(self, mode, include_self);
     const at::Tensor part = sliced_to(at_least_1d(self), index.sizes(), dim);
     const Layout& layout = spec_of(self)->layout();
-    if (layout.in_pieces() || (layout.is_partial() && mode != "add"))
+    if (!layout.has_one_box_each() || (layout.has_terms() && mode != "add"))
       part.copy_(call_scatter(part, index, src, dim, mode, include_self));
     else
       call_scatter_(part, index, src, dim, mode, include_self);

@@ -304,7 +304,8 @@ at::Tensor put(const at::Tensor& self, const Indexed& at, const at::Tensor& valu
 }
 
 void put_(at::Tensor self, const Indexed& at, const at::Tensor& values, bool accumulate) {
-  if (const Layout& layout = spec_of(self)->layout(); layout.in_pieces() || (layout.is_partial() && !accumulate)) {
+  if (const Layout& layout = spec_of(self)->layout();
+      !layout.has_one_box_each() || (layout.has_terms() && !accumulate)) {
     self.copy_(put(self, at, values, accumulate));
     return;
   }

@@ -1,6 +1,6 @@
 #include "ops/indexing/index_grad.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/tensor/below_autograd.h"
 
@@ -9,27 +9,20 @@
 #include <algorithm>
 
 namespace shardwise {
-namespace {
-
-bool shards(c10::ArrayRef<Placement> placements, int64_t dim) {
-  return std::ranges::any_of(placements, [dim](const Placement& placement) { return placement.is_shard(dim); });
-}
-
-}  // namespace
-
 at::Tensor zeros_for_grad(const Spec& source, const at::Tensor& grad, c10::ArrayRef<int64_t> of_source) {
   Placements placements = without_partial(source.placements());
   const c10::ArrayRef<Placement> of_grad = spec_of(grad)->placements();
   for (size_t m = 0; m < placements.size(); ++m) {
-    if (placements[m].in_pieces())
+    if (placements[m].places_boxes())
       placements[m] = source.layout().enumerated() ? Placement::shard(0) : Placement::replicate();
-    if (!placements[m].is_replicate()) continue;
-    if (of_grad[m].is_linear_partial()) placements[m] = of_grad[m];
-    if (!of_grad[m].is_shard()) continue;
-    const int64_t dim = of_source[of_grad[m].dim()];
+    if (!placements[m].is_whole()) continue;
+    if (of_grad[m].terms() && of_grad[m].is_linear()) placements[m] = of_grad[m];
+    const int64_t dim_of_grad = of_grad[m].split_dim();
+    if (dim_of_grad < 0) continue;
+    const int64_t dim = of_source[dim_of_grad];
     if (dim < 0)
       placements[m] = Placement::partial();
-    else if (!shards(placements, dim) && !shards(of_grad.slice(0, m), of_grad[m].dim()))
+    else if (!splits(placements, dim) && !splits(of_grad.slice(0, m), dim_of_grad))
       placements[m] = of_grad[m].with_dim(dim);
   }
   auto spec = Spec::intern(source.mesh(), source.sizes(), std::move(placements), row_major_strides(source.sizes()),
@@ -42,7 +35,7 @@ at::Tensor zeros_for_grad(const Spec& source, const at::Tensor& grad, c10::Array
 }
 
 at::Tensor in_pieces_of(const Spec& source, const at::Tensor& grad) {
-  return source.layout().in_pieces() ? redistribute(grad, source.placements().vec()) : grad;
+  return source.layout().has_one_box_each() ? grad : redistribute(grad, source.placements().vec());
 }
 
 }  // namespace shardwise

@@ -1,7 +1,7 @@
 #include "ops/indexing/index_operand.h"
 
 #include "ops/support/agreed_range.h"
-#include "placements/partial.h"
+#include "ops/support/by_rule.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/dispatch/plain_operand.h"
@@ -38,9 +38,8 @@ at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr&
   }
   const Spec& spec = *spec_of(index);
   check_same_mesh(op, mesh, spec.mesh());
-  if (!spec.layout().is_partial()) return index;
-  CommScope scope(op);
-  return redistribute(index, without_partial(spec.placements()));
+  const CommScope scope(op);
+  return reduced(index);
 }
 
 std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index) {

@@ -1,7 +1,7 @@
 #include "ops/indexing/masked_rows.h"
 
 #include "ops/support/derivative.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
@@ -66,26 +66,19 @@ at::Tensor spread(const at::Tensor& grad, const at::Tensor& mask, const Specs& s
 
 /// True if mesh dim `m` shards dim `begin` of self like the mask, and no other mesh dim shards the mask's dims.
 bool is_sharded_alike(const Spec& self, const Spec& mask, int64_t m, int64_t begin) {
-  if (self.layout().in_pieces() || !self.placements()[m].is_shard(begin)) return false;
-  for (size_t other = 0; other < self.placements().size(); ++other) {
-    const Placement& placement = self.placements()[other];
-    const bool is_of_mask = placement.is_shard() && placement.dim() >= begin && placement.dim() < begin + mask.dim();
-    if (static_cast<int64_t>(other) != m && is_of_mask) return false;
-  }
+  if (!self.layout().has_one_box_each() || mesh_dims_splitting(self.placements(), begin) != std::vector{m})
+    return false;
+  for (int64_t dim = begin + 1; dim < begin + mask.dim(); ++dim)
+    if (self.layout().splits(dim)) return false;
   return self.layout().shard_intervals(begin) == mask.layout().shard_intervals(0);
 }
 
 /// Shards a replicated mask like dim `begin` of self, if only one mesh dim shards that dim. Returns any other mask as it is.
 at::Tensor sharded_like(const Spec& self, const at::Tensor& mask, int64_t begin) {
   Placements placements = spec_of(mask)->placements().vec();
-  if (!spec_of(mask)->layout().is_replicated()) return mask;
-  int n_sharding = 0;
-  for (size_t m = 0; m < placements.size(); ++m) {
-    if (!self.placements()[m].is_shard(begin)) continue;
-    placements[m] = self.placements()[m].with_dim(0);
-    ++n_sharding;
-  }
-  if (n_sharding != 1) return mask;
+  const std::vector<int64_t> sharding = mesh_dims_splitting(self.placements(), begin);
+  if (!spec_of(mask)->layout().is_replicated() || sharding.size() != 1) return mask;
+  placements[sharding[0]] = self.placements()[sharding[0]].with_dim(0);
   return redistribute(mask, std::move(placements));
 }
 
@@ -93,13 +86,9 @@ at::Tensor sharded_like(const Spec& self, const at::Tensor& mask, int64_t begin)
 
 std::optional<int64_t> only_row_shard(const at::Tensor& mask) {
   const c10::ArrayRef<Placement> placements = spec_of(mask)->placements();
-  std::optional<int64_t> found;
-  for (size_t m = 0; m < placements.size(); ++m) {
-    if (placements[m].is_replicate()) continue;
-    if (found || !placements[m].is_shard(0)) return std::nullopt;
-    found = static_cast<int64_t>(m);
-  }
-  return found;
+  const std::vector<int64_t> differing = mesh_dims_that_differ(placements);
+  const bool is_row_shard = differing.size() == 1 && placements[differing[0]].split_dim() == 0;
+  return is_row_shard ? std::optional(differing[0]) : std::nullopt;
 }
 
 Dims counts_by_coord(const at::Tensor& mask, int64_t m, int64_t count) {
@@ -125,10 +114,8 @@ std::optional<at::Tensor> select_locally(const at::Tensor& self, const at::Tenso
   Dims sizes(of_self->sizes());
   sizes.erase(sizes.begin() + begin, sizes.begin() + begin + mask.dim());
   sizes.insert(sizes.begin() + begin, c10::sum_integers(counts));
-  Placements placements = of_self->placements().vec();
-  for (Placement& placement : placements)
-    if (placement.is_shard() && placement.dim() > begin)
-      placement = placement.with_dim(placement.dim() - mask.dim() + 1);
+  Placements placements =
+      renumbered(of_self->placements(), [&](int64_t dim) { return dim > begin ? dim - mask.dim() + 1 : dim; });
   placements[*m] = Placement::shard(begin, counts);
   const Specs specs{
       of_self, Spec::intern(of_self->mesh(), sizes, std::move(placements), row_major_strides(sizes), of_self->dtype())};

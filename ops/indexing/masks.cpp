@@ -8,7 +8,7 @@
 #include "ops/indexing/masked_rows.h"
 #include "ops/support/kernels.h"
 #include "ops/support/plain_self.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/dispatch/gather_fallback.h"

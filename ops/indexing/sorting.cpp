@@ -68,9 +68,9 @@ std::tuple<at::Tensor, at::Tensor> topk(const at::Tensor& self, int64_t k, int64
   for (const at::Tensor& piece : maybe_dtensor(along.tensor)->shards()) {
     const Chosen own = largest(piece, self.dim() == 0 ? k : n_candidates[along.own], along.dim, is_largest, is_sorted);
     values.push_back(own.values);
-    indices.push_back(along.is_sharded() ? own.indices + along.intervals[along.own].begin : own.indices);
+    indices.push_back(along.has_several() ? own.indices + along.intervals[along.own].begin : own.indices);
   }
-  if (along.is_sharded()) {
+  if (along.has_several()) {
     const at::ScalarType dtype = self.scalar_type();
     Shards own;
     for (size_t i = 0; i < values.size(); ++i) own.push_back(packed(values[i], indices[i]));

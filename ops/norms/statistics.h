@@ -3,6 +3,7 @@
 
 #include "ops/support/by_rule.h"
 #include "ops/support/maybe_tensor.h"
+#include "placements/placement_list.h"
 #include "runtime/rules/rule.h"
 
 #include <ATen/OpMathType.h>
@@ -57,10 +58,10 @@ inline at::Tensor reduced_for_several(const at::Tensor& grad, const at::Tensor& 
   if (!is_dtensor(input)) return reduced(grad);  // a replica
   const SpecPtr &of_grad = spec_of(grad), &of_input = spec_of(input);
   if (of_grad->mesh() != of_input->mesh()) return grad;
-  const auto terms = of_grad->placements(), held = of_input->placements();
-  for (size_t mesh_dim = 0; mesh_dim < terms.size(); ++mesh_dim)
-    if (terms[mesh_dim].is_partial() && !held[mesh_dim].is_replicate()) return grad;
-  return reduced(grad);
+  const bool are_replicas = std::ranges::all_of(mesh_dims_with_terms(of_grad->placements()), [&](int64_t mesh_dim) {
+    return of_input->placements()[mesh_dim].is_whole();
+  });
+  return are_replicas ? reduced(grad) : grad;
 }
 
 }  // namespace shardwise

@@ -97,7 +97,7 @@ bool products_send_less(const at::Tensor& query, const at::Tensor& key, const at
   if (lengths + features == 0 || (lengths > 0 && is_sharded_along(query, 2))) return false;
   double n_rows = 1;
   for (const int64_t dim : {0, 1, 2})
-    n_rows *= static_cast<double>(query.size(dim)) / static_cast<double>(n_shards_along(*spec_of(query), dim));
+    n_rows *= static_cast<double>(query.size(dim)) / static_cast<double>(spec_of(query)->layout().n_parts(dim));
   double summed = 0;  // elements
   if (lengths > 0) summed += n_rows * static_cast<double>(value.size(3) + 2);
   if (scored > 0) summed += n_rows * static_cast<double>(key.size(2));

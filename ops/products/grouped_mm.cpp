@@ -6,7 +6,7 @@
 #include "ops/support/host_integers.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/rules/propagate.h"
@@ -76,15 +76,11 @@ using MeshDims = std::vector<int64_t>;
 
 /// The mesh dims along which the matrices of `spec` are sharded by group.
 MeshDims dims_of_groups(const Spec& spec) {
-  MeshDims result;
-  if (spec.sizes()[0] == 0) return result;
-  for (size_t m = 0; m < spec.placements().size(); ++m)
-    if (spec.placements()[m].is_shard(0)) result.push_back(static_cast<int64_t>(m));
-  return result;
+  return spec.sizes()[0] == 0 ? MeshDims() : mesh_dims_splitting(spec.placements(), 0);
 }
 
 bool are_sharded_rows(const Spec& spec, const MeshDims& mesh_dims) {
-  return std::ranges::all_of(mesh_dims, [&](int64_t m) { return spec.placements()[m].is_shard(0); });
+  return std::ranges::all_of(mesh_dims, [&](int64_t m) { return spec.placements()[m].split_dim() == 0; });
 }
 
 /// `spec` with the placements that `other` has on `mesh_dims`, or with Replicate() there if `other` is null.
@@ -189,13 +185,8 @@ at::Tensor rows_by_group(const at::Tensor& rows, const Spec& matrices, const at:
   const Placements by_group = matrices.layout().resized(0, [&](int64_t group) {
     return group == 0 ? 0 : group == n_groups ? rows.size(0) : ends[group - 1];
   });
-  Placements wanted = spec_of(rows)->placements().vec();
-  for (size_t m = 0; m < wanted.size(); ++m) {
-    if (std::ranges::count(of_groups, static_cast<int64_t>(m)) > 0)
-      wanted[m] = by_group[m];
-    else if (wanted[m].is_shard(0) || wanted[m].in_pieces())
-      wanted[m] = Placement::replicate();
-  }
+  Placements wanted = whole_along(spec_of(rows)->placements(), 0);
+  for (const int64_t m : of_groups) wanted[m] = by_group[m];
   return redistribute(rows, std::move(wanted));
 }
 
@@ -275,8 +266,7 @@ at::Tensor operand_of(const at::Tensor& tensor, const MeshPtr& mesh) {
   }
   const at::Tensor operand = replica_of(tensor, mesh);
   const Spec& spec = *spec_of(operand);
-  if (!spec.layout().in_pieces()) return operand;
-  return redistribute(operand, replicated_where(spec.placements(), &Placement::in_pieces));
+  return spec.layout().has_one_box_each() ? operand : redistribute(operand, without_boxes(spec.placements()));
 }
 
 /// `offs`, with its values on each rank. Plain offsets stay plain: ranks outside the mesh know them, too.

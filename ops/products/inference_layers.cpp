@@ -51,7 +51,7 @@ class BatchCall {
     const auto is_of_class = [](const Tensor& tensor) { return maybe_dtensor(tensor)->holds_subclass(); };
     if (!spec->is_member() || spec->boxes().size() != 1 || is_of_class(source) ||
         !std::ranges::all_of(spec->placements(),
-                             [](const Placement& p) { return p.split_dim() == 0 || p == Placement::replicate(); }) ||
+                             [](const Placement& p) { return p.split_dim() == 0 || p.is_whole(); }) ||
         !std::ranges::all_of(weights, [&](const Tensor& weight) {
           return is_whole(weight) && spec_of(weight)->mesh() == spec->mesh() && !is_of_class(weight);
         }))

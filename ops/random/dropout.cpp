@@ -2,9 +2,8 @@
 // agree and shards differ.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
-#include "runtime/rules/move_bytes.h"
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/leaky_relu.h>
@@ -34,7 +33,7 @@ at::Tensor kept_features(const at::Tensor& input, double p) {
   TORCH_CHECK(input.dim() >= 2, "Feature dropout requires at least 2 dimensions in the input");
   Dims sizes(input.dim(), 1), spatial(input.dim() - 2);
   std::iota(spatial.begin(), spatial.end(), 2);
-  Placements placements = without_partial(whole_along(*spec_of(input), spatial));
+  Placements placements = without_partial(whole_along(spec_of(input)->placements(), spatial));
   sizes[0] = input.size(0);
   sizes[1] = input.size(1);
   const at::NoGradGuard no_grad;

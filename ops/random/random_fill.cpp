@@ -1,7 +1,7 @@
 #include "ops/random/random_fill.h"
 
 #include "ops/support/dim_pieces.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/api/random.h"
 #include "runtime/dispatch/prepare_arguments.h"
@@ -38,7 +38,7 @@ at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& gene
   check_writable("random numbers", spec->sizes(), spec->strides());
   if (spec->mesh()->is_meta()) return self;  // as torch, which draws nothing for meta tensors
   const uint64_t seed = next_seed(*spec->mesh(), generator);
-  if (!impl->view_link() && !spec->layout().is_partial()) {
+  if (!impl->view_link() && !spec->layout().has_terms()) {
     const MemoryWrite write = impl->begin_write();
     fill_pieces(*impl, seed, fill);
     return self;

@@ -5,10 +5,9 @@
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
 #include "ops/support/torch_composition.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/api/random.h"
-#include "runtime/rules/move_bytes.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/ops/add.h>
@@ -160,7 +159,7 @@ void check_multinomial(const at::Tensor& self, int64_t n_samples, bool replaceme
 
 /// Samples by the position of uniform numbers in the running sums of each row. Rows stay sharded.
 at::Tensor with_replacement(const at::Tensor& self, int64_t n_samples, const MaybeGenerator& generator) {
-  const Placements rows = without_partial(whole_along(*spec_of(self), self.dim() - 1));
+  const Placements rows = without_partial(whole_along(spec_of(self)->placements(), self.dim() - 1));
   const at::Tensor whole = moved_to(self.to(at::kDouble), rows);
   Dims sizes(self.sizes());
   sizes.back() = n_samples;

@@ -154,7 +154,7 @@ void check_range(const at::Tensor& target, int64_t n_classes, int64_t ignored) {
 }
 
 at::Tensor of_all_ranks(const at::Tensor& target) {
-  if (!spec_of(target)->layout().is_partial()) return target;
+  if (!spec_of(target)->layout().has_terms()) return target;
   return redistribute(target, Placements(spec_of(target)->placements().size()));
 }
 

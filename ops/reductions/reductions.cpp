@@ -4,7 +4,7 @@
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
 #include "ops/support/torch_composition.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/factories.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>

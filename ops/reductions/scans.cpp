@@ -70,7 +70,7 @@ at::Tensor run(const Scan& scan, const at::Tensor& self, int64_t dim) {
   Shards pieces;
   for (const at::Tensor& piece : maybe_dtensor(along.tensor)->shards())
     pieces.push_back(scan.on_piece(piece, along.dim));
-  if (along.is_sharded()) {
+  if (along.has_several()) {
     const Shards edges = edges_of_all(along, pieces, scan.is_backward, self.scalar_type());
     for (size_t i = 0; i < pieces.size(); ++i) {
       std::vector<at::Tensor> before;
@@ -213,7 +213,7 @@ std::tuple<at::Tensor, at::Tensor> running_extremes(const at::Tensor& self, int6
     values.push_back(running);
     indices.push_back(at_index.add_(first));
   }
-  if (along.is_sharded()) {
+  if (along.has_several()) {
     const Shards edges = edges_of_all(along, values, false, self.scalar_type());
     const Shards places = edges_of_all(along, indices, false, at::kLong);
     const std::vector<int64_t> earlier = pieces_before(along, false);

@@ -8,7 +8,7 @@
 #include "ops/support/kernels.h"
 #include "ops/support/latency.h"
 #include "ops/support/own_operator.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/reduce_dtype.h"
 #include "runtime/rules/propagate.h"
@@ -42,24 +42,21 @@ namespace {
 
 constexpr int64_t kNowhere = std::numeric_limits<int64_t>::max();
 
-bool is_reduced(const std::vector<int64_t>& dims, int64_t dim) { return std::ranges::count(dims, dim) > 0; }
-
 /// A reduced dim becomes one entry per shard, one entry where it is not sharded.
 std::optional<Propagation> place(const OpCall& call) {
   const Spec& spec = *call.operands[0].spec;
   const auto dims = call.arg("dim").toIntVector();
   Propagation result;
-  const SpecPtr input =
-      spec.layout().in_pieces() ? spec.replicated() : spec.with_placements(without_partial(spec.placements()));
+  const SpecPtr input = spec.layout().has_one_box_each() ? spec.reduced() : spec.replicated();
   result.inputs.push_back(input.get() == &spec ? SpecPtr() : input);
 
   Dims sizes(spec.sizes());
   for (int64_t dim : dims) sizes[dim] = 1;
   Placements placements = input->placements().vec();
-  for (size_t m = 0; m < placements.size(); ++m)
-    if (placements[m].is_shard() && is_reduced(dims, placements[m].dim())) {
-      sizes[placements[m].dim()] *= spec.mesh()->size(static_cast<int64_t>(m));
-      placements[m] = Placement::shard(placements[m].dim());
+  for (int64_t dim : dims)
+    for (const int64_t m : mesh_dims_splitting(input->placements(), dim)) {
+      sizes[dim] *= spec.mesh()->size(m);
+      placements[m] = Placement::shard(dim);
     }
   for (const DenseOutput& output : call.outputs)
     result.outputs.push_back(Spec::intern(spec.mesh(), sizes, placements, row_major_strides(sizes), output.dtype));
@@ -176,9 +173,7 @@ struct Spread {
 /// The number of shards along `dims`. Pre: `spec` is not in pieces.
 int64_t n_shards(const Spec& spec, const std::vector<int64_t>& dims) {
   int64_t result = 1;
-  for (size_t m = 0; m < spec.placements().size(); ++m)
-    if (spec.placements()[m].is_shard() && is_reduced(dims, spec.placements()[m].dim()))
-      result *= spec.mesh()->size(static_cast<int64_t>(m));
+  for (int64_t dim : dims) result *= spec.layout().n_parts(dim);
   return result;
 }
 
@@ -201,7 +196,7 @@ at::Tensor counts_of(const Spec& spec, const std::vector<int64_t>& dims) {
 /// True if the entries of all shards are few bytes: one gather of them is faster than two sums over the ranks.
 bool are_gathered(const at::Tensor& self, const std::vector<int64_t>& dims, const at::Tensor& means) {
   const Spec& spec = *spec_of(self);
-  if (spec.layout().in_pieces()) return false;
+  if (!spec.layout().has_one_box_each()) return false;
   const int64_t n = n_shards(spec, dims);
   return means.numel() / n * (n - 1) * 2 * static_cast<int64_t>(means.element_size()) <= kLatencyBytes;
 }
@@ -210,10 +205,7 @@ bool are_gathered(const at::Tensor& self, const std::vector<int64_t>& dims, cons
 std::pair<at::Tensor, at::Tensor> gathered(const at::Tensor& means, const at::Tensor& deviations,
                                            const std::vector<int64_t>& dims) {
   const at::Tensor both = at::stack({means, deviations.to(means.scalar_type())}, -1);
-  const at::Tensor whole =
-      redistribute(both, replicated_where(spec_of(both)->placements(), [&](const Placement& placement) {
-                     return placement.is_shard() && is_reduced(dims, placement.dim());
-                   }));
+  const at::Tensor whole = redistribute(both, whole_along(spec_of(both)->placements(), dims));
   const at::Tensor last = whole.select(-1, 1);
   return {whole.select(-1, 0), last.is_complex() ? at::real(last) : last};
 }
@@ -313,11 +305,10 @@ Pair smallest_and_largest(const at::Tensor& self, std::optional<int64_t> dim, bo
 at::Tensor to_multiply(const at::Tensor& self, const std::vector<int64_t>& dims) {
   static const auto op = operator_of<decltype(product)>("shardwise::piece_product");
   if (!self.is_complex()) return self;
-  if (spec_of(self)->layout().in_pieces()) return redistribute(self, Placements(spec_of(self)->placements().size()));
+  if (!spec_of(self)->layout().has_one_box_each())
+    return redistribute(self, Placements(spec_of(self)->placements().size()));
   const at::Tensor products = is_sharded_along(self, dims) ? op.call(self, dims) : reduced(self);
-  return redistribute(products, replicated_where(spec_of(products)->placements(), [&](const Placement& placement) {
-                        return placement.is_shard() && is_reduced(dims, placement.dim());
-                      }));
+  return redistribute(products, whole_along(spec_of(products)->placements(), dims));
 }
 
 at::Tensor prod_dim(const at::Tensor& self, int64_t dim, bool keepdim, std::optional<at::ScalarType> dtype) {

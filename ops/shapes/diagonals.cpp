@@ -1,6 +1,6 @@
 // ops/shapes/diagonals.cpp: triangles and diagonals of matrices; each shard uses the diagonal's offset within it.
 #include "ops/families.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/rules/propagate.h"
 
 #include <c10/core/WrapDimMinimal.h>
@@ -82,22 +82,18 @@ std::optional<Propagation> laid_out(const OpCall& call, const Spec& spec, SpecPt
 std::optional<Propagation> place_diagonal(const OpCall& call) {
   static const Rule whole = Rule("diagonal", describe_diagonal).linear(Linearity::kPass);
   SpecPtr spec = call.operands[0].spec;
-  if (spec->layout().in_pieces()) return propagate(call, whole.signature(call));
+  if (!spec->layout().has_one_box_each()) return propagate(call, whole.signature(call));
   Plane plane(call, spec->sizes());
   plane.shift = call.arg("offset").toInt();
-  Placements placements = spec->placements().vec();
-  const bool has_rows = spec->layout().is_shard(plane.rows);
-  for (Placement& placement : placements)
-    if (has_rows && placement.is_shard(plane.columns)) placement = Placement::replicate();
-  SpecPtr input = spec->with_placements(placements);
+  const bool has_rows = spec->layout().splits(plane.rows);
+  SpecPtr input = has_rows ? spec->with_placements(whole_along(spec->placements(), plane.columns)) : spec;
   const bool moves = input != spec;
   const int64_t sharded = has_rows ? plane.rows : plane.columns;
-  placements = input->layout().resized(sharded, [&](int64_t index) { return plane.before(sharded, index); });
-  for (Placement& placement : placements)
-    if (placement.is_shard())
-      placement =
-          placement.with_dim(plane.has(placement.dim()) ? spec->dim() - 2 : plane.dim_of_diagonals(placement.dim()));
-  return laid_out(call, *spec, moves ? input : SpecPtr(), std::move(placements));
+  const Placements resized =
+      input->layout().resized(sharded, [&](int64_t index) { return plane.before(sharded, index); });
+  return laid_out(call, *spec, moves ? input : SpecPtr(), renumbered(resized, [&](int64_t dim) {
+                    return plane.has(dim) ? spec->dim() - 2 : plane.dim_of_diagonals(dim);
+                  }));
 }
 
 /// A sharded diagonal gives sharded rows. The first rank also has the rows before the diagonal, the last rank the rows after it.
@@ -107,21 +103,18 @@ std::optional<Propagation> place_diagonal_backward(const OpCall& call) {
   const Dims& sizes = call.outputs[0].sizes;
   const Plane plane(call, sizes);
   const int64_t last = spec->dim() - 1;
-  const bool is_sharded = spec->layout().is_shard(last);
-  const bool is_sum = std::ranges::all_of(spec->placements(),
-                                          [](const Placement& p) { return !p.is_partial() || p.is_linear_partial(); });
-  if (!is_sharded || !is_sum || plane.length == 0) return propagate(call, whole.signature(call));
+  if (!spec->layout().splits(last) || !are_linear(spec->placements()) || plane.length == 0)
+    return propagate(call, whole.signature(call));
   const auto row_of = [&](int64_t t) {
     return t == 0 ? 0 : t == plane.length ? sizes[plane.rows] : t + plane.first_row;
   };
-  Placements placements = spec->layout().resized(last, row_of);
-  for (Placement& placement : placements) {
-    if (!placement.is_shard()) continue;
-    int64_t to = placement.dim();
-    for (int64_t dim : {std::min(plane.rows, plane.columns), std::max(plane.rows, plane.columns)}) to += to >= dim;
-    placement = placement.with_dim(placement.dim() == last ? plane.rows : to);
-  }
-  return laid_out(call, *spec, {}, std::move(placements));
+  const auto dim_of_result = [&](int64_t dim) {
+    if (dim == last) return plane.rows;
+    for (int64_t inner : {std::min(plane.rows, plane.columns), std::max(plane.rows, plane.columns)})
+      dim += dim >= inner;
+    return dim;
+  };
+  return laid_out(call, *spec, {}, renumbered(spec->layout().resized(last, row_of), dim_of_result));
 }
 
 /// `matrices`: this rank's box of the matrices.

@@ -6,8 +6,7 @@
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
 #include "ops/support/torch_composition.h"
-#include "placements/partial.h"
-#include "runtime/rules/move_bytes.h"
+#include "placements/placement_list.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -23,12 +22,12 @@ namespace {
 /// True if the mesh has only one dim, and that shards `dim`.
 bool is_only_shard(const at::Tensor& self, int64_t dim) {
   const Spec& spec = *spec_of(self);
-  return spec.mesh()->ndim() == 1 && n_shards_along(spec, dim) > 1 && self.numel() > 0;
+  return spec.mesh()->ndim() == 1 && spec.layout().n_parts(dim) > 1 && self.numel() > 0;
 }
 
 /// Keeps Partials; the rest is replicated.
 Placements without_shards(c10::ArrayRef<Placement> placements) {
-  return replicated_where(placements, &Placement::is_sharded);
+  return replicated_where(placements, &Placement::divides);
 }
 
 /// Fetches the intervals `sources_of(own interval)` of `dim`, in order, from the ranks that have them.
@@ -87,7 +86,7 @@ at::Tensor roll_sharded(const at::Tensor& self, int64_t shift, int64_t dim) {
 
 /// Redistributed so that none of `dims` is sharded.
 at::Tensor with_whole(const at::Tensor& self, c10::IntArrayRef dims) {
-  return moved_to(self, whole_along(*spec_of(self), dims));
+  return moved_to(self, whole_along(spec_of(self)->placements(), dims));
 }
 
 Dims wrapped(c10::IntArrayRef dims, int64_t n_dims) {

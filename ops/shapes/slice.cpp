@@ -5,6 +5,7 @@
 #include "ops/families.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/view_replay.h"
 #include "runtime/rules/propagate.h"
@@ -83,12 +84,10 @@ void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
 
 /// Zeros with the base's layout, and `grad` in the slice. If the base is replicated and the gradient is Partial(sum), the result is Partial(sum).
 at::Tensor spread(const at::Tensor& grad, const Spec& base, const Range& range) {
-  Placements placements = base.placements().vec();
+  Placements placements = without_partial(base.placements());
   for (size_t m = 0; m < placements.size(); ++m) {
     const Placement& of_grad = spec_of(grad)->placements()[m];
-    const bool is_sum = of_grad.is_partial() && of_grad.reduce() == Reduce::kSum;
-    if (placements[m].is_partial()) placements[m] = Placement::replicate();
-    if (placements[m].is_replicate() && is_sum) placements[m] = of_grad;
+    if (placements[m].is_whole() && of_grad.terms() == Reduce::kSum) placements[m] = of_grad;
   }
   auto spec = Spec::intern(base.mesh(), base.sizes(), std::move(placements), row_major_strides(base.sizes()),
                            grad.scalar_type());

@@ -186,7 +186,7 @@ at::Tensor gathered_as_strided(const at::Tensor& self, const Strided& strided) {
       wrap(Spec::intern(spec->mesh(), strided.sizes, everywhere, strided.strides, spec->dtype()), std::move(pieces));
   static const OpInfo op(c10::Dispatcher::singleton().findSchemaOrThrow("shardwise::strided_from_begin", ""));
   maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(
-      CopiedView::Kind::kMoved, op, torch::jit::Stack{self, strided.sizes, strided.strides, offset}));
+      CopiedView::Reason::kMoved, op, torch::jit::Stack{self, strided.sizes, strided.strides, offset}));
   begin_view(result, origin_of(*maybe_dtensor(self)), offset);
   return result;
 }

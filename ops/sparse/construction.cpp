@@ -1,7 +1,7 @@
 // ops/sparse/construction.cpp: sparse tensors from indices and values, and from dense tensors.
 #include "ops/sparse/entry_box.h"
 #include "ops/sparse/sparse.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/sparse.h"
@@ -46,22 +46,21 @@ struct EntryLayout {
 
 EntryLayout lay_out(const Spec& indices, const Spec& values, int64_t sparse_dim) {
   EntryLayout layout;
-  bool fits = !indices.layout().in_pieces() && !values.layout().in_pieces();
+  bool fits = indices.layout().has_one_box_each() && values.layout().has_one_box_each();
   int64_t n_sharding = 0;
   for (size_t m = 0; fits && m < indices.placements().size(); ++m) {
     Placement of_indices = indices.placements()[m], of_values = values.placements()[m], result;
-    if (of_indices.is_replicate() && of_values.is_shard(0)) of_indices = of_values.with_dim(1);
-    if (of_indices.is_shard(1)) {
+    if (of_indices.is_whole() && of_values.split_dim() == 0) of_indices = of_values.with_dim(1);
+    if (of_indices.split_dim() == 1) {
       of_values = of_indices.with_dim(0);
       result = Placement::partial();
       ++n_sharding;
-    } else if (of_values.is_shard()) {
-      result = of_values.with_dim(of_values.dim() - 1 + sparse_dim);
+    } else if (const int64_t dim = of_values.split_dim(); dim >= 0) {
+      result = of_values.with_dim(dim - 1 + sparse_dim);
     } else {
       result = of_values;
     }
-    fits = of_indices.is_replicate() || of_indices.is_shard(1);
-    fits &= !of_values.is_partial() || of_values.is_linear_partial();
+    fits = (of_indices.is_whole() || of_indices.split_dim() == 1) && of_values.is_linear();
     layout.indices.push_back(of_indices);
     layout.values.push_back(of_values);
     layout.result.push_back(result);
@@ -121,7 +120,7 @@ at::Tensor sparse_of(const at::Tensor& indices, const at::Tensor& values, c10::I
   }
   check_range(of_indices, size);
   EntryLayout layout = lay_out(*spec_of(of_indices), *spec_of(of_values), sparse_dim);
-  is_coalesced &= std::ranges::none_of(layout.result, &Placement::is_partial);
+  is_coalesced &= mesh_dims_with_terms(layout.result).empty();
   return assembled(
       redistribute(of_indices, std::move(layout.indices)), redistribute(of_values, std::move(layout.values)),
       Spec::intern(mesh, size, std::move(layout.result), row_major_strides(size), dtype), {sparse_dim, is_coalesced});
@@ -193,9 +192,9 @@ at::Tensor to_sparse(const at::Tensor& self, int64_t sparse_dim) {
   TORCH_CHECK_VALUE(sparse_dim > 0 && sparse_dim <= self.dim(),
                     fmt::format("[to_sparse] {} sparse dims are impossible for a tensor of shape [{}]. Use 1 to {}.",
                                 sparse_dim, fmt::join(self.sizes(), ", "), self.dim()));
-  Placements placements = without_partial(spec->placements());
-  for (Placement& placement : placements)  // whether an index has an entry depends on its whole row
-    if (placement.is_shard() && placement.dim() >= sparse_dim) placement = {};
+  const Placements placements = replicated_where(spec->placements(), [&](const Placement& each) {
+    return each.terms() || each.split_dim() >= sparse_dim;  // whether an index has an entry depends on its whole row
+  });
   const at::Tensor laid_out = redistribute(self, placements);
   const auto* impl = maybe_dtensor(laid_out);
   for (const Box& box : impl->spec()->boxes())

@@ -1,7 +1,7 @@
 // ops/sparse/entries.cpp: indices, values and flags of sparse tensors.
 #include "ops/sparse/entry_box.h"
 #include "ops/sparse/sparse.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/sparse.h"
@@ -93,7 +93,7 @@ at::Tensor coalesced_values(const at::Tensor& self) {
 at::Tensor& mark_coalesced(at::Tensor& self, bool is_coalesced) {
   auto* impl = maybe_sparse(self);
   TORCH_CHECK_VALUE(
-      !is_coalesced || !impl->spec()->layout().is_partial(),
+      !is_coalesced || !impl->spec()->layout().has_terms(),
       fmt::format("[_coalesced_] a Partial is not coalesced: {}. Use coalesce().", to_string(*impl->spec())));
   impl->entries()->is_coalesced = is_coalesced;
   for (const at::Tensor& piece : impl->shards()) piece._coalesced_(is_coalesced);

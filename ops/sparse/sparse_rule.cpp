@@ -1,6 +1,6 @@
 #include "ops/sparse/sparse_rule.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/dispatch/bound_call.h"
@@ -114,7 +114,7 @@ class SparseCall {
     const bool by_numbers = std::ranges::all_of(
         operands_, [&](const Given& operand) { return &operand.tensor == &given || operand.is_number(); });
     const bool may_be_partial = rule_.is_linear || (rule_.is_linear_by_numbers && by_numbers);
-    if (const Spec& spec = *leader().spec(); spec.layout().is_partial() && !may_be_partial) {
+    if (const Spec& spec = *leader().spec(); spec.layout().has_terms() && !may_be_partial) {
       check_not_in_place("a Partial");
       given = redistribute(given, without_partial(spec.placements()));
     }

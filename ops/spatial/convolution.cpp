@@ -132,7 +132,7 @@ at::Tensor compute_shape(const at::Tensor& input, const at::Tensor& weight, cons
 bool has_sharded_image(const at::Tensor& input) {
   if (!is_dtensor(input)) return false;
   return std::ranges::any_of(spec_of(input)->placements(),
-                             [](const Placement& placement) { return placement.is_shard() && placement.dim() >= 2; });
+                             [](const Placement& placement) { return placement.split_dim() >= 2; });
 }
 
 using Grads = std::tuple<at::Tensor, at::Tensor>;

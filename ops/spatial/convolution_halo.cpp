@@ -67,7 +67,7 @@ class ShardedImage {
   SpecPtr weight_grad(const at::Tensor& weight) const {
     Placements placements = of_weight_;
     for (size_t m = 0; m < placements.size(); ++m)
-      if (input_->placements()[m].is_shard()) placements[m] = Placement::partial();
+      if (input_->placements()[m].divides()) placements[m] = Placement::partial();
     return Spec::intern(input_->mesh(), weight.sizes(), std::move(placements), strides_of(weight.sizes()),
                         weight.scalar_type());
   }
@@ -76,7 +76,7 @@ class ShardedImage {
   SpecPtr input_grad() const {
     Placements placements = input_->placements().vec();
     for (size_t m = 0; m < placements.size(); ++m)
-      if (of_weight_[m].is_shard()) placements[m] = Placement::partial();
+      if (of_weight_[m].divides()) placements[m] = Placement::partial();
     return Spec::intern(input_->mesh(), input_->sizes(), std::move(placements), strides_of(input_->sizes()),
                         input_->dtype());
   }
@@ -93,14 +93,13 @@ class ShardedImage {
     Placements of_result;
     for (size_t m = 0; m < input_->placements().size() && is_possible_; ++m) {
       const Placement &placement = input_->placements()[m], &of_weight = spec_of(weight)->placements()[m];
-      const bool is_by_output = placement.is_replicate() && of_weight.is_shard(0) && scheme.groups == 1;
+      const bool is_by_output = placement.is_whole() && of_weight.split_dim() == 0 && scheme.groups == 1;
       of_weight_.push_back(is_by_output ? of_weight : Placement::replicate());
       of_bias_.push_back(of_weight_.back());
       of_result.push_back(is_by_output ? of_weight.with_dim(1) : placement);
-      is_possible_ =
-          placement.is_replicate() || placement.is_shard(0) || (placement.is_shard() && placement.dim() >= 2);
-      if (is_possible_ && placement.is_shard() && placement.dim() >= 2)
-        of_result.back() = shard_result(static_cast<int64_t>(m), weight.size(placement.dim()), sizes);
+      const int64_t dim = placement.split_dim();
+      is_possible_ = placement.is_whole() || dim == 0 || dim >= 2;
+      if (dim >= 2) of_result.back() = shard_result(static_cast<int64_t>(m), weight.size(dim), sizes);
     }
     if (is_possible_)
       result_ = Spec::intern(input_->mesh(), sizes, std::move(of_result), strides_of(sizes), input_->dtype());

@@ -4,7 +4,7 @@
 #include "ops/support/planes.h"
 #include "runtime/rules/propagate.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 
 #include <algorithm>
 #include <string>
@@ -45,15 +45,12 @@ std::vector<Border> borders_of(const OpCall& call) {
 /// A Partial sum may stay if the padding is zeros. A dim of extent 0 is not sharded: no shard would get its padding.
 std::vector<Placement> placements_before(const OpCall& call, const std::vector<Border>& borders) {
   const bool is_linear_call = call.arg("value").toScalar().equal(0);
-  std::vector<Placement> placements = call.operands[0].spec->placements().vec();
-  for (Placement& placement : placements) {
-    const bool may_stay = placement.is_partial()  ? is_linear_call && placement.is_linear_partial()
-                          : placement.is_shard()  ? borders[placement.dim()].length > 0
-                          : placement.in_pieces() ? call.operands[0].spec->numel() > 0
-                                                  : true;
-    if (!may_stay) placement = Placement::replicate();
-  }
-  return placements;
+  const Spec& spec = *call.operands[0].spec;
+  return replicated_where(spec.placements(), [&](const Placement& placement) {
+    const int64_t dim = placement.split_dim();
+    const bool has_edges = dim >= 0 ? borders[dim].length > 0 : !placement.places_boxes() || spec.numel() > 0;
+    return !has_edges || (placement.terms() && !(is_linear_call && placement.is_linear()));
+  });
 }
 
 std::vector<Placement> placements_after(Layout layout, const std::vector<Border>& borders) {

@@ -1,5 +1,6 @@
 #include "ops/support/agreed_range.h"
 
+#include "placements/placement_list.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
 
@@ -12,9 +13,8 @@ std::pair<int64_t, int64_t> agreed_range(const Spec& spec, std::pair<int64_t, in
   const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram);  // two numbers for every layout
   at::Tensor bounds =
       at::tensor({~own.first, own.second}, at::kLong).to(spec.mesh()->device());  // ~: the minimum as a maximum
-  for (size_t m = 0; m < spec.placements().size(); ++m)
-    if (!spec.placements()[m].is_replicate())
-      all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), bounds, Reduce::kMax);
+  for (const int64_t m : mesh_dims_that_differ(spec.placements()))
+    all_reduce(*spec.mesh()->group(m), bounds, Reduce::kMax);
   bounds = bounds.cpu();
   return {~bounds[0].item<int64_t>(), bounds[1].item<int64_t>()};
 }

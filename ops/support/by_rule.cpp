@@ -1,6 +1,6 @@
 #include "ops/support/by_rule.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/dispatch.h"
 #include "runtime/rules/rule.h"
@@ -21,9 +21,8 @@ void ByRule::run(torch::jit::Stack& stack) const { dispatch(info_, &stack); }
 bool is_sharded_along(const at::Tensor& tensor, c10::IntArrayRef dims) {
   if (!is_dtensor(tensor) || tensor.numel() == 0) return false;
   return std::ranges::any_of(spec_of(tensor)->placements(), [&](const Placement& placement) {
-    return placement.is_shard() && (dims.empty() || std::ranges::any_of(dims, [&](int64_t dim) {
-                                      return c10::maybe_wrap_dim(dim, tensor.dim()) == placement.dim();
-                                    }));
+    const auto is_split = [&](int64_t dim) { return c10::maybe_wrap_dim(dim, tensor.dim()) == placement.split_dim(); };
+    return placement.split_dim() >= 0 && (dims.empty() || std::ranges::any_of(dims, is_split));
   });
 }
 
@@ -31,7 +30,7 @@ bool is_sharded_along(const at::Tensor& tensor, int64_t dim) { return is_sharded
 
 at::Tensor reduced(const at::Tensor& tensor) {
   const SpecPtr& spec = spec_of(tensor);
-  return spec->layout().is_partial() ? redistribute(tensor, without_partial(spec->placements())) : tensor;
+  return spec->layout().has_terms() ? redistribute(tensor, without_partial(spec->placements())) : tensor;
 }
 
 }  // namespace shardwise

@@ -1,6 +1,6 @@
 #include "ops/support/dim_pieces.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/tensor/below_autograd.h"
 
@@ -13,9 +13,8 @@ Placements DimPieces::with_lengths(const std::vector<int64_t>& lengths) const {
   const Spec& spec = *spec_of(tensor);
   Placements result = spec.placements().vec();
   size_t n_pieces = 1;
-  for (size_t m = 0; m < result.size(); ++m) {
-    if (!result[m].is_shard(dim)) continue;
-    n_pieces *= spec.mesh()->size(static_cast<int64_t>(m));
+  for (const int64_t m : mesh_dims_splitting(spec.placements(), dim)) {
+    n_pieces *= spec.mesh()->size(m);
     // Each shard of the mesh dims up to this one contains the same number of final shards.
     std::vector<int64_t> rows(n_pieces);
     const size_t n_within = lengths.size() / n_pieces;
@@ -25,10 +24,7 @@ Placements DimPieces::with_lengths(const std::vector<int64_t>& lengths) const {
   return result;
 }
 
-Placements DimPieces::unsharded() const {
-  return replicated_where(spec_of(tensor)->placements(),
-                          [&](const Placement& placement) { return placement.is_shard(dim); });
-}
+Placements DimPieces::unsharded() const { return whole_along(spec_of(tensor)->placements(), dim); }
 
 at::Tensor DimPieces::wrapped(const Shards& pieces, int64_t length, Placements placements, at::ScalarType dtype) const {
   for (const at::Tensor& piece : pieces)
@@ -55,17 +51,14 @@ DimPieces pieces_along(const at::Tensor& tensor, int64_t dim, bool keeps_sums) {
   DimPieces result;
   result.dim = c10::maybe_wrap_dim(dim, tensor.dim());
   Placements placements = replicated_where(spec_of(tensor)->placements(), [&](const Placement& placement) {
-    return placement.in_pieces() || (placement.is_partial() && !(keeps_sums && placement.is_linear_partial()));
+    return placement.places_boxes() || (placement.terms() && !(keeps_sums && placement.is_linear()));
   });
   result.tensor = moved_to(tensor, placements);
   const Spec& spec = *spec_of(result.tensor);
   result.intervals = {{0, 1}};
   if (tensor.dim() == 0) return result;
   result.intervals = spec.layout().shard_intervals(result.dim);
-  if (!spec.is_member()) return result;
-  for (size_t m = 0; m < placements.size(); ++m)
-    if (spec.placements()[m].is_shard(result.dim))
-      result.own = result.own * spec.mesh()->size(static_cast<int64_t>(m)) + (*spec.mesh()->coord())[m];
+  if (spec.is_member()) result.own = spec.layout().part_at(result.dim, *spec.mesh()->coord());
   return result;
 }
 

@@ -18,7 +18,7 @@ struct DimPieces {
   std::vector<Interval> intervals;  // of all shards along the dim; one interval if it is not sharded
   size_t own = 0;                   // index of this rank's interval
 
-  bool is_sharded() const { return intervals.size() > 1; }
+  bool has_several() const { return intervals.size() > 1; }
   /// The tensor's placements with shards of `lengths[i]` elements along the dim.
   Placements with_lengths(const std::vector<int64_t>& lengths) const;
   /// The tensor's placements with Replicate in the place of each shard of the dim.

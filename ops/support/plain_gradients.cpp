@@ -3,7 +3,7 @@
 #include "ops/families.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/tensor/derivative_formula.h"
 

@@ -36,6 +36,10 @@ class Shard(Placement):
         clone: bool = True,
     ) -> Tensor: ...
 
+class BlockShard(Shard):
+    def __init__(self, dim: int, block: int) -> None: ...
+    block: Final[int]
+
 class Replicate(Placement): ...
 
 class Partial(Placement):

@@ -29,6 +29,7 @@ from shardwise import (
     testing,
 )
 from shardwise._C import (
+    BlockShard,
     EmbeddingPlan,
     EnumerableShard,
     Layout,
@@ -74,7 +75,7 @@ from shardwise.live import watch_if_asked
 from shardwise.local_shards_wrapper import LocalShardsWrapper, rebuild_local_shards
 
 __all__ = [
-    "CacheCounts", "CommDebugMode", "DTensor", "DeviceMesh", "DistributedEmbedding", "EmbeddingLookup",
+    "BlockShard", "CacheCounts", "CommDebugMode", "DTensor", "DeviceMesh", "DistributedEmbedding", "EmbeddingLookup",
     "EmbeddingPipeline", "EmbeddingPlan", "EnumerableShard", "FileStorage", "Layout", "LocalShardsWrapper",
     "Partial", "Placement", "Plan", "QuantizedTable", "RaggedIds", "RaggedShard", "Replicate", "Shard",
     "ShardMetadata", "TableConfig", "accumulate_gradients", "broadcast_parameters", "cache_counters",
@@ -89,9 +90,16 @@ __all__ = [
 __version__ = _build_facts.VERSION
 
 # torch.load(weights_only=True) may call these.
-torch.serialization.add_safe_globals([EnumerableShard, Partial, RaggedShard, Replicate, Shard, ShardMetadata])
 torch.serialization.add_safe_globals(
-    [rebuild_dtensor, rebuild_local_shards, rebuild_mesh, rebuild_related, rebuild_slice]
+    [
+        *placement_types.KINDS,
+        ShardMetadata,
+        rebuild_dtensor,
+        rebuild_local_shards,
+        rebuild_mesh,
+        rebuild_related,
+        rebuild_slice,
+    ]
 )
 hand_over()
 atexit.register(_C.forget_world)  # runs after the exit handlers that the program registers later; needs no world

@@ -12,6 +12,7 @@ import torch
 
 from shardwise import _C
 from shardwise._torch_versions import register_constant
+from shardwise.placement_types import KINDS
 
 _KERNELS = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse2)
 # Words of the errors that a tracer raises if the memory of a tensor is read.
@@ -139,7 +140,7 @@ def _register_move() -> None:
 def register_placements() -> None:
     """Makes placements constants of graphs: a graph is valid for the placements it was traced with."""
     _C.Placement.__fx_repr__ = _evaluable  # type: ignore[attr-defined]
-    for kind in (_C.Placement, _C.Shard, _C.Replicate, _C.Partial, _C.EnumerableShard, _C.RaggedShard):
+    for kind in (_C.Placement, *KINDS):
         register_constant(kind)
 
 

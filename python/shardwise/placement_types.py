@@ -2,9 +2,19 @@
 
 from typing import Any
 
-from shardwise._C import EnumerableShard, Partial, Placement, RaggedShard, Replicate, Shard, ShardMetadata
+from shardwise._C import BlockShard, EnumerableShard, Partial, Placement, RaggedShard, Replicate, Shard, ShardMetadata
 
-__all__ = ["EnumerableShard", "Partial", "Placement", "RaggedShard", "Replicate", "Shard", "ShardMetadata"]
+KINDS = (BlockShard, EnumerableShard, Partial, RaggedShard, Replicate, Shard)
+__all__ = [
+    "BlockShard",
+    "EnumerableShard",
+    "Partial",
+    "Placement",
+    "RaggedShard",
+    "Replicate",
+    "Shard",
+    "ShardMetadata",
+]
 
 
 def __getattr__(name: str) -> Any:

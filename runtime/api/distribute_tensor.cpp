@@ -1,6 +1,6 @@
 #include "runtime/api/distribute_tensor.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/local_pieces.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/agreement.h"
@@ -171,7 +171,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& given_mesh
   check_leaf(tensor);
   const MeshPtr mesh = given.is_on_meta ? given_mesh->on_meta() : given_mesh->with_memory();
   auto spec = Spec::intern(mesh, tensor.sizes(), std::move(placements), given.strides, tensor.scalar_type());
-  auto scattered = spec->with_placements(without_partial(spec->placements()));
+  auto scattered = spec->reduced();
   const bool is_read = root == mesh->rank() && tensor.device().type() != mesh->device_type();
   const at::Tensor source = is_read ? tensor.detach().to(mesh->device()) : tensor.detach();
 

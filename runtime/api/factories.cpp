@@ -1,5 +1,6 @@
 #include "runtime/api/factories.h"
 
+#include "placements/placement_list.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/empty.h>
@@ -26,8 +27,7 @@ at::Tensor make(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placemen
 
 at::Tensor full(c10::IntArrayRef sizes, const at::Scalar& value, const MeshPtr& mesh, Placements placements,
                 at::ScalarType dtype) {
-  const bool is_partial = std::ranges::any_of(placements, &Placement::is_partial);
-  TORCH_CHECK_VALUE(!is_partial,
+  TORCH_CHECK_VALUE(mesh_dims_with_terms(placements).empty(),
                     fmt::format("[full] cannot fill a tensor as {}: use Shard or Replicate.", to_string(placements)));
   return make(sizes, mesh, std::move(placements), dtype,
               [&](const Box& box, const at::TensorOptions& options) { return at::full(box.sizes, value, options); });

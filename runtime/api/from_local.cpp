@@ -1,6 +1,6 @@
 #include "runtime/api/from_local.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/gradients.h"
 #include "runtime/api/local_form.h"
 #include "runtime/api/local_pieces.h"
@@ -93,9 +93,7 @@ void record_history(const at::Tensor& tensor, const std::vector<at::Tensor>& pie
   node->grad_spec = grad_spec;
   node->n_pieces = pieces.size();
   node->is_flat = options.is_flat;
-  node->is_linear = std::ranges::all_of(spec->placements(), [](const Placement& placement) {
-    return !placement.is_partial() || placement.is_linear_partial();
-  });
+  node->is_linear = are_linear(spec->placements());
   torch::autograd::set_history(tensor, node);
   if (options.adds) RecentNodes::of_thread().add(node);
 }
@@ -155,7 +153,7 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
   TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !options.run_check,
                               "[from_local] run_check compares dense tensors. Use run_check=False for a sparse one.");
   // Partial terms are reduced in memory order, so all ranks need equal strides; other ranks' local tensors may have others.
-  const bool is_partial = std::ranges::any_of(placements, &Placement::is_partial);
+  const bool is_partial = !mesh_dims_with_terms(placements).empty();
   const bool has_own_strides = !is_sparse && !is_partial && local.dim() == static_cast<int64_t>(sizes.size());
   const Dims strides = options.stride    ? *options.stride
                        : has_own_strides ? dense_strides(sizes, local.strides())
@@ -195,7 +193,7 @@ void check_loadable(const Spec& spec, int64_t saved_by) {
   const int64_t rank = spec.mesh()->rank();
   const bool is_member = layout.grid().coord_of(saved_by).has_value();
   const bool have_same_pieces =
-      !layout.is_partial() && is_member == spec.is_member() && layout.boxes(saved_by) == layout.boxes(rank);
+      !layout.has_terms() && is_member == spec.is_member() && layout.boxes(saved_by) == layout.boxes(rank);
   TORCH_CHECK_VALUE(rank == saved_by || have_same_pieces,
                     fmt::format("[load] rank {} saved its part of a tensor, {}, but rank {}, which has another part, "
                                 "loads it. Save and load one file per rank, or use torch.distributed.checkpoint, with "

@@ -1,6 +1,5 @@
 #include "runtime/api/gradients.h"
 
-#include "placements/partial.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/tensor/object_lock.h"
 #include "runtime/tensor/subclass.h"
@@ -32,10 +31,6 @@ at::Tensor detached_counted_by(const at::Tensor& piece, const c10::VariableVersi
 }
 
 }  // namespace
-
-SpecPtr spec_of_grad(const SpecPtr& spec) {
-  return spec->layout().is_partial() ? spec->with_placements(without_partial(spec->placements())) : spec;
-}
 
 at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec) { return laid_out_as(grad, spec, {}); }
 

@@ -10,7 +10,7 @@ namespace shardwise {
 inline bool records(const at::Tensor& tensor) { return tensor.requires_grad() && c10::GradMode::is_enabled(); }
 
 /// The spec of gradients of a tensor of `spec`: the same, with Replicate in place of Partial. Often `spec` itself.
-SpecPtr spec_of_grad(const SpecPtr& spec);
+inline SpecPtr spec_of_grad(const SpecPtr& spec) { return spec->reduced(); }
 
 /// `grad` redistributed to the mesh and placements of `spec`. Undefined and plain gradients are returned unchanged.
 at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec);

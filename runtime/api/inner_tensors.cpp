@@ -1,5 +1,6 @@
 #include "runtime/api/inner_tensors.h"
 
+#include "placements/placement_list.h"
 #include "runtime/api/equal_values.h"
 #include "runtime/api/from_local.h"
 #include "runtime/comm/agreement.h"
@@ -157,8 +158,8 @@ class InnerTensors {
       const Scaling& cut = scaling(i, d);
       if (cut.dim < 0) continue;
       const auto resized = spec_->layout().resized(dims_[d], [&](int64_t index) { return cut.scaled(index); });
-      for (size_t m = 0; m < placements.size(); ++m)
-        if (spec_->placements()[m].split_dim() == dims_[d]) placements[m] = resized[m].with_dim(cut.dim);
+      for (const int64_t m : mesh_dims_splitting(spec_->placements(), dims_[d]))
+        placements[m] = resized[m].with_dim(cut.dim);
       sizes[cut.dim] = cut.scaled(spec_->sizes()[dims_[d]]);
     }
     return from_local(inner, spec_->mesh(), std::move(placements), {.shape = sizes});

@@ -35,7 +35,7 @@ struct FormOfGradient final : torch::autograd::FunctionPreHook {
 
   variable_list operator()(const variable_list& grads) override {
     const auto* grad = maybe_dtensor(grads[0]);
-    if (!grad || grad->spec()->mesh() != spec->mesh() || spec->layout().is_partial()) return grads;
+    if (!grad || grad->spec()->mesh() != spec->mesh() || spec->layout().has_terms()) return grads;
     // A second tensor over shared memory would look like its only owner, and autograd would accumulate into it in place.
     const bool is_shared = grad->spec()->layout() == spec->layout() && grads[0].use_count() > 1;
     at::Tensor placed = is_shared ? grads[0].clone() : redistribute(grads[0], spec->placements().vec());

@@ -53,9 +53,6 @@ std::vector<PieceFacts> facts_of_all(const Group& group, const at::Tensor& local
   return result;
 }
 
-/// Resolves a negative dim. The result may be out of range: Layout reports that.
-int64_t from_front(int64_t dim, size_t n_dims) { return dim < 0 ? dim + static_cast<int64_t>(n_dims) : dim; }
-
 }  // namespace
 
 void check_has_sizes(const char* op, const at::Tensor& tensor) {
@@ -73,8 +70,7 @@ Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const 
     for (const ShardMetadata& piece : placements[m].pieces())
       for (size_t dim = 0; dim < sizes.size(); ++dim)
         sizes[dim] = std::max(sizes[dim], piece.offsets[dim] + piece.sizes[dim]);
-    if (!placements[m].is_shard()) continue;
-    const int64_t dim = from_front(placements[m].dim(), sizes.size());
+    const int64_t dim = placements[m].with_dim_from_zero(static_cast<int64_t>(sizes.size())).split_dim();
     if (dim < 0 || dim >= static_cast<int64_t>(sizes.size()) || is_known[dim]) continue;  // Layout reports these
     if (placements[m].sizes().empty()) {
       sizes[dim] *= mesh.size(static_cast<int64_t>(m));
@@ -88,8 +84,7 @@ Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const 
 }
 
 bool are_exact(const std::vector<Placement>& placements) {
-  return std::ranges::none_of(placements,
-                              [](const Placement& each) { return each.is_shard() && each.sizes().empty(); });
+  return std::ranges::none_of(placements, &Placement::is_chunk);
 }
 
 std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const DeviceMesh& mesh,
@@ -106,8 +101,8 @@ std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const Device
             "[from_local] a local tensor of shape [{}] has another number of dims than the tensor of shape [{}]. {}",
             fmt::join(each, ", "), fmt::join(sizes, ", "), kGiveShape));
   for (size_t m = 0; m < placements.size(); ++m) {
-    if (!placements[m].is_shard() || !placements[m].sizes().empty()) continue;
-    const int64_t dim = from_front(placements[m].dim(), sizes.size());
+    if (!placements[m].is_chunk()) continue;
+    const int64_t dim = placements[m].with_dim_from_zero(static_cast<int64_t>(sizes.size())).split_dim();
     if (dim < 0 || dim >= static_cast<int64_t>(sizes.size())) continue;  // Layout reports these
     Dims lengths(mesh.size(static_cast<int64_t>(m)), -1);
     for (size_t i = 0; i < all.size(); ++i) {
@@ -184,7 +179,7 @@ void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
             "wait for the other in the backward. Call requires_grad_() on the pieces of all ranks, or of none.",
             group.ranks[recorded], group.ranks[plain]));
   }
-  const bool has_one_each = !spec.layout().in_pieces() || spec.layout().is_ragged();
+  const bool has_one_each = !spec.layout().has_listed_boxes();
   for (size_t i = 0; i < facts.size() && has_one_each; ++i) {
     const Dims expected = spec.layout().local_sizes(group.ranks[i]);
     TORCH_CHECK_VALUE(
@@ -197,7 +192,7 @@ void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
 
 at::Tensor with_equal_replicas(at::Tensor local, const Spec& spec) {
   for (size_t m = 0; m < spec.placements().size(); ++m) {
-    if (!spec.placements()[m].is_replicate() || !spec.is_member() || spec.mesh()->size(static_cast<int64_t>(m)) == 1)
+    if (!spec.placements()[m].is_whole() || !spec.is_member() || spec.mesh()->size(static_cast<int64_t>(m)) == 1)
       continue;
     const Group& line = *spec.mesh()->group(static_cast<int64_t>(m));
     Dims root = *spec.mesh()->coord();

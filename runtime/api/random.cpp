@@ -1,5 +1,6 @@
 #include "runtime/api/random.h"
 
+#include "placements/placement_list.h"
 #include "runtime/api/philox.h"
 #include "runtime/api/rank_generator.h"
 #include "runtime/comm/comm_trace.h"
@@ -49,7 +50,7 @@ void compare_seeds(const DeviceMesh& mesh, uint64_t seed) {
 }
 
 void check_drawable(const char* op, const Placements& placements, at::ScalarType dtype) {
-  TORCH_CHECK_VALUE(std::ranges::none_of(placements, &Placement::is_partial),
+  TORCH_CHECK_VALUE(mesh_dims_with_terms(placements).empty(),
                     fmt::format("[{}] cannot draw a tensor as {}. Use Shard or Replicate.", op, to_string(placements)));
   TORCH_CHECK_TYPE(c10::isFloatingType(dtype),
                    fmt::format("[{}] draws no {} numbers. Use a floating-point dtype.", op, c10::toString(dtype)));

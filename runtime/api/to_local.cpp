@@ -41,7 +41,7 @@ struct ToPiecesBackward final : torch::autograd::Node {
 
 /// True if some rank's part is not a single tensor.
 bool needs_form(const Layout& layout) {
-  return layout.in_pieces() && !layout.is_ragged() &&
+  return layout.has_listed_boxes() &&
          std::ranges::any_of(layout.grid().ranks, [&](int64_t rank) { return layout.boxes(rank).size() != 1; });
 }
 
@@ -121,7 +121,7 @@ std::vector<at::Tensor> detached_pieces(const at::Tensor& tensor, const char* re
 at::Tensor whole_piece(const at::Tensor& tensor, const char* reader) {
   const Spec& spec = *spec_of(tensor);
   const std::vector<at::Tensor> pieces = detached_pieces(tensor, reader);
-  const bool is_whole = pieces.size() == 1 && pieces[0].sizes() == spec.sizes() && !spec.layout().is_partial();
+  const bool is_whole = pieces.size() == 1 && pieces[0].sizes() == spec.sizes() && !spec.layout().has_terms();
   TORCH_CHECK_VALUE(
       is_whole && (pieces[0].numel() < 2 || pieces[0].strides() == tensor.strides()),
       fmt::format("[{}] rank {} does not hold all values of {}{}. Use to_local() for the rank's values or "

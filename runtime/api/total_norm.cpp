@@ -1,6 +1,6 @@
 #include "runtime/api/total_norm.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
@@ -31,13 +31,7 @@ struct Part {
 };
 
 /// True on the first of the ranks that hold the same elements: it counts them.
-bool counts(const Spec& spec) {
-  const DeviceMesh& mesh = *spec.mesh();
-  if (!mesh.is_member()) return false;
-  for (int64_t dim = 0; dim < mesh.ndim(); ++dim)
-    if (spec.placements()[dim].is_replicate() && (*mesh.coord())[dim] != 0) return false;
-  return true;
-}
+bool counts(const Spec& spec) { return spec.is_member() && spec.layout().is_first_replica(*spec.mesh()->coord()); }
 
 /// Adds up powers |x|^p, or compares |x| if p is infinite.
 class PowerSum {
@@ -200,7 +194,7 @@ std::vector<at::Tensor> without_partials(const std::vector<at::Tensor>& tensors)
   std::vector<Placements> placements;
   std::vector<size_t> places;
   for (size_t i = 0; i < tensors.size(); ++i)
-    if (const auto* impl = maybe_dtensor(tensors[i]); impl && impl->spec()->layout().is_partial()) {
+    if (const auto* impl = maybe_dtensor(tensors[i]); impl && impl->spec()->layout().has_terms()) {
       places.push_back(i);
       partials.push_back(tensors[i]);
       placements.push_back(without_partial(impl->spec()->placements()));

@@ -1,6 +1,6 @@
 #include "runtime/comm/reduce_dtype.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 
 #include <ATen/Dispatch_v2.h>
 #include <ATen/ops/isnan.h>

@@ -20,8 +20,8 @@ at::Tensor without_repeats(at::Tensor tensor, c10::IntArrayRef strides) {
 
 }  // namespace
 
-CopiedView::CopiedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output)
-    : kind_(kind), op_(op), args_(args.begin(), args.end()), output_(output) {
+CopiedView::CopiedView(Reason reason, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output)
+    : reason_(reason), op_(op), args_(args.begin(), args.end()), output_(output) {
   while (source_arg_ < op.n_args() && !op.args[source_arg_].is_aliased) ++source_arg_;
   TORCH_INTERNAL_ASSERT(source_arg_ < op.n_args(), "[", op.name, "] is no view");
   // An alias of the source, because an in-place operator (t_) may change the shape of the tensor itself.
@@ -37,7 +37,7 @@ bool CopiedView::is_stale() const { return n_writes_ != memory_->n_writes(); }
 bool CopiedView::needs_other_ranks() const {
   if (!is_stale()) return false;
   const DTensorImpl& source = source_impl();
-  return kind_ == Kind::kMoved ? source.spec()->mesh()->size() > 1 : source.is_stale();
+  return reason_ == Reason::kMoved ? source.spec()->mesh()->size() > 1 : source.is_stale();
 }
 
 at::Tensor CopiedView::view_of(const at::Tensor& source) const {
@@ -55,8 +55,8 @@ void CopiedView::refresh(const SpecPtr& spec, const Shards& shards) {
   const uint64_t seen = memory_->n_writes();
   source_impl().refresh();
   const Shards& sources = source_impl().shards();
-  if (kind_ == Kind::kMoved) fetch(spec, shards);
-  if (kind_ == Kind::kCopied)
+  if (reason_ == Reason::kMoved) fetch(spec, shards);
+  if (reason_ == Reason::kCopied)
     for (size_t i = 0; i < shards.size(); ++i) shards[i].copy_(sources[i].reshape(shards[i].sizes()));
   n_writes_ = seen;
 }
@@ -90,8 +90,8 @@ void CopiedView::write_back(const DTensorImpl& view) {
   const SpecPtr& spec = view.spec();
   const Shards& shards = view.shards();
   BelowAutograd guard;
-  if (kind_ == Kind::kMoved) bring(spec, shards);
-  if (kind_ == Kind::kCopied)
+  if (reason_ == Reason::kMoved) bring(spec, shards);
+  if (reason_ == Reason::kCopied)
     for (size_t i = 0; i < shards.size(); ++i)
       if (const at::Tensor& piece = source_impl().shards()[i]; !shards[i].is_alias_of(piece))
         piece.copy_(shards[i].reshape(piece.sizes()));

@@ -19,15 +19,15 @@ namespace shardwise {
 class CopiedView final : public ViewLink {
  public:
   /// The reason why the view does not share its source's memory. Only kMoved communicates, and all ranks agree on it. Whether a view is one
-  /// of the other kinds, or a copied view at all, may differ between ranks.
-  enum class Kind : uint8_t {
+  /// for another reason, or a copied view at all, may differ between ranks.
+  enum class Reason : uint8_t {
     kMoved,   // values came from other ranks
     kCopied,  // pieces were reshaped, and their strides did not allow a view
     kShared,  // shares memory with a source that is itself a copied view
   };
 
   /// `args`: the arguments of the view operator `op` on distributed tensors; `output`: the index of this view among its results.
-  CopiedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output = 0);
+  CopiedView(Reason reason, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output = 0);
 
   bool is_stale() const override;
   bool needs_other_ranks() const override;
@@ -44,7 +44,7 @@ class CopiedView final : public ViewLink {
   /// The view of `source`, plain or distributed.
   at::Tensor view_of(const at::Tensor& source) const;
 
-  const Kind kind_;
+  const Reason reason_;
   const OpInfo& op_;
   torch::jit::Stack args_;
   size_t source_arg_ = 0;

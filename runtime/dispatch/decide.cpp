@@ -1,6 +1,6 @@
 #include "runtime/dispatch/decide.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/rules/meta_run.h"
 #include "runtime/rules/rule.h"
 
@@ -14,7 +14,7 @@ const Spec* input_spec(const OpCall& call, const Propagation& propagation, size_
 }
 
 bool is_partial_or_empty(const SpecPtr& output) {
-  return !output || output->layout().is_partial() || std::ranges::all_of(output->boxes(), &Box::empty);
+  return !output || output->layout().has_terms() || std::ranges::all_of(output->boxes(), &Box::empty);
 }
 
 /// True if no local input has an element although the global tensors do. Many kernels refuse empty inputs, and the result is known without
@@ -71,9 +71,9 @@ std::vector<std::vector<std::pair<size_t, c10::IValue>>> localize(const Rule& ru
 std::optional<Propagation> placed(const OpCall& call, const Rule& rule) {
   OpCall known = call;
   for (Operand& operand : known.operands)
-    if (operand.spec && operand.spec->layout().in_pieces() && !operand.spec->layout().enumerated()) {
+    if (operand.spec && !operand.spec->layout().has_one_box_each() && !operand.spec->layout().enumerated()) {
       if (operand.is_written) return std::nullopt;
-      operand.spec = operand.spec->with_placements(replicated_where(operand.spec->placements(), &Placement::in_pieces));
+      operand.spec = operand.spec->with_placements(without_boxes(operand.spec->placements()));
     }
   auto result = rule.place()(known);
   for (size_t i = 0; result && i < call.operands.size(); ++i)

@@ -69,7 +69,7 @@ class ReplicatedRun {
       if (arg.is_written) written_.push_back({tensor_at(value, operand.index), replica});
       replacements_.push_back({operand.arg, operand.index, replica});
     }
-    if (view_kind_) view_args_ = call_.args().vec();
+    if (view_reason_) view_args_ = call_.args().vec();
     for (const auto& [arg, index, replica] : replacements_) replace_tensor(call_.arg(arg), index, replica);
     const bool is_meant = call_.op.rule && call_.op.rule->is_gathered();
     if (moved && !is_meant) warn_once(call_.op.name);
@@ -79,9 +79,9 @@ class ReplicatedRun {
     origin_ = origin_of(source);
     begin_of_replica_ = replica.storage_offset();
     if (is_moved)
-      view_kind_ = CopiedView::Kind::kMoved;
+      view_reason_ = CopiedView::Reason::kMoved;
     else if (source.view_link())
-      view_kind_ = CopiedView::Kind::kShared;
+      view_reason_ = CopiedView::Reason::kShared;
   }
 
   static at::Tensor tensor_at(const c10::IValue& value, size_t index) {
@@ -109,8 +109,8 @@ class ReplicatedRun {
   at::Tensor wrap_replica(const at::Tensor& local, size_t output) const {
     if (!local.defined()) return {};
     at::Tensor result = wrap(replicated_like(local), {local});
-    if (view_kind_)
-      maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(*view_kind_, call_.op, view_args_, output));
+    if (view_reason_)
+      maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(*view_reason_, call_.op, view_args_, output));
     if (call_.op.is_view) begin_view(result, origin_, local.storage_offset() - begin_of_replica_);
     return result;
   }
@@ -155,7 +155,7 @@ class ReplicatedRun {
   BoundCall& call_;
   MeshPtr mesh_;
   MeshPtr mesh_of_results_;  // an argument may name another device than the operands have
-  std::optional<CopiedView::Kind> view_kind_;
+  std::optional<CopiedView::Reason> view_reason_;
   std::vector<c10::IValue> view_args_;  // the original arguments, if results are copied views
   ViewOrigin origin_;                   // of the tensor that results are views of
   int64_t begin_of_replica_ = 0;        // of the replica that is viewed, in elements

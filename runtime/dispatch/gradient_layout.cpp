@@ -38,7 +38,7 @@ SpecPtr wanted_layout(const DTensorImpl& leaf, const DTensorImpl& grad) {
 /// True if laying out saves no memory on any rank.
 bool stays_as_large(const Spec& given, const Spec& wanted) {
   for (size_t dim = 0; dim < given.placements().size(); ++dim)
-    if (given.placements()[dim] != wanted.placements()[dim] && !wanted.placements()[dim].is_replicate()) return false;
+    if (given.placements()[dim] != wanted.placements()[dim] && !wanted.placements()[dim].is_whole()) return false;
   return true;
 }
 

@@ -1,5 +1,6 @@
 #include "runtime/dispatch/local_run.h"
 
+#include "placements/placement_list.h"
 #include "runtime/api/local_form.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/reduce_dtype.h"
@@ -26,14 +27,14 @@ class LocalRun {
     for (int source : call.op.returned_arg) originals_.push_back(source < 0 ? c10::IValue() : call.arg(source));
     outputs_.resize(propagation_.outputs.size());
     if (call.formed) like_ = call.formed->spec(), form_ = call.formed->local_form();
-    if (decision.copied_view) view_kind_ = CopiedView::Kind::kMoved;
+    if (decision.copied_view) view_reason_ = CopiedView::Reason::kMoved;
     gives_normal_view_ =
         call.op.is_view && c10::InferenceMode::is_enabled() && !const_cast<DTensorImpl&>(call.leader()).is_inference();
     if (call.op.is_view)
       for (const BoundOperand& operand : call.operands)
-        if (!view_kind_ && operand.impl && operand.impl->view_link()) view_kind_ = CopiedView::Kind::kShared;
+        if (!view_reason_ && operand.impl && operand.impl->view_link()) view_reason_ = CopiedView::Reason::kShared;
     if (call.op.is_view) origin_ = origin_of(call.leader());
-    if (call.op.is_view && (view_kind_ || call.op.rule->kernel())) view_args_ = call.args().vec();
+    if (call.op.is_view && (view_reason_ || call.op.rule->kernel())) view_args_ = call.args().vec();
   }
 
   void run(const std::exception_ptr& refusal) {
@@ -61,7 +62,7 @@ class LocalRun {
     if (call_.op.rule->is_shape_only()) return propagation_.outputs[0].get();
     const Spec* result = nullptr;
     for (size_t i = 0; i < call_.operands.size(); ++i)
-      if (const Spec* spec = spec_of(i); spec && (!result || spec->layout().in_pieces())) result = spec;
+      if (const Spec* spec = spec_of(i); spec && (!result || !spec->layout().has_one_box_each())) result = spec;
     return result;
   }
 
@@ -102,7 +103,7 @@ class LocalRun {
     const Shards& shards =
         decision_.moves && propagation_.inputs[i] ? moved_[i] : call_.operands[i].impl->local_tensors();
     if (is_flat_) return spec_of(i)->flat_sizes() ? flat_part(*spec_of(i), shards) : shards[0];
-    if (propagation_.by_box && !spec_of(i)->layout().in_pieces())
+    if (propagation_.by_box && spec_of(i)->layout().has_one_box_each())
       return narrowed_to(shards[0], leader_->boxes()[piece]);
     return piece < shards.size() ? shards[piece] : no_elements(i);
   }
@@ -176,8 +177,8 @@ class LocalRun {
     if (!kernel || call_.subclass) return call_.op.handle.callBoxed(&stack);
     const at::Tensor viewed = stack[stack.size() - call_.op.n_args()].toTensor();
     kernel->callBoxed(&stack);
-    if (call_.op.is_view && view_kind_ != CopiedView::Kind::kMoved && !stack.back().toTensor().is_alias_of(viewed))
-      view_kind_ = CopiedView::Kind::kCopied;
+    if (call_.op.is_view && view_reason_ != CopiedView::Reason::kMoved && !stack.back().toTensor().is_alias_of(viewed))
+      view_reason_ = CopiedView::Reason::kCopied;
   }
 
   /// Takes the results at the end of `stack` as the next piece of each output.
@@ -234,9 +235,8 @@ class LocalRun {
     for (size_t i = 0; i < outputs_.size(); ++i) {
       const SpecPtr& spec = propagation_.outputs[i];
       if (!spec) continue;
-      Reduce reduce = Reduce::kSum;
-      for (const Placement& placement : spec->placements())
-        if (placement.is_partial()) reduce = placement.reduce();
+      const auto with_terms = mesh_dims_with_terms(spec->placements());
+      const Reduce reduce = with_terms.empty() ? Reduce::kSum : *spec->placements()[with_terms.back()].terms();
       const auto options = at::TensorOptions().dtype(spec->dtype()).device(device_of_results());
       for (const Box& box : spec->boxes())
         outputs_[i].push_back(at::full(box.sizes, identity_of(reduce, spec->dtype()), options));
@@ -248,8 +248,8 @@ class LocalRun {
     if (!spec) return {};
     at::Tensor result =
         gives_normal_view_ ? wrap_normal(spec, std::move(outputs_[i])) : wrap(spec, std::move(outputs_[i]));
-    if (view_kind_)
-      maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(*view_kind_, call_.op, view_args_, i));
+    if (view_reason_)
+      maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(*view_reason_, call_.op, view_args_, i));
     if (like_ && spec->layout() == like_->layout()) keep_form(result);
     if (call_.op.is_view) begin_view(result, origin_, decision_.view_offset);
     if (call_.op.is_view && !decision_.moves)
@@ -297,7 +297,7 @@ class LocalRun {
   c10::SmallVector<Shards, 4> moved_;
   c10::SmallVector<Shards, 2> outputs_;
   c10::SmallVector<c10::IValue, 2> originals_;
-  std::optional<CopiedView::Kind> view_kind_;
+  std::optional<CopiedView::Reason> view_reason_;
   std::vector<c10::IValue> view_args_;  // the original arguments, if results may be copied views
   bool is_flat_ = false;                // one call for all pieces of a ragged layout
   bool gives_normal_view_;

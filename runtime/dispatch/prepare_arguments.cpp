@@ -1,11 +1,11 @@
 #include "runtime/dispatch/prepare_arguments.h"
 
+#include "placements/placement_list.h"
 #include "runtime/api/gradients.h"
 #include "runtime/dispatch/bound_call.h"
 #include "runtime/dispatch/gradient_layout.h"
 #include "runtime/dispatch/plain_gradient.h"
 #include "runtime/dispatch/plain_operand.h"
-#include "runtime/rules/move_bytes.h"
 #include "runtime/rules/rule.h"
 
 #include <fmt/format.h>
@@ -62,7 +62,7 @@ class ArgumentPreparation {
     Dims expanded;
     for (int64_t dim = 0; dim < spec.dim(); ++dim)
       if (spec.strides()[dim] == 0) expanded.push_back(dim);
-    return c10::ArrayRef(whole_along(spec, expanded)) == spec.placements();
+    return c10::ArrayRef(whole_along(spec.placements(), expanded)) == spec.placements();
   }
 
   /// True for numbers. Plain scalars in a written list are the step counts of a fused optimizer; its learning rate may have any shape.

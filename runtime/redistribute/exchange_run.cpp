@@ -37,7 +37,7 @@ const char* pattern_name(const std::vector<ExchangeItem>& items) {
 /// The dtype in which the terms of `step` are combined. torch has no arithmetic for some dtypes, and the sum of an avg may overflow its
 /// dtype.
 at::ScalarType combined_as(const Step& step, at::ScalarType dtype) {
-  if (step.kind != Step::Kind::kReduce || dtype == at::kBool) return dtype;
+  if (!step.combines_terms() || dtype == at::kBool) return dtype;
   return reduce_dtype(dtype, step.reduce);
 }
 
@@ -125,7 +125,7 @@ std::vector<Shards> ExchangeRun::finish() {
   finish_round(n_rounds_ - 1);
   for (size_t i = 0; i < items_.size(); ++i) {
     const Step& step = *items_[i].step;
-    if (step.kind != Step::Kind::kReduce) continue;
+    if (!step.combines_terms()) continue;
     for (at::Tensor& piece : results_[i]) {
       if (step.reduce == Reduce::kAvg) piece.div_(step.from.grid().shape[step.mesh_dim]);
       piece = piece.to(items_[i].to->dtype());

@@ -57,7 +57,7 @@ class ExchangeRun {
   /// The values of `arrival`, which this rank already has.
   at::Tensor kept_part(const Arrival& arrival, int64_t round) const;
   bool is_kept(const Arrival& arrival) const { return arrival.transfer->rank == rank_; }
-  bool is_term(const Arrival& arrival) const { return items_[arrival.item].step->kind == Step::Kind::kReduce; }
+  bool is_term(const Arrival& arrival) const { return items_[arrival.item].step->combines_terms(); }
   at::Tensor source_part(size_t item, int64_t piece, const Box& box) const;
   at::Tensor place_of(size_t item, const Transfer& transfer, const Box& box) const;
   Box part(const Box& box, int64_t round) const { return part_of_round(box, round, n_rounds_); }

@@ -82,7 +82,7 @@ class StartedMove final : public PendingMove {
       run_to_end(moving_, is_to_other_mesh_);  // not later: the source may be written to before finish()
       return;
     }
-    if (!has_boxes(moving_.next())) {
+    if (!moving_.next().step.has_boxes()) {
       reductions_ = moving_.start_in_place();
       return;
     }

@@ -14,8 +14,6 @@
 namespace shardwise {
 namespace {
 
-using Kind = Step::Kind;
-
 int64_t global_bytes(const OwnStep& own) { return own.from->numel() * own.from->element_bytes(); }
 
 /// Removes from `rest` the first move and those that share messages with it: those for which `like` holds, up to `bucket_bytes` of global
@@ -139,8 +137,8 @@ std::vector<Shards> move_many(c10::ArrayRef<SpecPtr> sources, const std::vector<
     std::vector<Moving*> reducing, exchanging;
     for (Moving& moving : movings) {
       while (!moving.is_done() && !takes_part(moving.next())) moving.skip();
-      while (!moving.is_done() && moving.next().step.kind == Kind::kMakePartial) moving.run_in_place();
-      if (!moving.is_done()) (has_boxes(moving.next()) ? exchanging : reducing).push_back(&moving);
+      while (!moving.is_done() && moving.next().step.makes_terms()) moving.run_in_place();
+      if (!moving.is_done()) (moving.next().step.has_boxes() ? exchanging : reducing).push_back(&moving);
     }
     if (reducing.empty() && exchanging.empty()) break;
     reduce_together(std::move(reducing), bucket_bytes);

@@ -1,6 +1,6 @@
 #include "runtime/redistribute/moving.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/comm/comm_policy.h"
 #include "runtime/comm/reduce_dtype.h"
 #include "runtime/redistribute/mesh_agreement.h"
@@ -13,11 +13,6 @@
 #include <numeric>
 
 namespace shardwise {
-namespace {
-
-using Kind = Step::Kind;
-
-}  // namespace
 
 void check_move(const SpecPtr& source, const SpecPtr& destination) {
   TORCH_INTERNAL_ASSERT(source->sizes() == destination->sizes() && source->dtype() == destination->dtype(),
@@ -39,12 +34,10 @@ void check_move(const SpecPtr& source, const SpecPtr& destination) {
 
 std::string move_words(const Spec& from, const Spec& to, const PlanOptions& options) {
   std::string result = fmt::format("{} -> {}", to_string(from), to_string(to));
-  if (from.layout().in_pieces() || to.layout().in_pieces())  // whose texts are cut
+  if (!from.layout().has_one_box_each() || !to.layout().has_one_box_each())  // whose texts are cut
     result += fmt::format(" #{:x}", c10::get_hash(from.layout().hash(), to.layout().hash()));
   return result + words_of(options);
 }
-
-bool has_boxes(const OwnStep& own) { return own.step.kind == Kind::kExchange || own.step.kind == Kind::kReduce; }
 
 bool takes_part(const OwnStep& own) { return own.from->is_member() || own.to->is_member(); }
 
@@ -68,7 +61,7 @@ Moving::Moving(const SpecPtr& source, Shards pieces, const SpecPtr& destination,
     check_comm_policy(
         [&] { return fmt::format("moves {} to {}", to_string(*source), to_string(destination->layout())); });
   for (const OwnStep& own : plan_->steps)
-    if (own.step.kind == Kind::kReduce || own.step.kind == Kind::kAllReduce)
+    if (own.step.combines_terms())
       check_reducible(at::empty({0}, at::TensorOptions().dtype(source->dtype()).device(device_)), own.step.reduce);
 }
 
@@ -84,7 +77,7 @@ void Moving::run_in_place() {
 
 std::vector<std::unique_ptr<Reduction>> Moving::start_in_place() {
   std::vector<std::unique_ptr<Reduction>> reductions;
-  if (next().step.kind == Kind::kAllReduce) {
+  if (next().step.combines_terms()) {
     for (const at::Tensor& flat : begin_reduction())
       if (auto reduction = start_all_reduce(*reducing_group(), flat, next().step.reduce))
         reductions.push_back(std::move(reduction));
@@ -118,7 +111,7 @@ void Moving::run(bool stops_at_last_sending) {
       skip();
     } else if (stops_at_last_sending && is_last) {
       return;
-    } else if (!has_boxes(next())) {
+    } else if (!next().step.has_boxes()) {
       run_in_place();
     } else {
       ExchangeRun exchange = begin();

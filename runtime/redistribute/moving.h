@@ -24,7 +24,6 @@ void check_move(const SpecPtr& source, const SpecPtr& destination);
 /// The text of the move, for the order check.
 std::string move_words(const Spec& from, const Spec& to, const PlanOptions& options);
 
-bool has_boxes(const OwnStep& own);
 bool takes_part(const OwnStep& own);
 /// The mesh's group. For two meshes, the group of the one that contains the other; otherwise the world's group, where ranks outside both
 /// meshes are absent.

@@ -21,13 +21,12 @@ std::shared_ptr<const OwnPlan> make(const SpecPtr& source, const SpecPtr& destin
   const int64_t rank = source->mesh()->rank();
   Plan whole = plan(source->layout(), destination->layout(), source->element_bytes(), options);
   for (Step& step : whole.steps) {
-    const bool has_boxes = step.kind == Step::Kind::kExchange || step.kind == Step::Kind::kReduce;
     const bool is_here = step.from.grid().coord_of(rank) || step.to.grid().coord_of(rank);
     OwnStep own{std::move(step), {}, {}, {}, false};
     own.from = spec_at(own.step.from, source, destination);
     own.to = spec_at(own.step.to, source, destination);
     own.is_local = !sends(own.step);
-    if (has_boxes && is_here) own.part = transfers(own.step, rank);
+    if (own.step.has_boxes() && is_here) own.part = transfers(own.step, rank);
     if (!own.is_local) result->last_sending = static_cast<int>(result->steps.size());
     result->steps.push_back(std::move(own));
   }

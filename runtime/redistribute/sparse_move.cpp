@@ -27,7 +27,7 @@ class SparseMove {
  public:
   SparseMove(const DTensorImpl& source, const Spec& to)
       : source_(source), from_(*source.spec()), to_(to), sparse_dim_(source.entries()->sparse_dim) {
-    keeps_columns_ = !from_.layout().in_pieces() && !to_.layout().in_pieces();
+    keeps_columns_ = from_.layout().has_one_box_each() && to_.layout().has_one_box_each();
     for (size_t m = 0; m < from_.placements().size(); ++m)
       if (shards_columns(from_.placements()[m]) || shards_columns(to_.placements()[m]))
         keeps_columns_ &= from_.placements()[m] == to_.placements()[m];
@@ -59,10 +59,9 @@ class SparseMove {
     const Dims at = *from_.layout().grid().coord_of(sender), there = *to_.layout().grid().coord_of(receiver);
     for (size_t m = 0; m < at.size(); ++m) {
       const Placement &from = from_.placements()[m], &to = to_.placements()[m];
-      const bool stays =
-          from.is_replicate() || (from.is_partial() && to.is_partial()) || (keeps_columns_ && shards_columns(from));
+      const bool stays = from.is_whole() || (from.terms() && to.terms()) || (keeps_columns_ && shards_columns(from));
       if (stays && at[m] != there[m]) return false;
-      if (to.is_partial() && !from.is_partial() && there[m] != 0) return false;
+      if (to.terms() && !from.terms() && there[m] != 0) return false;
     }
     return true;
   }
@@ -78,14 +77,12 @@ class SparseMove {
     return result;
   }
 
-  bool shards_columns(const Placement& placement) const {
-    return placement.is_shard() && placement.dim() >= sparse_dim_;
-  }
+  bool shards_columns(const Placement& placement) const { return placement.split_dim() >= sparse_dim_; }
 
   /// Whether entries of this common box are sent. Ranks that share rows must have the same entries in the same order, even if they hold
   /// different columns, so an empty range of columns is sent too.
   bool is_due(const Box& common) const {
-    if (to_.layout().in_pieces()) return !common.empty();
+    if (!to_.layout().has_one_box_each()) return !common.empty();
     return std::all_of(common.sizes.begin(), common.sizes.begin() + sparse_dim_, [](int64_t size) { return size > 0; });
   }
 
@@ -217,7 +214,7 @@ Shards move_sparse(const DTensorImpl& source, const SpecPtr& to) {
       fmt::format("[redistribute] a sparse tensor moves within its mesh only, not from {} to {}. Move to_dense().",
                   to_string(*from.mesh()), to_string(*to->mesh())));
   for (const Placement& placement : to->placements())
-    TORCH_CHECK_VALUE(!placement.is_partial() || placement.reduce() == Reduce::kSum,
+    TORCH_CHECK_VALUE(placement.terms().value_or(Reduce::kSum) == Reduce::kSum,
                       fmt::format("[redistribute] a sparse tensor cannot be {}: its parts are sums. Use Partial().",
                                   to_string(placement)));
   if (!from.is_member()) return {};

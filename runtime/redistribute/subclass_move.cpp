@@ -87,7 +87,7 @@ class SubclassMove {
   std::optional<Box> common(int64_t sender, int64_t receiver) const {
     const Dims at = *from_.layout().grid().coord_of(sender), there = *from_.layout().grid().coord_of(receiver);
     for (size_t m = 0; m < at.size(); ++m)
-      if (from_.placements()[m] == Placement::replicate() && at[m] != there[m]) return std::nullopt;
+      if (from_.placements()[m].is_whole() && at[m] != there[m]) return std::nullopt;
     const Box held = box_of(from_, sender);
     Box wanted = box_of(to_, receiver);
     for (size_t dim = 0; dim < wanted.sizes.size(); ++dim) {

@@ -1,5 +1,6 @@
 #include "runtime/rules/acceptable_sharding.h"
 
+#include "placements/placement_list.h"
 #include "runtime/rules/move_bytes.h"
 
 #include <fmt/format.h>
@@ -22,25 +23,17 @@ struct PlacedTensor {
 
   /// The mesh dims that shard `dim`.
   MeshDims sharding(int64_t dim) const {
-    MeshDims result;
-    for (size_t m = 0; m < placements.size(); ++m)
-      if (placements[m].is_shard(dim)) result.insert(static_cast<int64_t>(m));
-    return result;
+    const auto mesh_dims = mesh_dims_splitting(placements, dim);
+    return {mesh_dims.begin(), mesh_dims.end()};
   }
 };
 
-bool is_same_kind(const Placement& a, const Placement& b) {
-  if (a.kind() != b.kind()) return false;
-  return a.is_shard() ? a.dim() == b.dim() : !a.is_partial() || a.reduce() == b.reduce();
-}
-
 Placement with_positive_dim(const OpCall& call, const Placement& placement, size_t n_dims) {
-  if (!placement.is_shard()) return placement;
   const auto n = static_cast<int64_t>(n_dims);
-  TORCH_CHECK_INDEX(placement.dim() >= -n && placement.dim() < n,
+  TORCH_CHECK_INDEX(placement.fits_dims(n),
                     fmt::format("[register_sharding] {} of {} is for a tensor of {} dims. Use a dim in [{}, {}).",
                                 to_string(placement), call.op.name, n, -n, n));
-  return Placement::shard(placement.dim() < 0 ? placement.dim() + n : placement.dim());
+  return placement.is_shard() ? Placement::shard(placement.with_dim_from_zero(n).dim()) : placement;
 }
 
 class ShardingChoice {
@@ -110,11 +103,11 @@ class ShardingChoice {
       const Operand& operand = call_.operands[i];
       const Placement to = sharding.inputs[i].value_or(Placement::replicate());
       if (!operand.spec) {
-        if (to.is_replicate()) continue;
+        if (to.is_whole()) continue;
         return std::nullopt;  // a plain number is the same on every rank
       }
       const Placement& from = operand.spec->placements()[mesh_dim];
-      if (is_same_kind(from, to)) continue;
+      if (from.is_alike(to)) continue;
       if (operand.is_written) return std::nullopt;
       price.first += bytes_to_move(*operand.spec, mesh_dim, to);
       ++price.second;
@@ -128,7 +121,7 @@ class ShardingChoice {
       const int arg = call_.op.returned_arg[i];
       const int operand = arg < 0 ? -1 : call_.operand_at(static_cast<size_t>(arg));
       if (operand >= 0 && sharding.inputs[operand] && sharding.outputs[i] &&
-          !is_same_kind(*sharding.inputs[operand], *sharding.outputs[i]))
+          !sharding.inputs[operand]->is_alike(*sharding.outputs[i]))
         return false;
     }
     return true;
@@ -184,7 +177,7 @@ class ShardingChoice {
   /// True if the operand already has these placements along `dim`.
   static bool is_sharded_so(const PlacedTensor& tensor, int64_t dim) {
     for (size_t m = 0; m < tensor.placements.size(); ++m)
-      if (tensor.spec->placements()[m].in_pieces() ||
+      if (tensor.spec->placements()[m].places_boxes() ||
           tensor.spec->placements()[m].is_shard(dim) != tensor.placements[m].is_shard(dim))
         return false;
     return true;

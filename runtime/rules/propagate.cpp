@@ -1,6 +1,6 @@
 #include "runtime/rules/propagate.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/rules/move_bytes.h"
 #include "runtime/tensor/reordered_mesh.h"
 
@@ -166,11 +166,6 @@ class Chooser {
     });
   }
 
-  static bool same_kind(const Placement& a, const Placement& b) {
-    if (a.kind() != b.kind()) return false;
-    return a.is_shard() ? a.dim() == b.dim() : !a.is_partial() || a.reduce() == b.reduce();
-  }
-
   std::optional<Choice> cheapest(int64_t mesh_dim) const {
     std::optional<Choice> best;
     std::pair<int64_t, int64_t> best_cost;
@@ -207,7 +202,7 @@ class Chooser {
     for (size_t i = 0; i < signature_.outputs.size(); ++i) {
       const auto to = placement(choice, signature_.outputs[i], -1);
       const Operand* written = written_as(i);
-      if (!to || (written && !same_kind(written->spec->placements()[mesh_dim], *to))) return std::nullopt;
+      if (!to || (written && !to->is_alike(written->spec->placements()[mesh_dim]))) return std::nullopt;
     }
     for (size_t i = 0; i < call_.operands.size(); ++i) {
       const Operand& operand = call_.operands[i];
@@ -216,7 +211,7 @@ class Chooser {
         if (to.is_partial()) return std::nullopt;  // a plain scalar would be counted on every rank
         continue;
       }
-      if (same_kind(operand.spec->placements()[mesh_dim], to)) {
+      if (to.is_alike(operand.spec->placements()[mesh_dim])) {
         price.first += cost(operand, signature_.inputs[i], mesh_dim, to);
         continue;
       }
@@ -279,7 +274,8 @@ class Chooser {
 
   static bool is_sharded_as(const Spec& spec, int64_t dim, const std::vector<Placement>& wanted) {
     for (size_t m = 0; m < wanted.size(); ++m)
-      if (spec.placements()[m].in_pieces() || spec.placements()[m].is_shard(dim) != wanted[m].is_shard()) return false;
+      if (spec.placements()[m].places_boxes() || spec.placements()[m].is_shard(dim) != wanted[m].is_shard())
+        return false;
     return true;
   }
 
@@ -338,9 +334,7 @@ MeshPtr leading_mesh(const OpCall& call) {
 /// True if the leader, which is in pieces, may stay Partial: the operator is linear in it, and the other operands either have its layout
 /// (if the operator is linear in all of them together) or are not Partial.
 bool passes_sums(const OpCall& call, const Signature& signature, const Operand& leader) {
-  const auto is_other_sum = [](const Placement& p) { return p.is_partial() && !p.is_linear_partial(); };
-  if (signature.linearity == Linearity::kNone || std::ranges::any_of(leader.spec->placements(), is_other_sum) ||
-      !holds_terms(call, leader))
+  if (signature.linearity == Linearity::kNone || !are_linear(leader.spec->placements()) || !holds_terms(call, leader))
     return false;
   if (signature.linearity == Linearity::kAll)
     return std::ranges::all_of(call.operands, [&](const Operand& operand) {
@@ -348,7 +342,7 @@ bool passes_sums(const OpCall& call, const Signature& signature, const Operand& 
     });
   if (signature.linearity == Linearity::kFirst && &leader != &call.operands[0]) return false;
   return std::ranges::all_of(call.operands, [&](const Operand& operand) {
-    return &operand == &leader || !operand.spec || !operand.spec->layout().is_partial();
+    return &operand == &leader || !operand.spec || !operand.spec->layout().has_terms();
   });
 }
 
@@ -356,11 +350,12 @@ bool passes_sums(const OpCall& call, const Signature& signature, const Operand& 
 std::optional<Propagation> propagate_boxes(const OpCall& call, const Signature& signature) {
   const Operand* leader = nullptr;
   for (const Operand& operand : call.operands)
-    if (operand.spec && operand.spec->layout().in_pieces() && (!leader || (operand.is_written && !leader->is_written)))
+    if (operand.spec && !operand.spec->layout().has_one_box_each() &&
+        (!leader || (operand.is_written && !leader->is_written)))
       leader = &operand;
   if (!leader || !signature.is_pointwise) return std::nullopt;
 
-  const bool is_sum = leader->spec->layout().is_partial() && passes_sums(call, signature, *leader);
+  const bool is_sum = leader->spec->layout().has_terms() && passes_sums(call, signature, *leader);
   const Placements whole = without_partial(leader->spec->placements());
   const Placements placements = is_sum ? leader->spec->placements().vec() : whole;
   Propagation result;

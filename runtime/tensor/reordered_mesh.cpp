@@ -119,8 +119,7 @@ SpecPtr on_sibling(const Spec& spec, const MeshPtr& mesh) {
   std::vector<Placement> placements(spec.placements().size());
   for (size_t k = 0; k < placements.size(); ++k) {
     const auto place = std::ranges::find(to.order, from.order[k]) - to.order.begin();
-    if (spec.placements()[k].sizes().empty() && !spec.placements()[k].in_pieces())
-      placements[place] = spec.placements()[k];
+    if (const Placement& each = spec.placements()[k]; each.is_chunk() || !each.divides()) placements[place] = each;
   }
   return Spec::intern(mesh, spec.sizes(), std::move(placements), spec.strides(), spec.dtype());
 }

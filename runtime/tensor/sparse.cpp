@@ -10,7 +10,7 @@ namespace shardwise {
 namespace {
 
 bool splits_entries(const Placement& placement, int64_t sparse_dim) {
-  return !placement.is_replicate() && !(placement.is_shard() && placement.dim() >= sparse_dim);
+  return !placement.is_whole() && placement.split_dim() < sparse_dim;
 }
 
 /// Each rank's counts of its boxes. Every rank sends its own counts to every rank.
@@ -81,7 +81,8 @@ class SplitEntries {
         of_values.push_back(Placement::shard(0, sizes));
       } else {
         of_indices.emplace_back();
-        of_values.push_back(placement.is_shard() ? placement.with_dim(placement.dim() - sparse_dim_ + 1) : placement);
+        of_values.push_back(placement.is_whole() ? placement
+                                                 : placement.with_dim(placement.split_dim() - sparse_dim_ + 1));
       }
     }
     return {Spec::intern(spec_.mesh(), indices, std::move(of_indices), row_major_strides(indices), at::kLong),
@@ -134,8 +135,8 @@ std::shared_ptr<const EntryCounts> agreed_counts(const DTensorImpl& sparse) {
 }
 
 EntrySpecs entry_specs(const Spec& spec, int64_t sparse_dim, const EntryCounts& counts) {
-  return spec.layout().in_pieces() ? specs_by_piece(spec, sparse_dim, counts)
-                                   : SplitEntries(spec, sparse_dim, counts).specs();
+  return spec.layout().has_one_box_each() ? SplitEntries(spec, sparse_dim, counts).specs()
+                                          : specs_by_piece(spec, sparse_dim, counts);
 }
 
 }  // namespace shardwise

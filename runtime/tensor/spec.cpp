@@ -1,5 +1,6 @@
 #include "runtime/tensor/spec.h"
 
+#include "placements/placement_list.h"
 #include "runtime/tensor/unused_meshes.h"
 
 #include <c10/util/Exception.h>
@@ -84,8 +85,8 @@ SpecPtr Spec::intern(MeshPtr mesh, Layout layout, c10::IntArrayRef strides, c10:
   TORCH_CHECK_VALUE(strides.size() == layout.sizes().size(),
                     fmt::format("[spec] stride has {} entries for a tensor of {} dims. Give one per dim.",
                                 strides.size(), layout.sizes().size()));
-  if (const Dims row_major = layout.is_ragged() ? row_major_strides(layout.sizes()) : Dims(); layout.is_ragged())
-    return SpecTable::global().intern(std::move(mesh), std::move(layout), row_major, dtype);
+  const Dims row_major = layout.has_ranges() ? row_major_strides(layout.sizes()) : Dims();
+  if (layout.has_ranges()) strides = row_major;
   return SpecTable::global().intern(std::move(mesh), std::move(layout), strides, dtype);
 }
 
@@ -101,6 +102,11 @@ SpecPtr Spec::with_placements(std::vector<Placement> placements) const {
   const bool is_expanded = std::ranges::count(strides_, 0) > 0 && layout_.placements() != c10::ArrayRef(placements);
   return intern(mesh_, sizes(), std::move(placements), is_expanded ? dense_strides(sizes(), strides_) : strides_,
                 dtype_);
+}
+
+SpecPtr Spec::reduced() const {
+  return layout_.has_terms() ? with_placements(without_partial(placements()))
+                             : SpecPtr::reclaim_copy(const_cast<Spec*>(this));
 }
 
 SpecPtr Spec::replicated() const { return with_placements(std::vector<Placement>(placements().size())); }

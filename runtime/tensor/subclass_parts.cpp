@@ -127,10 +127,7 @@ class Row {
 }  // namespace
 
 void check_placed(const char* op, const at::Tensor& object, const Layout& layout) {
-  TORCH_CHECK_VALUE(std::ranges::all_of(layout.placements(),
-                                        [](const Placement& placement) {
-                                          return placement.split_dim() >= 0 || placement == Placement::replicate();
-                                        }),
+  TORCH_CHECK_VALUE(layout.has_one_box_each() && !layout.has_terms(),
                     fmt::format("[{}] a {} cannot be placed as {}: a tensor subclass can only be sharded along dims or "
                                 "replicated; its values cannot be summed. Use Shard and Replicate, or give plain "
                                 "values, such as the result of its dequantize().",

@@ -187,9 +187,9 @@ struct Case {
     const GradRows there = grads(data.there, row_of_there.there, factors.there, chosen_there.there);
     write_sums(here, there, true);
     write_sums(here, there, false);
-    using Kind = RowUpdate::Kind;
-    for (const Kind update : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam, Kind::kRowWiseAdam,
-                              Kind::kLamb, Kind::kRowWiseLamb}) {
+    using Method = RowUpdate::Method;
+    for (const Method update : {Method::kSgd, Method::kAdagrad, Method::kRowWiseAdagrad, Method::kAdam,
+                                Method::kRowWiseAdam, Method::kLamb, Method::kRowWiseLamb}) {
       take_in({update, 0.1, 1e-3, 0.9, 0.99}, here, there);
       if (kind == "per id")
         take_in({update, 0.1, 1e-3, 0.9, 0.99, 0.5, 0.01, 0.02, {true, 7, 3, kFirstRow, 5}}, here, there);
@@ -208,7 +208,7 @@ struct Case {
 
   /// By totals found in passing, and by given ones.
   void take_in(const RowUpdate& update, const GradRows& here, const GradRows& there) {
-    const std::string name = "update " + std::to_string(static_cast<int>(update.kind));
+    const std::string name = "update " + std::to_string(static_cast<int>(update.method));
     const auto piece_of = [&](const void* data, S* first, S* second) {
       Rows piece = rows_of(data);
       piece.first_row = 0;
@@ -222,7 +222,7 @@ struct Case {
                  n_groups);
     cuda::grad_squares(whole_there, there, groups(), rows.there, squares.there, sum_scratch.there, nullptr);
     compare(name + " squares", squares, 1e-4);
-    if (is_lamb(update.kind)) {
+    if (is_lamb(update.method)) {
       lamb_squares(whole, here, order.here.data(), starts.here.data(), rows.here.data(), {}, pairs.here.data(), 0,
                    n_groups);
       cuda::lamb_squares(whole_there, there, groups(), rows.there, {}, pairs.there, sum_scratch.there, nullptr);
@@ -255,7 +255,7 @@ struct Case {
       std::vector<UpdatedPiece> pieces;
       for (int p = 0; p < 3; ++p) {
         const int64_t begin = kParts[p];
-        RowUpdate update{p == 0 ? RowUpdate::Kind::kRowWiseLamb : RowUpdate::Kind::kAdam, 0.1 * (p + 1), 1e-3, 0.9,
+        RowUpdate update{p == 0 ? RowUpdate::Method::kRowWiseLamb : RowUpdate::Method::kAdam, 0.1 * (p + 1), 1e-3, 0.9,
                          0.99};
         update.rounding = {true, 5, 2, begin, 0};
         pieces.push_back({{const_cast<T*>(data) + begin * step, kElement<T>, begin, kParts[p + 1] - begin, width, step},

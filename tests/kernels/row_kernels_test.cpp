@@ -231,7 +231,7 @@ TEST(RowKernelsTest, OffsetsPass32Bits) {
   const IdList ids({39'999'999, 35'000'000, 39'999'999}, true);
   Matrix grads = Matrix(Element::kFloat, 3, width).fill(1), results(Element::kFloat, 3, width);
   const Grouped groups = grouped(ids.ids(), 0, n_rows);
-  const UpdatedPiece piece{table, {nullptr, nullptr}, {RowUpdate::Kind::kSgd, 1, 0, 0, 0}};
+  const UpdatedPiece piece{table, {nullptr, nullptr}, {RowUpdate::Method::kSgd, 1, 0, 0, 0}};
   update_rows(&piece, 1, grads.grads(), groups.order.data(), groups.starts.data(), groups.rows.data(), {}, 0, groups.n);
   look_up(table, ids.ids(), Miss::kZero, results.memory.data(), width, 0, 3);
   for (int64_t c = 0; c < width; ++c) {

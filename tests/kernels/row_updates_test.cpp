@@ -12,9 +12,9 @@
 namespace shardwise::kernels {
 namespace {
 
-using Kind = UpdateKind;
-constexpr Kind kKinds[] = {Kind::kSgd,         Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam,
-                           Kind::kRowWiseAdam, Kind::kLamb,    Kind::kRowWiseLamb};
+using Method = UpdateMethod;
+constexpr Method kMethods[] = {Method::kSgd,         Method::kAdagrad, Method::kRowWiseAdagrad, Method::kAdam,
+                               Method::kRowWiseAdam, Method::kLamb,    Method::kRowWiseLamb};
 
 /// A table with its state in float64, and its update.
 struct Optimized {
@@ -49,31 +49,32 @@ struct Optimized {
       grad[c] += u.l2 * table.get(row, c);
       mean += grad[c] * grad[c] / static_cast<double>(width);
     }
-    if (u.kind == Kind::kRowWiseAdagrad) number(first) += mean;
-    if (u.kind == Kind::kRowWiseAdam || u.kind == Kind::kRowWiseLamb)
+    if (u.method == Method::kRowWiseAdagrad) number(first) += mean;
+    if (u.method == Method::kRowWiseAdam || u.method == Method::kRowWiseLamb)
       number(second) = u.beta2 * number(second) + (1 - u.beta2) * mean;
     std::vector<double> step(width);
     double of_row = 0, of_step = 0;
     for (int64_t c = 0; c < width; ++c) {
-      if (u.kind == Kind::kSgd) step[c] = grad[c];
-      if (u.kind == Kind::kRowWiseAdagrad) step[c] = grad[c] / (std::sqrt(number(first)) + u.eps);
-      if (u.kind == Kind::kAdagrad) {
+      if (u.method == Method::kSgd) step[c] = grad[c];
+      if (u.method == Method::kRowWiseAdagrad) step[c] = grad[c] / (std::sqrt(number(first)) + u.eps);
+      if (u.method == Method::kAdagrad) {
         element(first, c) += grad[c] * grad[c];
         step[c] = grad[c] / (std::sqrt(element(first, c)) + u.eps);
       }
-      if (has_moments(u.kind)) {
+      if (has_moments(u.method)) {
         element(first, c) = u.beta1 * element(first, c) + (1 - u.beta1) * grad[c];
-        if (!is_row_wise(u.kind)) element(second, c) = u.beta2 * element(second, c) + (1 - u.beta2) * grad[c] * grad[c];
-        const double v = is_row_wise(u.kind) ? number(second) : element(second, c);
+        if (!is_row_wise(u.method))
+          element(second, c) = u.beta2 * element(second, c) + (1 - u.beta2) * grad[c] * grad[c];
+        const double v = is_row_wise(u.method) ? number(second) : element(second, c);
         step[c] = u.correction * element(first, c) / (std::sqrt(v) + u.eps);
       }
-      if (is_lamb(u.kind)) step[c] += u.decay * table.get(row, c);
+      if (is_lamb(u.method)) step[c] += u.decay * table.get(row, c);
       of_row += table.get(row, c) * table.get(row, c);
       of_step += step[c] * step[c];
     }
-    const double ratio = is_lamb(u.kind) && of_row > 0 && of_step > 0 ? std::sqrt(of_row) / std::sqrt(of_step) : 1;
+    const double ratio = is_lamb(u.method) && of_row > 0 && of_step > 0 ? std::sqrt(of_row) / std::sqrt(of_step) : 1;
     for (int64_t c = 0; c < width; ++c) {
-      const double kept = is_lamb(u.kind) ? 1 : 1 - u.lr * u.decay;
+      const double kept = is_lamb(u.method) ? 1 : 1 - u.lr * u.decay;
       table.set(row, c, kept * table.get(row, c) - u.lr * ratio * step[c]);
     }
   }
@@ -109,16 +110,16 @@ struct Batch {
 };
 
 TEST(RowUpdatesTest, StepsAreTheFormulas) {
-  for (const Kind kind : kKinds)
+  for (const Method method : kMethods)
     for (const int64_t width : kWidths)
       for (const auto& [l2, decay] : {std::pair{0.0, 0.0}, std::pair{0.3, 0.0}, std::pair{0.0, 0.2}}) {
-        const RowUpdate update{kind, 0.1, 1e-2, 0.9, 0.99, 0.7, l2, decay};
+        const RowUpdate update{method, 0.1, 1e-2, 0.9, 0.99, 0.7, l2, decay};
         Optimized found(9, width, update, 1), expected(9, width, update, 1);
         for (int64_t c = 0; c < width; ++c) found.table.set(3, c, 0), expected.table.set(3, c, 0);
         Batch batch(20, 9, width, 2);
         batch.update({found.piece()});
         for (const int64_t row : batch.groups.rows) expected.step(row, batch.sum(row));
-        const std::string what = "kind " + std::to_string(static_cast<int>(kind)) + " width " + std::to_string(width);
+        const std::string what = "kind " + std::to_string(static_cast<int>(method)) + " width " + std::to_string(width);
         expect_near(found.table, expected.table, what);
         expect_near(found.first, expected.first, what + " first");
         expect_near(found.second, expected.second, what + " second");
@@ -135,8 +136,8 @@ Matrix columns_of(const Matrix& matrix, int64_t first, int64_t width) {
 
 TEST(RowUpdatesTest, ColumnsApartNeedTotalsOfRows) {
   constexpr int64_t kWidth = 11, kParts[] = {0, 4, 4, kWidth};
-  for (const Kind kind : kKinds) {
-    const RowUpdate update{kind, 0.1, 1e-2, 0.9, 0.99, 0.7, 0.1, 0.2};
+  for (const Method method : kMethods) {
+    const RowUpdate update{method, 0.1, 1e-2, 0.9, 0.99, 0.7, 0.1, 0.2};
     Optimized whole(9, kWidth, update, 1);
     Batch batch(20, 9, kWidth, 2);
     std::vector<Optimized> parts;
@@ -144,8 +145,8 @@ TEST(RowUpdatesTest, ColumnsApartNeedTotalsOfRows) {
     for (int p = 0; p < 3; ++p) {
       const int64_t width = kParts[p + 1] - kParts[p];
       parts.emplace_back(9, width, update, 1).table = columns_of(whole.table, kParts[p], width);
-      if (!is_row_wise(kind) || has_moments(kind)) parts[p].first = columns_of(whole.first, kParts[p], width);
-      if (!is_row_wise(kind)) parts[p].second = columns_of(whole.second, kParts[p], width);
+      if (!is_row_wise(method) || has_moments(method)) parts[p].first = columns_of(whole.first, kParts[p], width);
+      if (!is_row_wise(method)) parts[p].second = columns_of(whole.second, kParts[p], width);
       batches.emplace_back(20, 9, width, 2).grads = columns_of(batch.grads, kParts[p], width);
       // A number per row, even of rows without columns.
       for (Matrix* state : {&parts[p].first, &parts[p].second}) state->memory.resize(9 * 8 * (width + 1));
@@ -153,7 +154,7 @@ TEST(RowUpdatesTest, ColumnsApartNeedTotalsOfRows) {
     const auto set_numbers = [&](Matrix Optimized::* state) {
       for (int p = 0; p < 3; ++p) std::copy_n((whole.*state).memory.begin(), 9 * 8, (parts[p].*state).memory.begin());
     };
-    if (is_row_wise(kind)) set_numbers(has_moments(kind) ? &Optimized::second : &Optimized::first);
+    if (is_row_wise(method)) set_numbers(has_moments(method) ? &Optimized::second : &Optimized::first);
     const int64_t n = batch.groups.n;
     std::vector<double> means(n), ratios(n), squares(n), pairs(2 * n), row_squares(n), step_squares(n);
     for (int p = 0; p < 3; ++p) {
@@ -162,7 +163,7 @@ TEST(RowUpdatesTest, ColumnsApartNeedTotalsOfRows) {
       for (int64_t g = 0; g < n; ++g) means[g] += squares[g] / kWidth;
     }
     RowTotals totals{means.data(), nullptr};
-    if (is_lamb(kind)) {
+    if (is_lamb(method)) {
       for (int p = 0; p < 3; ++p) {
         lamb_squares(parts[p].piece(), batches[p].grads.grads(), batch.groups.order.data(), batch.groups.starts.data(),
                      batch.groups.rows.data(), totals, pairs.data(), 0, n);
@@ -175,9 +176,9 @@ TEST(RowUpdatesTest, ColumnsApartNeedTotalsOfRows) {
     for (int p = 0; p < 3; ++p) {
       batches[p].update({parts[p].piece()}, totals);
       expect_near(parts[p].table, columns_of(whole.table, kParts[p], kParts[p + 1] - kParts[p]),
-                  "kind " + std::to_string(static_cast<int>(kind)) + " part " + std::to_string(p));
-      if (!is_row_wise(kind)) continue;
-      const Matrix Optimized::* state = has_moments(kind) ? &Optimized::second : &Optimized::first;
+                  "kind " + std::to_string(static_cast<int>(method)) + " part " + std::to_string(p));
+      if (!is_row_wise(method)) continue;
+      const Matrix Optimized::* state = has_moments(method) ? &Optimized::second : &Optimized::first;
       for (int64_t row = 0; row < 9; ++row)
         ASSERT_NEAR(reinterpret_cast<const double*>((parts[p].*state).memory.data())[row],
                     reinterpret_cast<const double*>((whole.*state).memory.data())[row], 1e-9);
@@ -186,7 +187,7 @@ TEST(RowUpdatesTest, ColumnsApartNeedTotalsOfRows) {
 }
 
 TEST(RowUpdatesTest, NumbersOfRowsMayLieByGroup) {
-  const RowUpdate update{Kind::kRowWiseAdam, 0.1, 1e-2, 0.9, 0.99, 0.7};
+  const RowUpdate update{Method::kRowWiseAdam, 0.1, 1e-2, 0.9, 0.99, 0.7};
   Optimized by_row(9, 5, update, 1), by_group(9, 5, update, 1);
   Batch batch(6, 9, 5, 2);
   UpdatedPiece piece = by_group.piece();
@@ -207,9 +208,9 @@ TEST(RowUpdatesTest, SeveralPiecesInOneCall) {
   // Virtual rows [0, 5), [5, 9), a gap, [12, 20).
   constexpr int64_t kFirst[] = {0, 5, 12}, kCount[] = {5, 4, 8};
   std::vector<Optimized> together, apart;
-  const Kind kinds[] = {Kind::kAdam, Kind::kRowWiseAdagrad, Kind::kLamb};
+  const Method methods[] = {Method::kAdam, Method::kRowWiseAdagrad, Method::kLamb};
   for (int p = 0; p < 3; ++p) {
-    const RowUpdate update{kinds[p], 0.1 * (p + 1), 1e-2, 0.9, 0.99};
+    const RowUpdate update{methods[p], 0.1 * (p + 1), 1e-2, 0.9, 0.99};
     together.emplace_back(kCount[p], kWidth, update, p + 1);
     apart.emplace_back(kCount[p], kWidth, update, p + 1);
   }
@@ -295,7 +296,7 @@ TEST(StochasticRoundingTest, DependsOnTheElementAndNotOnItsPiece) {
           grads.set(r, c, static_cast<double>((first_row + r) * 31 + (first_column + c) * 7 % 50) / 64 + 1);
       const IdList ids(all, false);
       const Grouped groups = grouped(ids.ids(), 0, n_rows);
-      RowUpdate update{Kind::kSgd, 0.001, 0, 0, 0};
+      RowUpdate update{Method::kSgd, 0.001, 0, 0, 0};
       update.rounding = {true, seed, 4, first_row, first_column};
       const UpdatedPiece piece{table.rows(), {nullptr, nullptr}, update};
       update_rows(&piece, 1, grads.grads(), groups.order.data(), groups.starts.data(), groups.rows.data(), {}, 0,

@@ -103,7 +103,7 @@ TEST(LayoutTest, RaggedShardHoldsRangesOfFlattenedDims) {
   for (const Case& c : cases) {
     const Layout layout(c.sizes, grid(c.mesh), c.placements);
     EXPECT_EQ(holdings(layout), c.holdings) << to_string(layout);
-    EXPECT_TRUE(layout.in_pieces() && layout.is_ragged());
+    EXPECT_TRUE(!layout.has_one_box_each() && layout.has_ranges() && !layout.has_listed_boxes());
     EXPECT_EQ(layout.enumerated().has_value(), c.mesh.size() == 1);
   }
   const Layout layout({4, 5, 2}, grid({4}, {3, 1, 0, 2}), {P::ragged({0, 1}, {2, 3, 0, 5})});
@@ -178,18 +178,47 @@ TEST(LayoutTest, LayoutsDifferBySizesGridAndPlacements) {
 
 TEST(LayoutTest, QuestionsAreAskedOfAllMeshDims) {
   const Layout mixed({8}, grid({2, 2}), {P(), P::partial()}), copied({8}, grid({2, 2}), {P(), P()});
-  EXPECT_TRUE(mixed.is_partial());
+  EXPECT_TRUE(mixed.has_terms());
   EXPECT_FALSE(mixed.is_replicated());
   EXPECT_TRUE(copied.is_replicated());
-  EXPECT_FALSE(copied.is_partial());
+  EXPECT_FALSE(copied.has_terms());
   const Layout inner({8, 8}, grid({2, 2}), {P(), P::shard(1)}),
       pieces({4}, grid({2}), {P::enumerable({{{0}, {4}, 1}})});
-  EXPECT_FALSE(inner.is_shard(0));
-  EXPECT_TRUE(inner.is_shard(1));
-  EXPECT_FALSE(inner.in_pieces());
-  EXPECT_FALSE(pieces.is_shard(0));
-  EXPECT_TRUE(pieces.in_pieces());
+  EXPECT_FALSE(inner.splits(0));
+  EXPECT_TRUE(inner.splits(1));
+  EXPECT_TRUE(inner.has_one_box_each());
+  EXPECT_FALSE(pieces.splits(0));
+  EXPECT_TRUE(pieces.has_listed_boxes() && !pieces.has_one_box_each());
   EXPECT_EQ(pieces.pieces().size(), 1U);
+}
+
+TEST(LayoutTest, PartsAreNumberedAsTheirIntervals) {
+  const Layout nested({11, 4}, grid({2, 2, 3}), {P::shard(0), P::shard(1), P::shard(0)});
+  EXPECT_EQ(nested.n_parts(0), 6);
+  EXPECT_EQ(nested.n_parts(1), 2);
+  for (int64_t index = 0; index < nested.grid().size(); ++index) {
+    const Dims coord{index / 6, index / 3 % 2, index % 3};
+    for (int64_t dim = 0; dim < 2; ++dim)
+      EXPECT_EQ(nested.shard_intervals(dim)[nested.part_at(dim, coord)], nested.box_at(coord).interval(dim));
+  }
+  EXPECT_EQ(Layout({4}, grid({3}), {P()}).n_parts(0), 1);
+}
+
+TEST(LayoutTest, OneRankOfEachReplicaCounts) {
+  const Layout layout({6}, grid({2, 3, 2}), {P(), P::shard(0), P::partial()});
+  int64_t n = 0;
+  for (int64_t index = 0; index < 12; ++index) n += layout.is_first_replica({index / 6, index / 2 % 3, index % 2});
+  EXPECT_EQ(n, 6);  // the terms along the last mesh dim differ
+  EXPECT_TRUE(layout.is_first_replica({0, 2, 1}));
+  EXPECT_FALSE(layout.is_first_replica({1, 2, 1}));
+}
+
+TEST(LayoutTest, BoxesAreCountedInBrief) {
+  EXPECT_EQ(placements_in_brief(Layout({6}, grid({2}), {P::shard(0)})), "[Shard(0)]");
+  EXPECT_EQ(placements_in_brief(Layout({6}, grid({2}), {P::ragged({0}, {1, 2})})),
+            "[RaggedShard(dims=(0,), local_units=(1, 2))]");
+  EXPECT_EQ(placements_in_brief(Layout({4}, grid({2}), {P::enumerable({{{0}, {3}, 1}, {{3}, {1}, 0}})})),
+            "EnumerableShard of 2 pieces");
 }
 
 TEST(LayoutTest, IntervalsListEveryPieceOfADimOutermostFirst) {

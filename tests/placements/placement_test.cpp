@@ -56,22 +56,28 @@ TEST(PlacementTest, EqualByMeaningNotByPointer) {
 TEST(PlacementTest, AnswersWhatItDoesToATensor) {
   struct Answers {
     Placement placement;
-    bool is_replicate, is_partial, is_linear_partial, is_sharded, is_shard, in_pieces;
+    bool is_whole, divides, places_boxes, is_chunk, is_linear;
+    std::optional<Reduce> terms;
+    int64_t split_dim;
   };
-  const std::vector<Answers> cases = {{Placement(), true, false, false, false, false, false},
-                                      {Placement::shard(1), false, false, false, true, true, false},
-                                      {Placement::enumerable({{{0}, {3}, 0}}), false, false, false, true, false, true},
-                                      {Placement::partial(), false, true, true, false, false, false},
-                                      {Placement::partial(Reduce::kAvg), false, true, true, false, false, false},
-                                      {Placement::partial(Reduce::kMax), false, true, false, false, false, false}};
+  const std::vector<Answers> cases = {
+      {Placement(), true, false, false, false, true, {}, -1},
+      {Placement::shard(1), false, true, false, true, true, {}, 1},
+      {Placement::shard(0, {1, 2}), false, true, false, false, true, {}, 0},
+      {Placement::enumerable({{{0}, {3}, 0}}), false, true, true, false, true, {}, -1},
+      {Placement::ragged({0}, {1, 2}), false, true, true, false, true, {}, -1},
+      {Placement::partial(), false, false, false, false, true, Reduce::kSum, -1},
+      {Placement::partial(Reduce::kAvg), false, false, false, false, true, Reduce::kAvg, -1},
+      {Placement::partial(Reduce::kMax), false, false, false, false, false, Reduce::kMax, -1}};
   for (const Answers& c : cases) {
     const Placement& p = c.placement;
-    EXPECT_EQ(p.is_replicate(), c.is_replicate) << to_string(p);
-    EXPECT_EQ(p.is_partial(), c.is_partial) << to_string(p);
-    EXPECT_EQ(p.is_linear_partial(), c.is_linear_partial) << to_string(p);
-    EXPECT_EQ(p.is_sharded(), c.is_sharded) << to_string(p);
-    EXPECT_EQ(p.is_shard(), c.is_shard) << to_string(p);
-    EXPECT_EQ(p.in_pieces(), c.in_pieces) << to_string(p);
+    EXPECT_EQ(p.is_whole(), c.is_whole) << to_string(p);
+    EXPECT_EQ(p.divides(), c.divides) << to_string(p);
+    EXPECT_EQ(p.places_boxes(), c.places_boxes) << to_string(p);
+    EXPECT_EQ(p.is_chunk(), c.is_chunk) << to_string(p);
+    EXPECT_EQ(p.is_linear(), c.is_linear) << to_string(p);
+    EXPECT_EQ(p.terms(), c.terms) << to_string(p);
+    EXPECT_EQ(p.split_dim(), c.split_dim) << to_string(p);
   }
   EXPECT_TRUE(Placement::shard(1).is_shard(1));
   EXPECT_FALSE(Placement::shard(1).is_shard(0));
@@ -85,6 +91,21 @@ TEST(PlacementTest, OrderOfPiecesCountsOnlyWithinARank) {
 
 TEST(PlacementTest, WithDimKeepsTheSizes) {
   EXPECT_EQ(Placement::shard(0, {1, 2}).with_dim(3), Placement::shard(3, {1, 2}));
+}
+
+TEST(PlacementTest, NegativeDimsCountFromTheBack) {
+  EXPECT_EQ(Placement::shard(-1, {1, 2}).with_dim_from_zero(3), Placement::shard(2, {1, 2}));
+  EXPECT_EQ(Placement::shard(-4).with_dim_from_zero(3), Placement::shard(-4));  // Layout reports it
+  EXPECT_EQ(Placement::partial().with_dim_from_zero(3), Placement::partial());
+  EXPECT_TRUE(Placement::shard(-3).fits_dims(3) && Placement::shard(2).fits_dims(3) && Placement().fits_dims(0));
+  EXPECT_FALSE(Placement::shard(-4).fits_dims(3) || Placement::shard(3).fits_dims(3));
+}
+
+TEST(PlacementTest, PlacementsAreAlikeWhateverTheirSizes) {
+  EXPECT_TRUE(Placement::shard(0).is_alike(Placement::shard(0, {1, 2})));
+  EXPECT_FALSE(Placement::shard(0).is_alike(Placement::shard(1)));
+  EXPECT_FALSE(Placement::partial().is_alike(Placement::partial(Reduce::kMax)));
+  EXPECT_FALSE(Placement().is_alike(Placement::partial()));
 }
 
 TEST(PlacementTest, ShardRefusesNegativeAndMissingSizes) {
@@ -119,7 +140,7 @@ TEST(PlacementTest, RaggedShardIsSpelledAndComparedByProportion) {
   const Placement ragged = Placement::ragged({0, 1}, {4, 6, 0, 10});
   EXPECT_EQ(to_string(ragged), "RaggedShard(dims=(0, 1), local_units=(4, 6, 0, 10))");
   EXPECT_EQ(to_string(Placement::ragged({0}, {1})), "RaggedShard(dims=(0,), local_units=(1,))");
-  EXPECT_TRUE(ragged.is_sharded() && ragged.in_pieces() && !ragged.is_shard() && !ragged.is_partial());
+  EXPECT_TRUE(ragged.divides() && ragged.places_boxes());
   EXPECT_EQ(ragged.n_flattened(), 2);
   EXPECT_TRUE(ragged.pieces().empty() && ragged.sizes().empty());
   EXPECT_EQ(ragged, Placement::ragged({0, 1}, {2, 3, 0, 5}));

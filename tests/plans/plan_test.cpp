@@ -30,8 +30,6 @@ Plan plan_on(Dims shape, c10::IntArrayRef sizes, Placements from, Placements to,
   return plan(Layout(sizes, ranks, std::move(from)), Layout(sizes, ranks, std::move(to)), 4, options);
 }
 
-bool has_boxes(const Step& step) { return step.kind == Step::Kind::kExchange || step.kind == Step::Kind::kReduce; }
-
 std::vector<int64_t> ranks_of(const Step& step) {
   std::vector<int64_t> ranks = step.from.grid().ranks;
   for (const int64_t rank : step.to.grid().ranks)
@@ -128,7 +126,7 @@ void check_random_plans(bool two_grids, int n_cases, const PlanOptions& options 
     for (const Step& step : made.steps) {
       EXPECT_TRUE(step.from == at);
       at = step.to;
-      if (!has_boxes(step)) continue;
+      if (!step.has_boxes()) continue;
       check_transfers(step);
       for (const int64_t rank : ranks_of(step)) check_traffic(step, rank);
     }

@@ -9,12 +9,13 @@ import torch.distributed.tensor as torch_dt
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import shardwise as sw
-from shardwise import EnumerableShard, Partial, Placement, RaggedShard, Replicate, Shard, ShardMetadata
+from shardwise import BlockShard, EnumerableShard, Partial, Placement, RaggedShard, Replicate, Shard, ShardMetadata
 from shardwise.testing import run_ranks
 
 PIECES = [ShardMetadata((0, 0), (2, 3), 1), ShardMetadata((2, 0), (1, 3), 0)]
 ALL = [
     *(Shard(0), Shard(-1), Shard(1, [1, 0, 3]), Replicate(), Partial(), Partial("max"), EnumerableShard(PIECES)),
+    *(BlockShard(0, 1), BlockShard(0, block=3)),
     *(RaggedShard((0, 1), (2, 3, 0)), RaggedShard((0,), (2, 3, 0)), RaggedShard((0,), (2, 3, 1))),
 ]
 
@@ -39,6 +40,7 @@ def test_placements_of_different_meaning_are_different():
     [
         (Shard(0), (True, True, False, False, False)),
         (Shard(1), (True, False, False, False, False)),
+        (BlockShard(0, 4), (True, True, False, False, False)),
         (Replicate(), (False, False, True, False, False)),
         (Partial(), (False, False, False, True, False)),
         (Partial("max"), (False, False, False, True, True)),

@@ -1,6 +1,6 @@
 #include "tests/support/dense.h"
 
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_trace.h"
 #include "tests/support/ranks.h"
@@ -103,6 +103,8 @@ std::vector<Placement> on_mesh_dim(const Dims& sizes, const Dims& mesh, size_t m
     result.push_back(Placement::shard(static_cast<int64_t>(dim)));
     if (mesh_dim == 0 && mesh[0] > 1 && sizes[dim] > 0)
       result.push_back(Placement::shard(static_cast<int64_t>(dim), uneven_sizes(sizes[dim], mesh[0])));
+    if (mesh_dim + 1 == mesh.size() && sizes[dim] > 0)
+      result.push_back(Placement::block_shard(static_cast<int64_t>(dim), 2));
   }
   if (options.with_partial && options.dtype != at::kBool) result.push_back(Placement::partial());
   return result;

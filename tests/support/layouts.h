@@ -55,7 +55,7 @@ inline Placements random_placements(c10::IntArrayRef sizes, const RankGrid& grid
   std::vector<bool> is_sharded(sizes.size());
   for (int64_t n_parts : grid.shape) {
     const auto dim = sizes.empty() ? 0 : random() % sizes.size();
-    switch (random() % (sizes.empty() ? 2 : 5)) {
+    switch (random() % (sizes.empty() ? 2 : 6)) {
       case 0:
         placements.push_back(Placement::replicate());
         break;
@@ -65,6 +65,10 @@ inline Placements random_placements(c10::IntArrayRef sizes, const RankGrid& grid
         break;
       case 2:
         placements.push_back(Placement::shard(static_cast<int64_t>(dim)));
+        is_sharded[dim] = true;
+        break;
+      case 3:
+        placements.push_back(Placement::block_shard(static_cast<int64_t>(dim), 1 + static_cast<int64_t>(random() % 4)));
         is_sharded[dim] = true;
         break;
       default:

@@ -84,8 +84,7 @@ TEST(IdTransformTest, ReassignedRowsAreFilledAlikeInAllLayouts) {
       return full_tensor(table);
     })[0];
   };
-  for (const RowFill& fill :
-       {RowFill{RowFill::Kind::kNormal, 0.5, 3}, RowFill{RowFill::Kind::kUniform, 0.5, 3}, RowFill{}}) {
+  for (const RowFill& fill : {RowFill{Fill::kNormal, 0.5, 3}, RowFill{Fill::kUniform, 0.5, 3}, RowFill{}}) {
     const at::Tensor dense = filled(1, {}, fill);
     EXPECT_TRUE(dense.ne(7).any().item<bool>() && dense.eq(7).any().item<bool>());
     for (const auto& placement : std::vector<std::optional<Placement>>{

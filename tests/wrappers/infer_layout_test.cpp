@@ -61,13 +61,13 @@ TEST(InferLayoutTest, AnyOtherCoverIsAnEnumerableShard) {
             "[EnumerableShard([ShardMetadata(offsets=[4, 0], sizes=[4, 16], rank=0), "
             "ShardMetadata(offsets=[0, 0], sizes=[4, 16], rank=1)])]");
   const auto columns_under_rows = ranks_with({{columns(0, 9)}, {columns(9, 16)}});
-  EXPECT_TRUE(find(columns_under_rows, {kShard0}).layout.in_pieces());
+  EXPECT_FALSE(find(columns_under_rows, {kShard0}).layout.has_one_box_each());
   const auto several = ranks_with({{columns(9, 12), columns(0, 5)}, {columns(5, 9), columns(12, 16)}, {}});
   const Layout layout = find(several, {kShard1}).layout;
   EXPECT_EQ(layout.boxes(0), (std::vector<Box>{columns(9, 12), columns(0, 5)}));  // in the order given
   EXPECT_TRUE(layout.boxes(2).empty());
   const auto grid = ranks_with({{{{0, 0}, {3, 10}}}, {{{0, 10}, {3, 6}}}, {{{3, 0}, {5, 10}}}, {{{3, 10}, {5, 6}}}});
-  EXPECT_TRUE(find(grid, {kShard0}).layout.in_pieces());
+  EXPECT_FALSE(find(grid, {kShard0}).layout.has_one_box_each());
 }
 
 TEST(InferLayoutTest, AnEmptyPieceInAnUnusualPlaceIsKept) {
@@ -78,8 +78,8 @@ TEST(InferLayoutTest, AnEmptyPieceInAnUnusualPlaceIsKept) {
 TEST(InferLayoutTest, WholeTablesStayReplicated) {
   EXPECT_EQ(text(find(ranks_with({{rows(0, 8)}}), {kWhole})), "[Replicate()]");
   EXPECT_EQ(text(find(ranks_with({{rows(0, 8)}, {rows(0, 8)}}), {kWhole})), "[Replicate()]");
-  EXPECT_TRUE(
-      find(ranks_with({{columns(8, 16), columns(0, 8)}}), {kWhole}).layout.in_pieces());  // one rank, two pieces
+  EXPECT_FALSE(
+      find(ranks_with({{columns(8, 16), columns(0, 8)}}), {kWhole}).layout.has_one_box_each());  // one rank, two pieces
 }
 
 TEST(InferLayoutTest, NDMeshesCutAndCopyAsTheirPlacementsSay) {
@@ -124,7 +124,7 @@ TEST(InferLayoutTest, MisfitsNameTheBoxesAndTheirRanks) {
 TEST(InferLayoutTest, AnEnumerableShardMustNameThePieces) {
   const auto pieces = ranks_with({{rows(0, 3)}, {rows(3, 8)}});
   const auto named = Placement::enumerable({{{0, 0}, {3, 16}, 0}, {{3, 0}, {5, 16}, 1}});
-  EXPECT_TRUE(find(pieces, {named}).layout.in_pieces());
+  EXPECT_FALSE(find(pieces, {named}).layout.has_one_box_each());
   expect_words("do not match [EnumerableShard(", error_of(pieces, {Placement::enumerable({{{0, 0}, {8, 16}, 0}})}));
 }
 

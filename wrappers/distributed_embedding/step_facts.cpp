@@ -17,14 +17,14 @@ enum GradientKind : int64_t { kNone, kDense, kSparse, kFused };  // kFused + k: 
 
 int64_t kind_of(const GradientSink& sink, const at::Tensor& table) {
   if (!table.requires_grad()) return kNone;
-  if (sink.optimizer) return kFused + static_cast<int64_t>(sink.optimizer->options().kind);
+  if (sink.optimizer) return kFused + static_cast<int64_t>(sink.optimizer->options().method);
   return sink.is_sparse ? kSparse : kDense;
 }
 
 std::string words(int64_t kind) {
   if (kind == kNone) return "requires no gradient";
   if (kind < kFused) return kind == kDense ? "has a dense gradient" : "has a sparse gradient";
-  return fmt::format("has a fused optimizer, {},", to_string(static_cast<RowOptimizer::Kind>(kind - kFused)));
+  return fmt::format("has a fused optimizer, {},", to_string(static_cast<RowOptimizer::Method>(kind - kFused)));
 }
 
 }  // namespace

@@ -48,14 +48,14 @@ MeshPtr joined_mesh(const Spec& spec, const DataMesh& data) {
 
 /// `along` with its dim in [0, dim), and 0 for a parameter of 0 dims.
 Placement resolved(const std::string& name, const at::Tensor& parameter, const Placement& along) {
-  TORCH_CHECK_VALUE(along.is_shard(),
+  TORCH_CHECK_VALUE(along.divides() && !along.places_boxes(),
                     fmt::format("[fully_shard] {} is to be placed as {}, which is no Shard. Give Shard(dim).", name,
                                 to_string(along)));
   const int64_t n_dims = std::max<int64_t>(parameter.dim(), 1);
-  TORCH_CHECK_INDEX(along.dim() >= -n_dims && along.dim() < n_dims,
+  TORCH_CHECK_INDEX(along.fits_dims(n_dims),
                     fmt::format("[fully_shard] {} is to be placed as {}: it has the shape [{}]. Use a dim in [{}, {}).",
                                 name, to_string(along), fmt::join(parameter.sizes(), ", "), -n_dims, n_dims));
-  return along.with_dim(along.dim() < 0 ? along.dim() + n_dims : along.dim());
+  return along.with_dim_from_zero(n_dims);
 }
 
 /// `spec` with each rank's piece split further by `along` among the sharding ranks.
@@ -67,15 +67,15 @@ SpecPtr spec_of_parts(const std::string& name, const Spec& spec, const DataMesh&
   if (spec.dim() > 0) {
     const int64_t shard_dim = mesh->dim_of(data.mesh->names().back());
     for (int64_t dim = 0; dim < mesh->ndim(); ++dim)
-      TORCH_CHECK_VALUE(!written.placements[dim].is_shard(along.dim()) ||
-                            (written.placements[dim].sizes().empty() && along.sizes().empty()),
+      TORCH_CHECK_VALUE(written.placements[dim].split_dim() != along.dim() ||
+                            (written.placements[dim].is_chunk() && along.is_chunk()),
                         fmt::format("[fully_shard] {} is placed as {}: explicit sizes along dim {} cannot be combined "
                                     "with another split of this dim. Use another dim, with shard_placement_fn, shard "
                                     "it evenly, or leave it out, with ignored_params={{...}}.",
                                     name, to_string(spec.placements()), along.dim()));
     written.placements[shard_dim] = along;
     for (int64_t later = shard_dim + 1; later < mesh->ndim(); ++later)
-      if (written.placements[later].is_shard(along.dim())) written.split_factors[shard_dim] *= mesh->size(later);
+      if (written.placements[later].split_dim() == along.dim()) written.split_factors[shard_dim] *= mesh->size(later);
   }
   const PlacedOn placed = placed_on_mesh(mesh, written, spec.dim());
   return Spec::intern(placed.mesh->on(spec.mesh()->device_type()), spec.sizes(), placed.placements, spec.strides(),
@@ -107,8 +107,7 @@ ShardedParameter::ShardedParameter(const std::string& name, const at::Tensor& pa
   if (is_dtensor(parameter)) {
     whole_ = spec_of(parameter);
     check_slice(name, *whole_, data);
-    const auto splits_dims = [](const Placement& each) { return each.is_replicate() || each.is_shard(); };
-    TORCH_CHECK_VALUE(std::ranges::all_of(whole_->placements(), splits_dims),
+    TORCH_CHECK_VALUE(whole_->layout().has_one_box_each() && !whole_->layout().has_terms(),
                       fmt::format("[fully_shard] {} is placed as {}, which cannot be split along dim {} as a whole. "
                                   "Leave it out, with ignored_params={{...}}, or redistribute it to Shards.",
                                   name, to_string(whole_->placements()), split_.dim));

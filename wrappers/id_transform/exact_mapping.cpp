@@ -77,7 +77,7 @@ void fill_rows(const at::Tensor& piece, const Box& box, const std::vector<Reassi
   if (rows.empty() || piece.numel() == 0) return;
   const at::Tensor places = at::tensor(rows, at::kLong).to(piece.device());
   at::Tensor values = piece;
-  if (fill.kind == RowFill::Kind::kConstant) {
+  if (fill.values == Fill::kConstant) {
     values.index_fill_(0, places, fill.scale);
   } else {
     const at::Tensor filled = filled_rows(ids, columns, fill, piece.options());
@@ -274,7 +274,7 @@ void ExactMapping::reset_rows(const at::Tensor& tensor, const RowFill& fill) {
   check_not_partial(kResetRows, tensor);
   check_has_ranks(kResetRows, *mesh_, *spec.mesh());
   TORCH_CHECK_VALUE(
-      fill.kind == RowFill::Kind::kConstant || tensor.dim() <= 2,
+      fill.values == Fill::kConstant || tensor.dim() <= 2,
       fmt::format("[{}] random numbers are drawn for rows of 1 dim, but the tensor has shape [{}]. Use a constant.",
                   kResetRows, fmt::join(tensor.sizes(), ", ")));
   if (n_reassigned_ == 0) return;

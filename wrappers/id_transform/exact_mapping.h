@@ -4,7 +4,7 @@
 //   ExactMapping mapping({.n_rows = 1000}, mesh);
 //   const IdMappingState state = mapping.new_state();                  // distributed by rows: saved and resharded like the table
 //   at::Tensor rows = mapping.transform(state, raw_ids, true);         // [ids] -> [ids]: rows for at::embedding
-//   mapping.reset_rows(table, {.kind = RowFill::Kind::kNormal, .scale = 0.01});    // rows that were reassigned to another id
+//   mapping.reset_rows(table, {.values = Fill::kNormal, .scale = 0.01});    // rows that were reassigned to another id
 //
 // The hash of an id determines its bucket, one of a fixed number of row intervals, independent of the number of ranks. A rank owns whole buckets, so
 // a known id keeps its row when the state is loaded on another number of ranks. In a bucket without free rows a new id takes the least recently used

@@ -25,7 +25,7 @@ void check_has_ranks(const char* op, const DeviceMesh& mesh, const DeviceMesh& o
 }
 
 void check_not_partial(const char* op, const at::Tensor& tensor) {
-  TORCH_CHECK_VALUE(!spec_of(tensor)->layout().is_partial(),
+  TORCH_CHECK_VALUE(!spec_of(tensor)->layout().has_terms(),
                     fmt::format("[{}] the tensor is laid out as {}: it is Partial, so no rank has whole values. Reduce "
                                 "it first with redistribute().",
                                 op, to_string(spec_of(tensor)->placements())));
@@ -41,9 +41,7 @@ at::Tensor flat_ids(const at::Tensor& ids) {
 bool counts_here(const at::Tensor& ids) {
   if (!is_dtensor(ids)) return true;
   const Spec& spec = *spec_of(ids);
-  for (int64_t m = 0; m < spec.mesh()->ndim(); ++m)
-    if (spec.placements()[m].is_replicate() && (*spec.mesh()->coord())[m] != 0) return false;
-  return true;
+  return spec.is_member() && spec.layout().is_first_replica(*spec.mesh()->coord());
 }
 
 at::Tensor laid_out_as(const at::Tensor& ids, const at::Tensor& rows) {

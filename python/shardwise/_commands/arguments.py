@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 import torch
 from rich_argparse import RawDescriptionRichHelpFormatter
 
-from shardwise._C import Layout, Partial, Placement, RaggedShard, Replicate, Shard
+from shardwise._C import EnumerableShard, Layout, Partial, Placement, Replicate, Shard
+from shardwise.placement_types import KINDS
 
 PLACEMENTS = """Placements, one per mesh dim: S0 (sharded along tensor dim 0), S0[1,3,1,3] (in these sizes),
 R (replicated), P, Pavg, Pmax, Pmin, Pproduct (partial); or as Python spells them:
@@ -29,9 +30,7 @@ WHOLE = r"[0-9]{1,18}"  # fits 64 bits
 PLACEMENT = re.compile(
     rf"S(?P<dim>-?{WHOLE})(\[(?P<sizes>\s*{WHOLE}\s*(,\s*{WHOLE}\s*)*)\])?|(?P<replicate>R)|P(?P<reduce>[a-z]*)"
 )
-SPELLED: dict[str, Callable[..., Placement]] = {
-    kind.__name__: kind for kind in (Partial, RaggedShard, Replicate, Shard)
-}
+SPELLED: dict[str, Callable[..., Placement]] = {kind.__name__: kind for kind in KINDS if kind is not EnumerableShard}
 
 
 class HelpFormatter(RawDescriptionRichHelpFormatter):

@@ -57,7 +57,7 @@ def one_dim(style: ParallelStyle, device_mesh: DeviceMesh) -> DeviceMesh:
 
 def placed(tensor: DTensor, layout: Placement) -> DTensor:
     """`tensor` laid out as `layout`; `tensor` itself if it is already."""
-    if isinstance(layout, Shard) and layout.dim < 0 and layout.sizes is None:
+    if isinstance(layout, Shard) and layout.dim < 0 and layout == Shard(layout.dim):
         layout = Shard(layout.dim + tensor.dim())
     return tensor if tensor.placements == (layout,) else tensor.redistribute(placements=[layout], async_op=True)
 

@@ -220,7 +220,7 @@ TEST(EmbeddingBagTest, CutIdsOfWholeBagsCutTheBags) {
     const auto whole = pooled(table, ids, at::tensor({0, 2, 5, 5, 6}), kSum);  // bags 0, 1 | | 2, 3, 4
     EXPECT_EQ(to_string(spec_of(whole)->placements()), "[Shard(0, sizes=[2, 0, 3])]");
     const auto within = pooled(table, ids, at::tensor({0, 2, 4, 6}), kSum);  // bag 2 has ids 4 and 5
-    EXPECT_TRUE(spec_of(within)->placements()[0].is_replicate());
+    EXPECT_TRUE(spec_of(within)->placements()[0].is_whole());
   });
 }
 

@@ -12,7 +12,7 @@
 namespace shardwise::hot_rows_test {
 namespace {
 
-using Kind = RowOptimizer::Kind;
+using Method = RowOptimizer::Method;
 constexpr int64_t kRows = 40, kWidth = 3;
 
 at::Tensor some_rows() { return at::arange(kRows * kWidth, at::kFloat).view({kRows, kWidth}).remainder(17).sub(8); }
@@ -103,9 +103,9 @@ struct Pair {
   RowOptimizer plain_optimizer, optimizer;
   HotRowsPtr cache;
 
-  Pair(Kind kind, int64_t n_slots)
-      : plain_optimizer(plain, {.kind = kind, .lr = 0.1, .eps = 1e-6}),
-        optimizer(table, {.kind = kind, .lr = 0.1, .eps = 1e-6}),
+  Pair(Method method, int64_t n_slots)
+      : plain_optimizer(plain, {.method = method, .lr = 0.1, .eps = 1e-6}),
+        optimizer(table, {.method = method, .lr = 0.1, .eps = 1e-6}),
         cache(cache_of(maybe_dtensor(table)->shards()[0], n_slots)) {}
 
   /// A step of both with the same gradients.
@@ -128,9 +128,10 @@ struct Pair {
 
 TEST(HotRowsTest, StepsOfOptimizersAreThoseWithoutACache) {
   run_ranks(1, [](World&) {
-    for (const Kind kind : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam, Kind::kRowWiseAdam})
+    for (const Method method :
+         {Method::kSgd, Method::kAdagrad, Method::kRowWiseAdagrad, Method::kAdam, Method::kRowWiseAdam})
       for (const int64_t n_slots : {1, 5, 12, 40}) {
-        Pair pair(kind, n_slots);
+        Pair pair(method, n_slots);
         std::mt19937 random(3);
         std::optional<HotRows::Result> held;  // of the lookup before
         for (int step = 0; step < 80; ++step) {
@@ -160,18 +161,18 @@ TEST(HotRowsTest, StepsOfOptimizersAreThoseWithoutACache) {
         EXPECT_EQ(counts.evictions > 0, n_slots < kRows) << n_slots;
         EXPECT_GT(counts.bytes_written, 0);
         EXPECT_EQ(counts.value_bytes, n_slots * kWidth * 4);
-        EXPECT_EQ(counts.state_bytes == 0, kind == Kind::kSgd);
+        EXPECT_EQ(counts.state_bytes == 0, method == Method::kSgd);
       }
   });
 }
 
 TEST(HotRowsTest, AnotherOptimizerGoesOnWithTheValues) {
   run_ranks(1, [](World&) {
-    Pair pair(Kind::kAdagrad, 6);
+    Pair pair(Method::kAdagrad, 6);
     const RowGrads grads{at::ones({2, kWidth}), {}, {}, {}};
     pair.cache->hold(ids_of({3, 8}));
     pair.update(ids_of({3, 8}), grads);
-    const RowOptimizer::Options adam{.kind = Kind::kAdam, .lr = 0.2, .eps = 1e-6};
+    const RowOptimizer::Options adam{.method = Method::kAdam, .lr = 0.2, .eps = 1e-6};
     pair.optimizer.write_back();
     pair.optimizer = RowOptimizer(pair.table, adam);
     pair.plain_optimizer = RowOptimizer(pair.plain, adam);

@@ -15,7 +15,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 /// Renormalises a copy of `table`: expect_same_as_dense() wants its inputs as they were. A Partial has no rows to shorten.
 at::Tensor renormed(const at::Tensor& table, const at::Tensor& numbers, double max_norm, double p) {
   at::Tensor copy = table.detach().clone();
-  if (is_dtensor(copy) && spec_of(copy)->layout().is_partial())
+  if (is_dtensor(copy) && spec_of(copy)->layout().has_terms())
     copy = redistribute(copy, Placements(spec_of(copy)->placements().size()));
   const at::Tensor ids = (numbers.detach() * 16).to(at::kLong).remainder(table.size(0));
   return at::embedding_renorm_(copy, ids, max_norm, p);

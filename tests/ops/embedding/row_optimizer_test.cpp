@@ -1,7 +1,7 @@
 // Optimizers fused into the backward of lookups, against the same steps taken with a dense gradient.
 #include "ops/embedding/row_optimizer.h"
 #include "ops/embedding/lookup_options.h"
-#include "placements/partial.h"
+#include "placements/placement_list.h"
 #include "runtime/comm/comm_trace.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
@@ -14,7 +14,7 @@
 namespace shardwise::row_optimizer_test {
 namespace {
 
-using Kind = RowOptimizer::Kind;
+using Method = RowOptimizer::Method;
 
 const Placement kReplicate = Placement::replicate(), kRows = Placement::shard(0), kColumns = Placement::shard(1);
 
@@ -30,18 +30,18 @@ struct Judge {
   }
   void step(const at::Tensor& ids, const at::Tensor& grads) {
     ++n_steps;
-    const bool is_lamb = kernels::is_lamb(options.kind), is_row_wise = kernels::is_row_wise(options.kind);
+    const bool is_lamb = kernels::is_lamb(options.method), is_row_wise = kernels::is_row_wise(options.method);
     const bool is_beside = options.is_decoupled || is_lamb;
     at::Tensor grad = at::zeros_like(table).index_add_(0, ids, grads);
     if (!is_beside) grad += options.weight_decay * table;
     const at::Tensor is_named = at::zeros({table.size(0), 1}, at::kBool).index_fill_(0, ids, 1);
     const at::Tensor squares = is_row_wise ? grad.square().mean(1, true).expand_as(grad) : grad.square();
     at::Tensor step = grad;
-    if (options.kind == Kind::kAdagrad || options.kind == Kind::kRowWiseAdagrad) {
+    if (options.method == Method::kAdagrad || options.method == Method::kRowWiseAdagrad) {
       first = at::where(is_named, first + squares, first);
       step = grad / (first.sqrt() + options.eps);
     }
-    if (kernels::has_moments(options.kind)) {
+    if (kernels::has_moments(options.method)) {
       first = at::where(is_named, first.lerp(grad, 1 - options.beta1), first);
       second = at::where(is_named, second.lerp(squares, 1 - options.beta2), second);
       const double first_bias = 1 - std::pow(options.beta1, n_steps),
@@ -59,8 +59,8 @@ struct Judge {
   }
 };
 
-constexpr Kind kKinds[] = {Kind::kSgd,         Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam,
-                           Kind::kRowWiseAdam, Kind::kLamb,    Kind::kRowWiseLamb};
+constexpr Method kMethods[] = {Method::kSgd,         Method::kAdagrad, Method::kRowWiseAdagrad, Method::kAdam,
+                               Method::kRowWiseAdam, Method::kLamb,    Method::kRowWiseLamb};
 
 /// Three steps with these layouts. `is_transposed`: the table is the transpose of a tensor laid out so.
 void expect_steps(const RowOptimizer::Options& given, const Dims& mesh_shape, const Placements& of_table,
@@ -92,7 +92,7 @@ void expect_steps(const RowOptimizer::Options& given, const Dims& mesh_shape, co
     EXPECT_EQ(optimizer->n_steps(), 3);
     const double tolerance = dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 1e-5 : 2e-2;
     EXPECT_TRUE(full_tensor(table.detach()).to(at::kDouble).allclose(judge.table, tolerance, tolerance))
-        << to_string(of_table) << " " << to_string(of_ids) << " kind " << static_cast<int>(options.kind) << " on "
+        << to_string(of_table) << " " << to_string(of_ids) << " method " << static_cast<int>(options.method) << " on "
         << world.rank();
   });
 }
@@ -111,24 +111,25 @@ TEST(RowOptimizerTest, StepsAreDense) {
       {{2, 2}, {kReplicate, kRows}, {kRows, kRows}},
       {{2, 2}, {kReplicate, kReplicate}, {kRows, kRows}},
   };
-  for (const Kind kind : kKinds)
+  for (const Method method : kMethods)
     for (const auto& [mesh, of_table, of_ids] : cases)
       for (const LookupExchange exchange : {LookupExchange::kReduceScatter, LookupExchange::kAllToAll})
-        expect_steps({.kind = kind}, mesh, of_table, of_ids, exchange);
+        expect_steps({.method = method}, mesh, of_table, of_ids, exchange);
 }
 
 TEST(RowOptimizerTest, TransposedTablesAreDense) {
-  for (const Kind kind : kKinds)
+  for (const Method method : kMethods)
     for (const Placement& placement : {kRows, kColumns, kReplicate})
-      expect_steps({.kind = kind, .weight_decay = 0.1}, {4}, {placement}, {kRows}, LookupExchange::kAuto, at::kDouble,
+      expect_steps({.method = method, .weight_decay = 0.1}, {4}, {placement}, {kRows}, LookupExchange::kAuto,
+                   at::kDouble,
                    /*is_transposed=*/true);
 }
 
 TEST(RowOptimizerTest, WeightsDecay) {
-  for (const Kind kind : kKinds)
+  for (const Method method : kMethods)
     for (const bool is_decoupled : {false, true})
       for (const Placements& of_table : {Placements{kRows}, Placements{kColumns}})
-        expect_steps({.kind = kind, .weight_decay = 0.3, .is_decoupled = is_decoupled}, {4}, of_table, {kRows},
+        expect_steps({.method = method, .weight_decay = 0.3, .is_decoupled = is_decoupled}, {4}, of_table, {kRows},
                      LookupExchange::kAllToAll);
 }
 
@@ -145,10 +146,10 @@ TEST(RowOptimizerTest, SeveralPiecesARankAreDense) {
                              {{5, 2}, {3, 0}, 3}}),
       // Whole rows, the last first.
       Placement::enumerable({{{7, 0}, {4, 6}, 1}, {{0, 0}, {2, 6}, 1}, {{2, 0}, {0, 6}, 1}, {{2, 0}, {5, 6}, 2}})};
-  for (const Kind kind : kKinds)
+  for (const Method method : kMethods)
     for (const Placement& layout : layouts)
       for (const Placement& of_ids : {kReplicate, kRows})
-        expect_steps({.kind = kind, .weight_decay = 0.2}, {4}, {layout}, {of_ids}, LookupExchange::kAuto);
+        expect_steps({.method = method, .weight_decay = 0.2}, {4}, {layout}, {of_ids}, LookupExchange::kAuto);
 }
 
 TEST(RowOptimizerTest, OnlyRowsThatPiecesSplitAreTalkedAbout) {
@@ -159,7 +160,7 @@ TEST(RowOptimizerTest, OnlyRowsThatPiecesSplitAreTalkedAbout) {
       const auto mesh = make_mesh({4});
       const at::Tensor table = lay_out(at::ones({8, 4}), mesh, {layout}).requires_grad_();
       const auto optimizer =
-          std::make_shared<RowOptimizer>(table, RowOptimizer::Options{.kind = Kind::kRowWiseAdagrad});
+          std::make_shared<RowOptimizer>(table, RowOptimizer::Options{.method = Method::kRowWiseAdagrad});
       fuse_optimizer(table, optimizer);
       const at::Tensor rows = at::embedding(table, lay_out(ids, mesh, {kReplicate}));
       const at::Tensor grad = lay_out(at::ones(rows.sizes()), mesh, {kReplicate});
@@ -177,8 +178,8 @@ TEST(RowOptimizerTest, OnlyRowsThatPiecesSplitAreTalkedAbout) {
 
 TEST(RowOptimizerTest, SumsAndStateAreFloat32AtLeast) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
-    for (const Kind kind : kKinds)
-      expect_steps({.kind = kind}, {4}, {kRows}, {kRows}, LookupExchange::kAllToAll, dtype);
+    for (const Method method : kMethods)
+      expect_steps({.method = method}, {4}, {kRows}, {kRows}, LookupExchange::kAllToAll, dtype);
 }
 
 TEST(RowOptimizerTest, RoundingAtRandomIsTheSameForEveryLayout) {
@@ -191,7 +192,7 @@ TEST(RowOptimizerTest, RoundingAtRandomIsTheSameForEveryLayout) {
       const at::Tensor start = at::arange(66, at::kDouble).view({11, 6}).remainder(7).sub(3).div(4);
       const at::Tensor table = lay_out(start.to(at::kBFloat16), mesh, of_table).requires_grad_();
       const auto optimizer = std::make_shared<RowOptimizer>(
-          table, RowOptimizer::Options{.kind = Kind::kAdagrad, .lr = 1e-3, .rounds_at_random = true, .seed = 5});
+          table, RowOptimizer::Options{.method = Method::kAdagrad, .lr = 1e-3, .rounds_at_random = true, .seed = 5});
       fuse_optimizer(table, optimizer);
       for (int64_t step = 0; step < 3; ++step) {
         const auto rows = at::embedding(table, lay_out(at::arange(11), mesh, {kReplicate}));
@@ -247,7 +248,7 @@ TEST(RowOptimizerTest, WrongArgumentsSayTheRightOnes) {
     return error_of_ranks(2, [&](World&) { RowOptimizer(lay_out(dense, make_mesh({2}), {placement}), options); });
   };
   expect_error("[fuse_optimizer] lr is -1. Use a number of 0 or more.", error({.lr = -1}, at::rand({4, 3}), kRows));
-  expect_error("[fuse_optimizer] beta1 is 1.", error({.kind = Kind::kAdam, .beta1 = 1}, at::rand({4, 3}), kRows));
+  expect_error("[fuse_optimizer] beta1 is 1.", error({.method = Method::kAdam, .beta1 = 1}, at::rand({4, 3}), kRows));
   expect_error("[fuse_optimizer] the table of shape [4, 3] has a fused optimizer already.",
                error_of_ranks(2, [](World&) {
                  const at::Tensor table = lay_out(at::rand({4, 3}), make_mesh({2}), {kRows});

@@ -9,7 +9,7 @@
 namespace shardwise::row_update_kernels_test {
 namespace {
 
-using Kind = kernels::UpdateKind;
+using Method = kernels::UpdateMethod;
 
 constexpr int64_t kWidth = 5;
 constexpr int64_t kRows[] = {4, 0, 7, 3};    // of the tables, numbered one after the other ...
@@ -29,7 +29,7 @@ std::vector<at::Tensor> tables(at::ScalarType dtype) {
 at::Tensor some_ids(at::ScalarType dtype) { return at::arange(40).mul(7).remainder(18).sub(1).to(dtype); }
 
 TEST(RowUpdateKernelsTest, UpdatesAreThoseOfEachTable) {
-  const Kind kinds[] = {Kind::kRowWiseAdagrad, Kind::kSgd, Kind::kAdam, Kind::kRowWiseLamb};
+  const Method methods[] = {Method::kRowWiseAdagrad, Method::kSgd, Method::kAdam, Method::kRowWiseLamb};
   const at::Tensor ids = some_ids(at::kLong);
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
     const RowGrads grads{at::arange(40 * kWidth, at::kFloat).view({40, kWidth}).remainder(7).sub(3).div(4).to(dtype)};
@@ -43,11 +43,11 @@ TEST(RowUpdateKernelsTest, UpdatesAreThoseOfEachTable) {
         };
         updated.push_back({rows.clone(at::MemoryFormat::Contiguous),
                            {},
-                           {kinds[t], 0.1 * double(t + 1), 1e-3, 0.9, 0.99},
+                           {methods[t], 0.1 * double(t + 1), 1e-3, 0.9, 0.99},
                            kFirst[t]});
         updated.back().update.l2 = 0.1;
-        if (kinds[t] != Kind::kSgd) updated.back().state.push_back(state(kinds[t] == Kind::kRowWiseAdagrad));
-        if (kernels::has_moments(kinds[t])) updated.back().state.push_back(state(kernels::is_row_wise(kinds[t])));
+        if (methods[t] != Method::kSgd) updated.back().state.push_back(state(methods[t] == Method::kRowWiseAdagrad));
+        if (kernels::has_moments(methods[t])) updated.back().state.push_back(state(kernels::is_row_wise(methods[t])));
       }
       return updated;
     };

@@ -61,7 +61,7 @@ TEST(SavedStateTest, PooledLookupsHoldNothingAfterTheirBackward) {
 TEST(SavedStateTest, FusedOptimizersHoldNothingAfterTheirStep) {
   on_each_layout([](const at::Tensor& table, const at::Tensor& ids, const std::string& layout) {
     const auto optimizer =
-        std::make_shared<RowOptimizer>(table, RowOptimizer::Options{.kind = RowOptimizer::Kind::kAdagrad});
+        std::make_shared<RowOptimizer>(table, RowOptimizer::Options{.method = RowOptimizer::Method::kAdagrad});
     fuse_optimizer(table, optimizer);
     const FreedMemory freed;
     EXPECT_EQ(held_after_backward(at::embedding(table, ids), freed), 0) << layout;

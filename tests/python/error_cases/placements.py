@@ -21,6 +21,7 @@ CASES = [
     ),
     case("negative sizes", "Shard(0, sizes=[7, -1])", ValueError),
     case("empty sizes", "Shard(0, sizes=[])", ValueError),
+    case("a block without elements", "sw.BlockShard(0, block=0)", ValueError),
     case("an unknown reduction", 'Partial("median")', ValueError),
     case("text in place of a placement", 'sw.distribute_tensor(x, mesh, ["Shard(0)"])', TypeError),
     case("a placement without its list", "sw.distribute_tensor(x, mesh, Shard(0))", TypeError),
