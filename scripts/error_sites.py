@@ -77,7 +77,6 @@ ELSEWHERE = {
         " ranks, and this program is one process",
         " ranks, and the world has ",
         "[save] got a DTensor, ",
-        " did not compare their arguments. If fully_shard() took the parameter",
         ", which has no dim ",
         # groups and worlds
         " does not exist: the world has ",

@@ -21,10 +21,11 @@ std::shared_ptr<ModuleUnit> unit_of(const Module& module) {
   return layouts ? layouts->unit : nullptr;
 }
 
-void check_modules(const Modules& modules) {
+void check_modules(const Modules& modules, const DeviceMesh& mesh) {
   TORCH_CHECK_VALUE(!modules.empty(), "[fully_shard] the list has no modules. Give at least one.");
   for (const auto& each : modules) {
     TORCH_CHECK_VALUE(each, "[fully_shard] the list has a module that is null. Leave it out.");
+    claim_modules("fully_shard", *each, mesh);
     const bool is_container = dynamic_cast<const torch::nn::ModuleListImpl*>(each.get()) ||
                               dynamic_cast<const torch::nn::ModuleDictImpl*>(each.get());
     TORCH_CHECK_VALUE(!is_container,
@@ -62,17 +63,15 @@ std::vector<TiedPlaces> places_in(const Modules& modules, const std::vector<std:
 void fully_shard(const Modules& modules, const Mesh& mesh, const FullyShardOptions& options) {
   const auto settings = std::make_shared<GroupSchedule>();
   settings->set_reshard_after_forward(options.reshard_after_forward, *mesh);
-  check_modules(modules);
+  check_modules(modules, *mesh);
   MeshPtr beside;  // of tensor parallelism
   std::vector<std::shared_ptr<ModuleUnit>> inner;
-  for (const auto& module : modules) {
-    claim_modules("fully_shard", *module, *mesh);
+  for (const auto& module : modules)
     for (const auto& item : module->named_modules())
       if (const auto layouts = call_layouts_of(*item.value())) {
         if (!beside) beside = layouts->mesh;
         if (layouts->unit) inner.push_back(layouts->unit);
       }
-  }
   const auto places = places_in(modules, inner, options.ignored_params);
   TORCH_CHECK_VALUE(!places.empty() || !inner.empty(),
                     fmt::format("[fully_shard] {} has no parameters to shard, or all of them are in ignored_params. "

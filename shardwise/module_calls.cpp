@@ -81,8 +81,6 @@ void check_own(const char* op, const DeviceMesh& mesh) {
                   op, mesh.rank(), to_string(mesh)));
 }
 
-int64_t id_of(const Module& module) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(&module)); }
-
 bool is_plain(const at::Tensor* tensor) { return tensor && tensor->defined() && !is_dtensor(*tensor); }
 
 /// The layout of the value at `position`, or null.

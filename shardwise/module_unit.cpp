@@ -10,8 +10,6 @@ namespace {
 
 using torch::nn::Module;
 
-int64_t id_of(const Module& module) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(&module)); }
-
 void cast_floats(const std::vector<at::Tensor*>& tensors, std::optional<c10::ScalarType> dtype) {
   for (at::Tensor* const each : tensors)
     if (dtype && each->defined() && each->is_floating_point()) *each = each->to(*dtype);
@@ -40,8 +38,8 @@ std::shared_ptr<ModuleUnit> ModuleUnit::create(const std::vector<std::shared_ptr
   unit->schedule_->add(unit->settings_, group);
   unit->listen();
   unit->put(group->sharded());
-  for (const auto* const tensors : {&parameters, &group->sharded()})
-    for (const at::Tensor& each : *tensors) note_dealt(each, kind_of(*modules[0]));
+  for (const auto& tensors : {parameters, group->sharded()})
+    for (const at::Tensor& each : tensors) note_dealt(each, kind_of(*modules[0]));
   return unit;
 }
 

@@ -1,7 +1,5 @@
 #include "runtime/api/forward_scope.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -62,10 +60,9 @@ std::string ForwardScope::difference(const DeviceMesh& mesh) {
     }
   const auto is_covered = [&](const MeshPtr& compared) { return has_all_ranks_of(*compared, mesh); };
   if (!forward.covers_other_meshes && std::ranges::none_of(forward.calls->meshes(), is_covered))
-    return fmt::format(
-        "the ranks of {} did not compare their arguments. If fully_shard() took the parameter, call "
-        "its module by forward(module, x).",
-        to_string(mesh));
+    return "the ranks of its mesh did not compare their arguments. If fully_shard() took the parameter, call its "
+           "module "
+           "by forward(module, x).";
   return "";
 }
 

@@ -362,14 +362,13 @@ TEST(ParallelizeModuleTest, AMeshDimThatIsNotThatOfTheOtherStylesIsAnErrorBefore
       auto model = make();
       sw::fully_shard(model, mesh["dp"]);
       for (const auto& plan : {at_root, at_activation})
-        expect_error("Sequential is fully sharded over (dp=2) already. Call parallelize_module first",
-                     error(model, "tp", plan));
+        expect_error("Sequential is fully sharded over (dp=2", error(model, "tp", plan));
     }
     {
       auto model = make();
       sw::fully_shard(*model[0], mesh["dp"]);
-      expect_error("0 (Linear) is fully sharded over (dp=2) already", error(model, "tp", at_layer));
-      expect_error("0 (Linear) is fully sharded over (dp=2) already", error(model, "tp", at_root));
+      expect_error("0 (Linear) is fully sharded over (dp=2", error(model, "tp", at_layer));
+      expect_error("0 (Linear) is fully sharded over (dp=2", error(model, "tp", at_root));
       sw::parallelize_module(model, mesh["tp"], at_activation);
     }
     {

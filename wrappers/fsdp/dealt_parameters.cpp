@@ -12,7 +12,9 @@ namespace shardwise {
 namespace {
 
 struct Dealt {
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> parameter;
+  using Impl = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+  Impl parameter;
   std::string owner;
 };
 
@@ -32,7 +34,7 @@ void note_dealt(const at::Tensor& parameter, const std::string& owner) {
   AllDealt& all = AllDealt::instance();
   const std::lock_guard lock(all.mutex);
   std::erase_if(all.by_impl, [](const auto& each) { return each.second.parameter.expired(); });
-  all.by_impl.insert_or_assign(parameter.unsafeGetTensorImpl(), Dealt{parameter.getIntrusivePtr(), owner});
+  all.by_impl.insert_or_assign(parameter.unsafeGetTensorImpl(), Dealt{Dealt::Impl(parameter.getIntrusivePtr()), owner});
 }
 
 void check_not_dealt(const std::string& name, const at::Tensor& parameter) {

@@ -104,15 +104,13 @@ void check_inputs(const DataMesh& data, const std::string& name, const std::vect
 
 /// An input's hook comes before those that begin the backward of other units' calls.
 void watch(const at::Tensor& tensor, const std::shared_ptr<UnitCall>& call, bool is_output) {
-  auto hook = std::make_unique<Arrival>(call, is_output);
   const auto& node = tensor.grad_fn();
-  if (!node) return torch::autograd::impl::add_hook(tensor, std::move(hook));
-  auto& hooks = node->tensor_pre_hooks();
+  auto& hooks = node ? node->tensor_pre_hooks() : torch::autograd::impl::hooks(tensor);
   const auto place = std::ranges::find_if(hooks, [&](const auto& each) {
     const auto* const other = dynamic_cast<const Arrival*>(each.get());
     return !is_output && other && other->begins_other(*call);
   });
-  hooks.insert(place, std::move(hook));
+  hooks.insert(place, std::make_unique<Arrival>(call, is_output));
 }
 
 }  // namespace

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 from shardwise import _C
@@ -89,7 +88,7 @@ def fully_shard(
             f"[fully_shard] {type(modules[0]).__name__} has no parameters to shard, or all of them are in ignored_params. Leave the call "
             "out."
         )
-    unit = Unit(
+    Unit(
         modules, [name for name, _ in found], [places for _, places in found], along, mesh,
         mp_policy or MixedPrecisionPolicy(), settings,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from shardwise.placement_types import Placement
 
 Places = list[tuple[nn.Module, str]]  # where modules keep one parameter
 
+
 def unit_of(module: nn.Module) -> "Unit | None":
     return module.__dict__.get("_shardwise_unit")
 
@@ -40,7 +41,7 @@ class Unit:
         settings: _C.GroupSchedule,
     ) -> None:
         """Deals the parameters at `places` and puts the parts there. Raises as ParameterGroup, before anything is done."""
-        parameters = [module._parameters[name] for (module, name), *_ in places]
+        parameters: list[Any] = [module._parameters[name] for (module, name), *_ in places]
         root = mesh._get_root_mesh()
         self.modules, self.names, self.places, self.policy, self.mesh = modules, names, places, policy, mesh
         group = _C.ParameterGroup(names, parameters, mesh, root, policy.param_dtype, policy.reduce_dtype, along)  # type: ignore[arg-type]
