@@ -1,6 +1,7 @@
 #include "python/bindings.h"
 #include "python/casters.h"
-#include "wrappers/fsdp/gather_schedule.h"
+#include "wrappers/fsdp/taken_parameters.h"
+#include "wrappers/fsdp/unit_call.h"
 
 #include <pybind11/functional.h>
 #include <torch/csrc/Exceptions.h>
@@ -8,8 +9,9 @@
 namespace shardwise {
 namespace {
 
-using Schedule = GatherSchedule;
-using Groups = std::vector<ParameterGroupPtr>;
+using Unit = GroupSchedule;
+using UnitPtr = std::shared_ptr<Unit>;
+using Units = std::vector<UnitPtr>;
 
 ParameterGroupPtr create(const std::vector<std::string>& names, const std::vector<at::Tensor>& parameters,
                          const MeshPtr& mesh, const MeshPtr& root, std::optional<c10::ScalarType> param_dtype,
@@ -17,7 +19,32 @@ ParameterGroupPtr create(const std::vector<std::string>& names, const std::vecto
   return ParameterGroup::create(names, parameters, {mesh, root}, {param_dtype, reduce_dtype}, along);
 }
 
-std::vector<std::weak_ptr<ParameterGroup>> weakly(const Groups& groups) { return {groups.begin(), groups.end()}; }
+std::vector<std::weak_ptr<Unit>> weakly(const Units& units) { return {units.begin(), units.end()}; }
+
+/// Calls `function` with pointers to `tensors`. Returns the tensors that it replaced, by place.
+template <class Function>
+std::vector<std::pair<size_t, at::Tensor>> replaced_by(const Function& function, std::vector<at::Tensor> tensors) {
+  const std::vector<at::Tensor> given = tensors;
+  std::vector<at::Tensor*> places;
+  for (at::Tensor& tensor : tensors) places.push_back(&tensor);
+  function(places);
+  std::vector<std::pair<size_t, at::Tensor>> result;
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (!tensors[i].is_same(given[i])) result.emplace_back(i, tensors[i]);
+  return result;
+}
+
+auto enter(const UnitPtr& unit, const std::string& name, int64_t module, std::vector<at::Tensor> inputs) {
+  return replaced_by([&](const auto& places) { enter_call(unit, name, module, places); }, std::move(inputs));
+}
+
+auto leave(const UnitPtr& unit, int64_t module, std::vector<at::Tensor> outputs) {
+  return replaced_by([&](const auto& places) { leave_call(unit, module, places); }, std::move(outputs));
+}
+
+void set_reshard_after_forward(Unit& unit, const ReshardAfterForward& given, const MeshPtr& mesh) {
+  unit.set_reshard_after_forward(given, *mesh);
+}
 
 using SentPieces = std::pair<std::vector<at::Tensor>, std::string>;
 using Whole = std::optional<std::pair<at::Tensor, std::vector<at::Tensor>>>;
@@ -56,36 +83,33 @@ void bind_groups(py::module_& module) {
 }
 
 void bind_schedules(py::module_& module) {
-  using Settings = GroupSchedule;
-  py::class_<Settings, std::shared_ptr<Settings>>(module, "GroupSchedule", "The settings of one group.")
+  py::class_<Unit, UnitPtr>(module, "GroupSchedule",
+                            "A group in a schedule: its settings, and the calls of its modules.")
       .def(py::init())
-      .def_readwrite("reshards_after_forward", &Settings::reshards_after_forward)
-      .def_readwrite("n_keeping", &Settings::n_keeping)
-      .def_readwrite("reshards_after_backward", &Settings::reshards_after_backward)
-      .def_readwrite("reduces", &Settings::reduces)
-      .def_readwrite("fills_unused", &Settings::fills_unused)
-      .def_readwrite("gathers_in_backward", &Settings::gathers_in_backward)
+      .def_readwrite("n_modules", &Unit::n_modules)
+      .def_readwrite("reshards_after_backward", &Unit::reshards_after_backward)
+      .def_readwrite("reduces", &Unit::reduces)
+      .def_readwrite("fills_unused", &Unit::fills_unused)
+      .def_readwrite("gathers_in_backward", &Unit::gathers_in_backward)
+      .def_property_readonly("schedule", &Unit::schedule)
+      .def("set_reshard_after_forward", torch::wrap_pybind_function(&set_reshard_after_forward),
+           py::arg("reshard_after_forward"), py::arg("mesh"))
       .def(
-          "set_ahead_in_forward", [](Settings& self, const Groups& groups) { self.ahead_in_forward = weakly(groups); },
-          py::arg("groups"))
+          "set_ahead_in_forward", [](Unit& self, const Units& units) { self.ahead_in_forward = weakly(units); },
+          py::arg("units"))
       .def(
-          "set_ahead_in_backward",
-          [](Settings& self, const Groups& groups) { self.ahead_in_backward = weakly(groups); }, py::arg("groups"));
+          "set_ahead_in_backward", [](Unit& self, const Units& units) { self.ahead_in_backward = weakly(units); },
+          py::arg("units"))
+      .def("enter", torch::wrap_pybind_function_no_gil(&enter), py::arg("name"), py::arg("module"), py::arg("inputs"))
+      .def("leave", torch::wrap_pybind_function_no_gil(&leave), py::arg("module"), py::arg("outputs"));
 
+  using Schedule = GatherSchedule;
   py::class_<Schedule, std::shared_ptr<Schedule>>(
       module, "GatherSchedule", "When the parameter groups of a model are gathered, released and reduced.")
       .def(py::init())
-      .def("add", torch::wrap_pybind_function(&Schedule::add), py::arg("group"), py::arg("settings"))
+      .def("add", torch::wrap_pybind_function(&Schedule::add), py::arg("unit"), py::arg("group"))
       .def("take", torch::wrap_pybind_function(&Schedule::take), py::arg("other"))
-      .def("replace", torch::wrap_pybind_function(&Schedule::replace), py::arg("old"), py::arg("fresh"))
-      .def("enter_forward", torch::wrap_pybind_function_no_gil(&Schedule::enter_forward), py::arg("group"))
-      .def("leave_forward", torch::wrap_pybind_function_no_gil(&Schedule::leave_forward), py::arg("group"),
-           py::arg("releases") = true)
-      .def("reshard_after_forward", torch::wrap_pybind_function_no_gil(&Schedule::reshard_after_forward),
-           py::arg("group"))
-      .def("before_backward", torch::wrap_pybind_function_no_gil(&Schedule::before_backward), py::arg("group"))
-      .def("after_backward", torch::wrap_pybind_function_no_gil(&Schedule::after_backward), py::arg("group"))
-      .def_property_readonly("n_ended", &Schedule::n_ended)
+      .def("replace", torch::wrap_pybind_function(&Schedule::replace), py::arg("unit"), py::arg("group"))
       .def("set_last_backward", torch::wrap_pybind_function(&Schedule::set_last_backward), py::arg("is_last"))
       .def("reset", torch::wrap_pybind_function_no_gil(&Schedule::reset));
 }
@@ -93,6 +117,8 @@ void bind_schedules(py::module_& module) {
 }  // namespace
 
 void bind_parameter_group(py::module_& module) {
+  module.def("note_taken", &note_taken, py::arg("parameter"), py::arg("owner"));
+  module.def("check_not_taken", torch::wrap_pybind_function(&check_not_taken), py::arg("name"), py::arg("parameter"));
   bind_groups(module);
   bind_schedules(module);
 }

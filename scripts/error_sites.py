@@ -81,7 +81,7 @@ ELSEWHERE = {
         " ranks, and this program is one process",
         " ranks, and the world has ",
         "[save] got a DTensor, ",
-        "was written to between a forward and the backward",
+        ", which has no dim ",
         # groups and worlds
         " does not exist: the world has ",
         " occurs twice in ",

@@ -6,12 +6,10 @@
 // torch::nn modules have no hooks. In an ordinary call of a module, operators work on DTensors by their rules. forward() adds the work that hooks do
 // in Python:
 //
-// - plain inputs of the outermost call become DTensors: those of a fully sharded module are this rank's rows of the batch, those of a module with
-//   a style are as the style's input_layouts say;
+// - plain inputs of a module with a style become DTensors as the style's input_layouts say, and outputs get its layouts;
 // - plain tensors within it count as replicas: the ranks compare the plain arguments at the first call of each signature
 //   (runtime/api/forward_scope.h);
-// - outputs get the layouts of a style;
-// - the parameters that one call of fully_shard() took (a unit) are gathered together.
+// - the parameters that one call of fully_shard() took are gathered before the forward and freed after it, and the same for the backward.
 #pragma once
 
 #include "shardwise/dtensor.h"
@@ -101,12 +99,30 @@ template <class T>
 constexpr bool kIsTuple = false;
 template <class... T>
 constexpr bool kIsTuple<std::tuple<T...>> = true;
+template <class First, class Second>
+constexpr bool kIsTuple<std::pair<First, Second>> = true;
 
-/// True if lay_out_output() reaches every tensor in a result of this type.
+/// Notes the tensors in a value: also in tuples, optionals and ranges. Returns false if it may have others.
 template <class T>
-constexpr bool kHasKnownTensors = kIsTensor<T> || std::is_arithmetic_v<T> || std::is_enum_v<T>;
-template <class... T>
-constexpr bool kHasKnownTensors<std::tuple<T...>> = (kHasKnownTensors<T> && ...);
+bool note_tensors(T& value, std::vector<at::Tensor*>& tensors) {
+  bool are_all = true;
+  if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_convertible_v<const T&, std::string>) {
+    return true;
+  } else if constexpr (std::is_const_v<T>) {
+    return false;
+  } else if constexpr (std::is_base_of_v<at::Tensor, T>) {
+    if (value.defined()) tensors.push_back(&value);
+  } else if constexpr (kIsTuple<T>) {
+    std::apply([&](auto&... each) { ((are_all &= note_tensors(each, tensors)), ...); }, value);
+  } else if constexpr (IsOptional<T>::value) {
+    return !value || note_tensors(*value, tensors);
+  } else if constexpr (std::ranges::forward_range<T>) {
+    for (auto&& each : value) are_all &= note_tensors(each, tensors);
+  } else {
+    return false;
+  }
+  return are_all;
+}
 
 /// Lays out the tensors of a result by their positions in (nested) tuples. Other elements count as positions, too, and do not change.
 template <class T>
@@ -122,11 +138,12 @@ void lay_out_output(const ModuleCall& call, T& output, size_t& position) {
 
 }  // namespace detail
 
-/// Calls module.forward(args...), with the layouts that parallelize_module() and fully_shard() gave the module. For other modules it does nothing else.
-/// The tensors that it returns are distributed unless a style says use_local_output. If it returns something other than a tensor or a tuple of
-/// tensors and numbers, such as a struct or nothing, the parameters that fully_shard() gathered are kept until the backward.
+/// Calls module.forward(args...), with the layouts of parallelize_module(), and with the parameters that fully_shard() took. For other modules it does
+/// nothing else. The outputs of a module with a style are distributed unless the style says use_local_output. If the result has other parts than
+/// tensors and numbers, in tuples, optionals and ranges of any depth (a struct, or nothing), gathered parameters are kept until the backward.
 ///
-/// Collective over the mesh. Throws: c10::ValueError, on all ranks, for inputs that do not fit the layouts.
+/// Collective over the mesh. Throws: c10::ValueError, on all ranks, for inputs that do not fit the layouts, for DTensors over the mesh of fully_shard(),
+/// and on ranks outside that mesh.
 template <class M, class... Args>
   requires std::is_base_of_v<torch::nn::Module, M>
 auto forward(M& module, const Args&... args) {
@@ -136,17 +153,21 @@ auto forward(M& module, const Args&... args) {
   std::vector<at::Tensor*> inputs;
   std::vector<ForwardArgument> others;
   std::apply([&](auto&... each) { (detail::note_argument(each, inputs, others), ...); }, held);
+  std::vector<at::Tensor*> tensors;
+  detail::note_tensors(held, tensors);
   ModuleCall call(module);
-  call.enter(inputs, std::move(others));
+  call.enter(inputs, tensors, std::move(others));
   const auto run = [&] { return std::apply([&](auto&... each) { return module.forward(each...); }, held); };
   if constexpr (std::is_void_v<decltype(run())>) {
     run();
-    call.leave(/*gives_known_outputs=*/false);
+    call.leave({}, /*are_all=*/false);
   } else {
     auto output = run();
-    call.leave(detail::kHasKnownTensors<decltype(output)>);
     size_t position = 0;
     detail::lay_out_output(call, output, position);
+    tensors.clear();
+    const bool are_all = detail::note_tensors(output, tensors);
+    call.leave(tensors, are_all);
     return output;
   }
 }

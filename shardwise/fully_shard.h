@@ -1,45 +1,71 @@
-// shardwise/fully_shard.h: FSDP of torch::nn modules, like torch's fully_shard: each rank keeps its part of every parameter, gradient and optimizer
+// shardwise/fully_shard.h: FSDP of torch::nn modules, as Python's fully_shard: each rank keeps its part of every parameter, gradient and optimizer
 // state, and computes on its part of the batch.
 //
 //   auto mesh = sw::init_device_mesh("cpu", {4}, {"dp"});
-//   sw::fully_shard(model, mesh);
+//   for (auto& layer : *model->layers) sw::fully_shard(layer, mesh);    // each layer is gathered when its turn comes
+//   sw::fully_shard(model, mesh);                                       // the other parameters
 //   torch::optim::AdamW optimizer(model->parameters(), 1e-3);           // steps on the shards
-//   at::Tensor loss = torch::mse_loss(sw::forward(model, rows), sw::from_local_batch(targets, mesh));     // rows, targets: this rank's
-//   loss.backward();                                                    // gradients: reduce-scattered, sharded as the parameters
+//   at::Tensor loss = torch::mse_loss(sw::forward(model, rows), targets);  // rows, targets, loss: this rank's
+//   loss.backward();                                                    // gradients: the mean over the ranks, sharded as the parameters
 #pragma once
 
 #include "shardwise/device_mesh.h"
+#include "wrappers/fsdp/gather_schedule.h"
 
 #include <torch/nn/pimpl.h>
 
+#include <functional>
+#include <memory>
 #include <optional>
+#include <vector>
 
 namespace shardwise {
 
-struct FullyShardOptions {
-  /// True: parameters that were gathered for a forward are freed after it, and those that autograd saved are gathered again for the backward.
-  /// False: they are kept until the backward has ended.
-  bool reshard_after_forward = true;
-  /// The index in mesh.root() of the rank whose parameters are sent to all others; nullopt: each rank takes its part of its own parameters, and
-  /// nothing is sent.
-  std::optional<int64_t> src_data_rank = 0;
+/// The dtypes of a module's forward and backward. Sharded parameters and their gradients keep the dtype of the parameter.
+struct MixedPrecisionPolicy {
+  /// Parameters are gathered and used in this dtype.
+  std::optional<c10::ScalarType> param_dtype = {};
+  /// Gradients are added up in this dtype. They are sent in their own.
+  std::optional<c10::ScalarType> reduce_dtype = {};
+  /// Floating-point outputs are cast to it.
+  std::optional<c10::ScalarType> output_dtype = {};
+  /// Floating-point inputs are cast to param_dtype.
+  bool cast_forward_inputs = true;
 };
 
-/// Replaces all parameters of `module` by DTensors on mesh.root(). They are sharded over `mesh` along their first dim, of any size, or along the
-/// first dim that parallelize_module() has not sharded over another dim of that mesh. Over a mesh of two dims they are sharded over the second, and
-/// replicated over the first. Parameters of an inner module that was fully sharded before, over the same mesh, stay as they are. A parameter that
-/// several modules share stays one parameter. Buffers stay plain replicas.
+struct FullyShardOptions {
+  /// True frees gathered parameters after the forward, and gathers them again for the backward. False keeps them until the backward. nullopt is true
+  /// for all modules but the outermost. A number n that divides the number of ranks: each rank keeps one n-th of them after the forward, and gathers
+  /// for the backward among n consecutive ranks.
+  ReshardAfterForward reshard_after_forward = {};
+  /// Returns the Shard of a parameter, of any dim or of given sizes; nullopt is Shard(0). It must return the same on all ranks.
+  std::function<std::optional<Placement>(const at::Tensor& parameter)> shard_placement_fn = {};
+  MixedPrecisionPolicy mp_policy = {};
+  /// These parameters and their gradients do not change.
+  std::vector<at::Tensor> ignored_params = {};
+};
+
+/// Replaces the parameters of `module` by DTensors [Shard(0)] on `mesh`, with parts of any sizes; on a mesh of two dims by [Replicate(), Shard(0)].
+/// Parameters that parallelize_module() sharded over another dim of mesh.root() are sharded further, and are DTensors on that dim during a forward.
+/// The parameters that no inner call of fully_shard() took form one group, so call it on inner modules first. A list of modules forms one group. A
+/// parameter that several modules share stays one if all of them are in one call. Buffers stay as they are.
 ///
-/// A call by forward(module, ...) gathers the parameters ahead, in shared messages, and reduce-scatters their gradients together, so activations stay
-/// where the batch is. Tables that only Embedding modules use are not gathered: only the rows looked up are sent. Inner modules that were fully
-/// sharded before, and are called by forward(), gather their own parameters when they are called. An ordinary call, module->forward(...), gathers
-/// nothing ahead: each operator moves parameters or activations, whichever are fewer bytes.
+/// Each rank calls forward(module, ...) with its part of the batch, as plain tensors. Before that, one exchange gathers the group, while the group
+/// before it still computes; the module holds plain tensors until its forward ends. After the backward, one exchange reduces the gradients to the mean
+/// over the ranks. This also holds for inner modules that were fully sharded: the outer module must call them by forward(), too. An ordinary call,
+/// module->forward(...), gathers nothing. It finds this rank's parts, as DTensors: with plain inputs it is an error, as for any DTensor, and DTensors
+/// as inputs are computed with by the rules of operators, so gradients are those of the whole batch and not a mean.
 ///
-/// Plain inputs of forward(module, ...) are this rank's part of the batch: any number of rows (dim 0) on each rank along `mesh`.
+/// Sends nothing: each rank takes its part of its own parameters, which must be equal on all ranks. A forward and a backward are collective over the
+/// mesh: all ranks must call the same modules. Cost per rank and step: it receives the parameters that it lacks, twice (once without resharding), and
+/// n-1 times the size of its part in gradients, with one byte per parameter.
 ///
-/// Collective over the mesh. Throws on all ranks, before anything is sharded: c10::ValueError for a mesh of more than two dims, for parameters on
-/// another mesh or already on the dims of `mesh`, for a module that is fully sharded over another dim, and for a parameter whose member is not known
-/// (shardwise/module_tensors.h) or that differs between ranks.
+/// Throws on all ranks, before anything is sharded: c10::ValueError for a module that is fully sharded already or has no parameters left, for an inner
+/// module after the outer one, for a parameter that another group has, for a mesh of more than two dims or without a common root with a parameter's
+/// mesh, for a number in reshard_after_forward that does not divide the number of ranks, and for a parameter whose member is not known
+/// (shardwise/module_tensors.h); c10::IndexError for a Shard of a dim that a parameter lacks.
+void fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules, const Mesh& mesh,
+                 const FullyShardOptions& options = {});
 void fully_shard(torch::nn::Module& module, const Mesh& mesh, const FullyShardOptions& options = {});
 template <class M>
 void fully_shard(const torch::nn::ModuleHolder<M>& module, const Mesh& mesh, const FullyShardOptions& options = {}) {

@@ -1,10 +1,9 @@
 #include "shardwise/module_calls.h"
 
-#include "shardwise/local_parts.h"
+#include "wrappers/plain_parts.h"
 
 #include "runtime/dispatch/plain_operand.h"
 
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <mutex>
@@ -51,8 +50,8 @@ class CallTable {
                                                             "std::make_shared, or as a TORCH_MODULE.",
                                                             kind_of(module)));
       entry.layouts = std::make_shared<CallLayouts>();
-      entry.layouts->mesh = mesh;
     }
+    if (!entry.layouts->mesh) entry.layouts->mesh = mesh;
     return entry.layouts;
   }
 
@@ -82,8 +81,6 @@ void check_own(const char* op, const DeviceMesh& mesh) {
                   op, mesh.rank(), to_string(mesh)));
 }
 
-int64_t id_of(const Module& module) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(&module)); }
-
 bool is_plain(const at::Tensor* tensor) { return tensor && tensor->defined() && !is_dtensor(*tensor); }
 
 /// The layout of the value at `position`, or null.
@@ -91,31 +88,25 @@ const ValueLayout* layout_at(const std::vector<ValueLayout>& layouts, size_t pos
   return position < layouts.size() ? &layouts[position] : nullptr;
 }
 
-/// `tensor` placed as `wanted` along one mesh dim. If it is sharded along that tensor dim already, it keeps its sizes.
-at::Tensor placed(const Module& module, const at::Tensor& tensor, const CallLayouts& layouts, const Placement& wanted) {
+/// `tensor` placed as `wanted`. A tensor that is already sharded along the wanted dim keeps its (possibly uneven) sizes.
+at::Tensor placed(const Module& module, const at::Tensor& tensor, const MeshPtr& mesh, const Placement& wanted) {
   const Spec& spec = *spec_of(tensor);
-  check_same_mesh(kind_of(module), layouts.mesh->with_memory(), spec.mesh()->with_memory());
-  const Placement& present = spec.placements()[layouts.mesh_dim];
-  if (wanted.is_chunk() && present.is_alike(wanted.with_dim_from_zero(spec.dim()))) return tensor;
-  Placements placements = spec.placements().vec();
-  placements[layouts.mesh_dim] = wanted;
-  return redistribute(tensor, spec.mesh(), std::move(placements), {.plan = {}, .async_op = true});
+  check_same_mesh(kind_of(module), mesh->with_memory(), spec.mesh()->with_memory());
+  if (wanted.is_chunk() && spec.placements()[0].is_alike(wanted.with_dim_from_zero(spec.dim()))) return tensor;
+  return redistribute(tensor, spec.mesh(), {wanted}, {.plan = {}, .async_op = true});
 }
 
-/// A DTensor from a plain value that is this rank's piece along the mesh dim of the style. Ranks exchange the sizes of pieces: otherwise different
-/// sizes would go unnoticed, and messages of unequal lengths end the process.
-at::Tensor from_piece(const Module& module, const at::Tensor& local, const CallLayouts& layouts,
-                      const ValueLayout& value) {
-  Placements placements(layouts.mesh->ndim());
-  placements[layouts.mesh_dim] = *value.of_plain;
-  if (value.of_plain->is_whole()) return from_local(local, layouts.mesh, std::move(placements));
-  const at::Tensor whole = from_local_parts({local}, layouts.mesh, {placements})[0];
-  if (value.whole_size && value.of_plain->divides() && layouts.mesh->is_member())
-    TORCH_CHECK_VALUE(
-        whole.size(value.of_plain->dim()) == *value.whole_size,
-        fmt::format("[forward] {} got plain pieces placed as {}, which have {} features together, but it takes {}. "
-                    "Give each rank its own features, or set another layout: input_layouts(Replicate()).",
-                    kind_of(module), to_string(*value.of_plain), whole.size(value.of_plain->dim()), *value.whole_size));
+/// The tensor of which each rank has the plain piece `local`. The ranks exchange the sizes: messages of unequal lengths would end the process.
+at::Tensor from_piece(const Module& module, const at::Tensor& local, const MeshPtr& mesh, const ValueLayout& value) {
+  const Placement& of_plain = *value.of_plain;
+  if (!of_plain.divides() || !mesh->is_member()) return from_local(local, mesh, {of_plain});
+  const int64_t dim = of_plain.dim() < 0 ? of_plain.dim() + local.dim() : of_plain.dim();
+  const at::Tensor whole = joined_parts(local, dim, mesh, "forward");
+  TORCH_CHECK_VALUE(!value.whole_size || whole.size(dim) == *value.whole_size,
+                    fmt::format("[forward] {} got plain pieces placed as {}, which have {} features together, but it "
+                                "takes {}. Give each rank its own features, or set another layout: "
+                                "input_layouts(Replicate()).",
+                                kind_of(module), to_string(of_plain), whole.size(dim), value.whole_size.value_or(0)));
   return whole;
 }
 
@@ -139,106 +130,66 @@ void claim_modules(const char* op, Module& module, const DeviceMesh& mesh) {
 
 ModuleCall::ModuleCall(Module& module) : module_(module), layouts_(call_layouts_of(module)) {}
 
-ModuleCall::~ModuleCall() { restore(); }
-
-void ModuleCall::lay_out_batch(const std::vector<at::Tensor*>& inputs) const {
-  std::vector<at::Tensor*> plain;
-  std::vector<at::Tensor> locals;
-  std::vector<Placements> placements;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!is_plain(inputs[i]) || inputs[i]->dim() == 0) continue;
-    Placements placed_as(layouts_->mesh->ndim());
-    for (const ModuleLayouts& style : layouts_->styles)
-      if (const auto* value = layout_at(style.inputs, i); value && value->of_plain)
-        placed_as[layouts_->mesh_dim] = *value->of_plain;
-    for (const int64_t mesh_dim : layouts_->batch_dims) placed_as[mesh_dim] = Shard(0);
-    plain.push_back(inputs[i]);
-    locals.push_back(*inputs[i]);
-    placements.push_back(std::move(placed_as));
+ModuleCall::~ModuleCall() {
+  try {
+    leave({}, /*are_all=*/true);
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the forward's own error is on its way
   }
-  const auto parts = from_local_parts(locals, layouts_->mesh, placements);
-  for (size_t i = 0; i < plain.size(); ++i) *plain[i] = parts[i];
 }
 
-void ModuleCall::enter(const std::vector<at::Tensor*>& inputs, std::vector<ForwardArgument> others) {
+void ModuleCall::enter(const std::vector<at::Tensor*>& inputs, const std::vector<at::Tensor*>& tensors,
+                       std::vector<ForwardArgument> others) {
   if (!layouts_) return;
-  check_own("forward", *layouts_->mesh);
-  const bool is_outermost = !ForwardScope::is_open();
-  if (is_outermost && !layouts_->batch_dims.empty()) lay_out_batch(inputs);
+  const MeshPtr& mesh = layouts_->mesh;
+  if (layouts_->unit) {
+    check_own("forward", *layouts_->unit->mesh());
+    layouts_->unit->enter(module_, tensors);
+    is_in_unit_ = true;
+  }
+  if (!mesh) return;
+  check_own("forward", *mesh);
+  lay_out(inputs);
+  if (!ForwardScope::join(id_of(module_))) {
+    for (size_t i = 0; i < inputs.size(); ++i)
+      if (is_plain(inputs[i])) others.push_back({fmt::format("args[{}]", i), *inputs[i], "", ""});
+    if (ImplicitReplication::is_on()) others.clear();
+    if (!layouts_->compared || layouts_->compared->meshes()[0] != mesh)
+      layouts_->compared = std::make_shared<ComparedCalls>(std::vector{mesh});
+    ForwardScope::open(id_of(module_), kind_of(module_), layouts_->compared, others, {}, /*covers_other_meshes=*/false);
+  }
+  is_in_scope_ = true;
+}
+
+void ModuleCall::lay_out(const std::vector<at::Tensor*>& inputs) const {
+  const MeshPtr& mesh = layouts_->mesh;
   for (const ModuleLayouts& style : layouts_->styles)
     for (size_t i = 0; i < inputs.size(); ++i) {
       const ValueLayout* const value = layout_at(style.inputs, i);
       if (!value || !inputs[i] || !inputs[i]->defined()) continue;
       // A plain replica stays plain: operators within the forward treat it as a replica, because the ranks compared their arguments.
-      if (is_plain(inputs[i]) && value->of_plain && !value->of_plain->is_whole()) {
-        TORCH_CHECK_VALUE(
-            layouts_->batch_dims.empty(),
-            fmt::format("[forward] {} got a plain tensor as input {} within the forward of a fully sharded module: it "
-                        "is unknown whether it is this rank's part of the batch. Give a DTensor: leave out "
-                        "use_local_output(true), or wrap it with from_local_batch(x, mesh).",
-                        kind_of(module_), i));
-        *inputs[i] = from_piece(module_, *inputs[i], *layouts_, *value);
-      }
-      if (is_dtensor(*inputs[i]) && value->wanted) *inputs[i] = placed(module_, *inputs[i], *layouts_, *value->wanted);
+      if (is_plain(inputs[i]) && value->of_plain && !value->of_plain->is_whole())
+        *inputs[i] = from_piece(module_, *inputs[i], mesh, *value);
+      if (is_dtensor(*inputs[i]) && value->wanted) *inputs[i] = placed(module_, *inputs[i], mesh, *value->wanted);
       if (is_dtensor(*inputs[i]) && style.use_local_inputs) *inputs[i] = to_local(*inputs[i]);
     }
-  if (!ForwardScope::join(id_of(module_))) {
-    for (size_t i = 0; i < inputs.size(); ++i)
-      if (is_plain(inputs[i])) others.push_back({fmt::format("args[{}]", i), *inputs[i], "", ""});
-    if (ImplicitReplication::is_on()) others.clear();
-    if (!layouts_->compared || layouts_->compared->meshes()[0] != layouts_->mesh)
-      layouts_->compared = std::make_shared<ComparedCalls>(std::vector{layouts_->mesh});
-    ForwardScope::open(id_of(module_), kind_of(module_), layouts_->compared, others);
-  }
-  is_open_ = true;
-  gather();
-}
-
-void ModuleCall::gather() {
-  if (layouts_->unit.empty() || layouts_->is_gathered) return;
-  std::vector<at::Tensor> sharded;
-  std::vector<Placements> placements;
-  for (const GatheredParameter& parameter : layouts_->unit) {
-    sharded.push_back(parameter.places[0].tensor());
-    placements.push_back(parameter.placements);
-  }
-  const auto gathered = redistribute_many(sharded, placements);
-  sharded_ = std::move(sharded);
-  layouts_->is_gathered = true;
-  for (size_t i = 0; i < gathered.size(); ++i)
-    for (const ParameterPlace& place : layouts_->unit[i].places) place.replace(gathered[i]);
-}
-
-void ModuleCall::leave(bool gives_known_outputs) {
-  if (!sharded_.empty() && layouts_->reshards_unit && gives_known_outputs && at::GradMode::is_enabled()) {
-    std::vector<at::Tensor> gathered;
-    for (const GatheredParameter& parameter : layouts_->unit) gathered.push_back(parameter.places[0].tensor());
-    dropped_ = GatheredUnit::drop(gathered, sharded_);
-  }
-  restore();
-}
-
-void ModuleCall::restore() {
-  if (!sharded_.empty()) layouts_->is_gathered = false;
-  for (size_t i = 0; i < sharded_.size(); ++i)
-    for (const ParameterPlace& place : layouts_->unit[i].places) place.replace(sharded_[i]);
-  sharded_.clear();
-  if (is_open_) ForwardScope::leave(id_of(module_));
-  is_open_ = false;
 }
 
 at::Tensor ModuleCall::output(const at::Tensor& tensor, size_t position) const {
   if (!layouts_ || !tensor.defined()) return tensor;
-  if (dropped_) dropped_->fetch_before_backward_of(tensor);
   at::Tensor result = tensor;
   for (const ModuleLayouts& style : layouts_->styles) {
     const ValueLayout* const value = layout_at(style.outputs, position);
     if (!value) continue;
-    if (is_plain(&result) && value->of_plain) result = from_piece(module_, result, *layouts_, *value);
-    if (is_dtensor(result) && value->wanted) result = placed(module_, result, *layouts_, *value->wanted);
+    if (is_plain(&result) && value->of_plain) result = from_piece(module_, result, layouts_->mesh, *value);
+    if (is_dtensor(result) && value->wanted) result = placed(module_, result, layouts_->mesh, *value->wanted);
     if (is_dtensor(result) && style.use_local_output) result = to_local(result);
   }
   return result;
+}
+
+void ModuleCall::leave(const std::vector<at::Tensor*>& outputs, bool are_all) {
+  if (std::exchange(is_in_scope_, false)) ForwardScope::leave(id_of(module_));
+  if (std::exchange(is_in_unit_, false)) layouts_->unit->leave(module_, outputs, are_all);
 }
 
 }  // namespace shardwise

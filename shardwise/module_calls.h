@@ -2,9 +2,8 @@
 // torch::nn::Module has no member for them.
 #pragma once
 
-#include "shardwise/module_tensors.h"
+#include "shardwise/module_unit.h"
 #include "shardwise/parallel_style.h"
-#include "wrappers/fsdp/gathered_unit.h"
 
 #include "runtime/api/dtensor.h"
 #include "runtime/api/forward_scope.h"
@@ -15,27 +14,18 @@
 
 namespace shardwise {
 
-/// A parameter that is gathered for the time of its module's forward.
-struct GatheredParameter {
-  TiedPlaces places;
-  Placements placements;  // during the forward
-};
-
 /// How calls of one module are laid out.
 struct CallLayouts {
-  MeshPtr mesh;
-  int64_t mesh_dim = 0;                 // mesh dim of the styles
-  std::vector<ModuleLayouts> styles;    // in the order in which they were applied
-  std::vector<int64_t> batch_dims;      // mesh dims along which the program's plain inputs are parts of a batch (dim 0)
-  std::vector<GatheredParameter> unit;  // parameters of a fully_shard() unit
-  bool reshards_unit = true;  // gathered parameters are dropped after the forward, and gathered again for the backward
-  bool is_gathered = false;   // the unit's whole parameters are in the module now
+  MeshPtr mesh;                       // of the styles, and of distributed tensors in the forward; null without any
+  std::vector<ModuleLayouts> styles;  // in the order in which they were applied
+  std::shared_ptr<ModuleUnit> unit;   // of fully_shard(); null without
   std::shared_ptr<ComparedCalls> compared;  // made by the first call
 };
 
 /// The layouts of calls of `module`; null if it has none. Cost: a lock and a look-up.
 std::shared_ptr<CallLayouts> call_layouts_of(const torch::nn::Module& module);
-/// The same, made if there is none. Pre: a std::shared_ptr owns `module`.
+/// The same, made if there is none; its mesh, if it has none yet, is `mesh`, which may be null.
+/// Throws: c10::ValueError if no std::shared_ptr owns `module`.
 CallLayouts& make_call_layouts(torch::nn::Module& module, const MeshPtr& mesh);
 
 /// Claims `module` and its submodules for this thread's World while that lives. Throws: c10::ValueError if the World of another thread has claimed
@@ -50,24 +40,22 @@ class ModuleCall {
   ModuleCall(const ModuleCall&) = delete;
   ModuleCall& operator=(const ModuleCall&) = delete;
 
-  /// Lays out the inputs in place. `inputs`: the positional arguments in their order, null for arguments that are no tensors. `others`: the parts of
-  /// such arguments that the ranks compare, in addition to inputs that stay plain.
-  void enter(const std::vector<at::Tensor*>& inputs, std::vector<ForwardArgument> others);
-  /// Called after a successful forward, before its outputs are laid out. `gives_known_outputs`: every tensor in the result will be passed to
-  /// output().
-  void leave(bool gives_known_outputs);
+  /// Lays out the inputs in place. `inputs`: the positional arguments in their order, null for arguments that are no tensors. `tensors`: all tensors
+  /// in the arguments. `others`: the parts of arguments that are no tensors that the ranks compare, in addition to inputs that stay plain.
+  void enter(const std::vector<at::Tensor*>& inputs, const std::vector<at::Tensor*>& tensors,
+             std::vector<ForwardArgument> others);
+  /// The output at `position` as the styles lay it out.
   at::Tensor output(const at::Tensor& tensor, size_t position) const;
+  /// Called after a successful forward. `outputs`: all tensors in its result. `are_all`: false if it may have others.
+  void leave(const std::vector<at::Tensor*>& outputs, bool are_all);
 
  private:
-  void lay_out_batch(const std::vector<at::Tensor*>& inputs) const;
-  void gather();
-  void restore();
+  void lay_out(const std::vector<at::Tensor*>& inputs) const;
 
   torch::nn::Module& module_;
   std::shared_ptr<CallLayouts> layouts_;
-  bool is_open_ = false;
-  std::vector<at::Tensor> sharded_;  // the unit's sharded parameters while whole ones are in the module
-  std::shared_ptr<GatheredUnit> dropped_;
+  bool is_in_unit_ = false;
+  bool is_in_scope_ = false;
 };
 
 }  // namespace shardwise

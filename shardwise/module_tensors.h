@@ -92,4 +92,7 @@ void name_parameter(const char* op, const std::string& full_name, const Make& ma
 /// The kind of a module for errors: "Linear".
 std::string kind_of(const torch::nn::Module& module);
 
+/// A number that no other living module has.
+inline int64_t id_of(const torch::nn::Module& module) { return reinterpret_cast<intptr_t>(&module); }
+
 }  // namespace shardwise

@@ -3,7 +3,6 @@
 
 #include "shardwise/forward.h"
 #include "shardwise/fully_shard.h"
-#include "shardwise/local_parts.h"
 #include "shardwise/module_tensors.h"
 #include "shardwise/parallel_style.h"
 #include "shardwise/parallelize_module.h"

@@ -125,10 +125,10 @@ class ResolvedPlan {
   static void check_not_fully_sharded(const Module& module, const std::string& path) {
     const auto layouts = call_layouts_of(module);
     TORCH_CHECK_VALUE(
-        !layouts || layouts->batch_dims.empty(),
+        !layouts || !layouts->unit,
         fmt::format("[parallelize_module] {} is fully sharded over {} already. Call parallelize_module first, and "
                     "fully_shard after it.",
-                    named(module, path), to_string(*layouts->mesh)));
+                    named(module, path), to_string(*layouts->unit->mesh())));
   }
 
   /// Checks that a module and its parameters are on one mesh.

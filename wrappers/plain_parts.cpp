@@ -37,6 +37,9 @@ at::Tensor joined_parts(const at::Tensor& part, int64_t dim, const MeshPtr& mesh
   const std::vector<int64_t>& ranks = mesh->grid().ranks;
   const Part& first = parts[mesh->group()->index_of(ranks[0])];
   const auto place = static_cast<size_t>(first.dim);  // the first rank's dim, equal on all ranks
+  TORCH_CHECK_INDEX(place < first.sizes.size(),
+                    fmt::format("[{}] rank {} has a part {}, which has no dim {}. Give parts that have it.", op,
+                                ranks[0], words(first), first.dim));
   Dims extents;
   for (const int64_t rank : ranks) {
     const Part& other = parts[mesh->group()->index_of(rank)];

@@ -1,5 +1,6 @@
 #include "runtime/api/forward_scope.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -12,6 +13,7 @@ struct Forward {
   std::shared_ptr<ComparedCalls> calls;
   ComparedCalls::Differences differences;
   std::function<bool()> is_running;
+  bool covers_other_meshes = true;
   int64_t n_calls = 1;  // nested calls of that module
 };
 
@@ -36,9 +38,10 @@ bool ForwardScope::join(int64_t module) {
 }
 
 void ForwardScope::open(int64_t module, const std::string& name, std::shared_ptr<ComparedCalls> calls,
-                        const std::vector<ForwardArgument>& arguments, std::function<bool()> is_running) {
+                        const std::vector<ForwardArgument>& arguments, std::function<bool()> is_running,
+                        bool covers_other_meshes) {
   auto differences = calls->differences(name, arguments);
-  current() = Forward{module, std::move(calls), std::move(differences), std::move(is_running)};
+  current() = Forward{module, std::move(calls), std::move(differences), std::move(is_running), covers_other_meshes};
 }
 
 void ForwardScope::leave(int64_t module) {
@@ -55,6 +58,11 @@ std::string ForwardScope::difference(const DeviceMesh& mesh) {
       forward.calls->forget_last();
       return text;
     }
+  const auto is_covered = [&](const MeshPtr& compared) { return has_all_ranks_of(*compared, mesh); };
+  if (!forward.covers_other_meshes && std::ranges::none_of(forward.calls->meshes(), is_covered))
+    return "the ranks of its mesh did not compare their arguments. If fully_shard() took the parameter, call its "
+           "module "
+           "by forward(module, x).";
   return "";
 }
 

@@ -34,9 +34,11 @@ class ForwardScope {
   /// Opens a forward. `calls`: the calls of the module, whose ranks first compare these arguments. `is_running`, if given, returns on this
   /// thread whether the call still runs, because an interrupt may end it without leave(). The next query closes a scope whose call has
   /// ended.
+  /// `covers_other_meshes`: plain tensors count as replicas also next to tensors on other meshes than those of `calls`.
   /// Pre: join() returned false. Collective if calls->differences() is.
   static void open(int64_t module, const std::string& name, std::shared_ptr<ComparedCalls> calls,
-                   const std::vector<ForwardArgument>& arguments, std::function<bool()> is_running = {});
+                   const std::vector<ForwardArgument>& arguments, std::function<bool()> is_running = {},
+                   bool covers_other_meshes = true);
   /// Closes the scope at the last call of the module that opened it; otherwise does nothing.
   static void leave(int64_t module);
 

@@ -43,7 +43,7 @@ void keep_gradient_plain(const at::Tensor& plain) {
     if (!MakePlain::is_in(node->tensor_pre_hooks(), output))
       node->add_tensor_pre_hook(std::make_unique<MakePlain>(output));
   } else if (!MakePlain::is_in(torch::autograd::impl::hooks(plain), 0)) {
-    torch::autograd::impl::add_hook(plain, std::make_unique<MakePlain>(0));
+    torch::autograd::impl::hooks(plain).push_back(std::make_unique<MakePlain>(0));  // add_hook() is for the first
   }
 }
 

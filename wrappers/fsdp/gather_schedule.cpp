@@ -1,6 +1,8 @@
 #include "wrappers/fsdp/gather_schedule.h"
 
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -18,24 +20,44 @@ void start_gather(ParameterGroup& group) {
 
 }  // namespace
 
-void GatherSchedule::add(const ParameterGroupPtr& group, std::shared_ptr<GroupSchedule> settings) {
-  members_.push_back({group, std::move(settings)});
-  listen(group);
+void GroupSchedule::set_reshard_after_forward(const ReshardAfterForward& given, const DeviceMesh& mesh) {
+  is_automatic_ = !given;
+  n_keeping_ = 0;
+  const auto* const n_ranks = given ? std::get_if<int64_t>(&*given) : nullptr;
+  reshards_after_forward_ = n_ranks ? *n_ranks > 1 : given && std::get<bool>(*given);
+  if (!n_ranks) return;
+  const int64_t n_sharding = mesh.grid().shape.back();
+  std::vector<int64_t> fitting;
+  for (int64_t n = 1; n <= n_sharding; ++n)
+    if (n_sharding % n == 0) fitting.push_back(n);
+  TORCH_CHECK_VALUE(std::ranges::count(fitting, *n_ranks) > 0,
+                    fmt::format("[fully_shard] reshard_after_forward={}: the {} ranks over which parameters are "
+                                "sharded on {} are no multiple of it. Give one of [{}], or True or False.",
+                                *n_ranks, n_sharding, to_string(mesh), fmt::join(fitting, ", ")));
+  if (1 < *n_ranks && *n_ranks < n_sharding) n_keeping_ = *n_ranks;
+}
+
+void GatherSchedule::add(const std::shared_ptr<GroupSchedule>& unit, ParameterGroupPtr group) {
+  unit->group_ = std::move(group);
+  unit->schedule_ = weak_from_this();
+  units_.push_back(unit);
+  listen(unit->group_);
 }
 
 void GatherSchedule::take(GatherSchedule& other) {
-  for (Member& member : std::exchange(other.members_, {})) add(member.group, member.settings);
+  if (&other == this) return;
+  for (const auto& unit : std::exchange(other.units_, {})) {
+    if (unit->is_automatic_) unit->reshards_after_forward_ = true;
+    add(unit, unit->group_);
+  }
+  other.taken_by_ = shared_from_this();
 }
 
-void GatherSchedule::replace(const ParameterGroup& old, const ParameterGroupPtr& fresh) {
-  for (const Member& member : members_)
-    for (auto* const ahead : {&member.settings->ahead_in_forward, &member.settings->ahead_in_backward})
-      for (auto& each : *ahead)
-        if (each.lock().get() == &old) each = fresh;
-  member_of(old).group = fresh;
+void GatherSchedule::replace(GroupSchedule& unit, ParameterGroupPtr group) {
+  unit.group_ = std::move(group);
   entered_.clear();
   left_.clear();
-  listen(fresh);
+  listen(unit.group_);
 }
 
 void GatherSchedule::listen(const ParameterGroupPtr& group) {
@@ -51,77 +73,72 @@ void GatherSchedule::listen(const ParameterGroupPtr& group) {
   });
 }
 
-GatherSchedule::Member* GatherSchedule::find(const ParameterGroup* group) {
-  const auto found = std::ranges::find_if(members_, [&](const Member& member) { return member.group.get() == group; });
-  return found == members_.end() ? nullptr : &*found;
-}
-
-GatherSchedule::Member& GatherSchedule::member_of(const ParameterGroup& group) {
-  Member* const member = find(&group);
-  TORCH_INTERNAL_ASSERT(member, "[fully_shard] a group of parameters is used by a schedule that it is not in");
-  return *member;
-}
-
-void GatherSchedule::enter_forward(const ParameterGroupPtr& group) {
+void GatherSchedule::enter_forward(GroupSchedule& unit) {
+  ParameterGroup& group = *unit.group_;
   if (is_backward_running()) {
-    group->gather();
+    group.gather();
     return;
   }
   if (n_open_ == 0) {
-    if (is_in_backward_) reset();  // the last backward failed
+    if (is_in_backward_) reset();  // a backward that failed
     entered_before_ = std::exchange(entered_, {});
     if (at::GradMode::is_enabled() && n_awaited_++ == 0)
-      for (Member& member : members_) member.has_run = false;
+      for (const auto& each : units_) each->has_run_ = false;
   }
-  if (group->is_stale()) group->release();
-  group->follow_requires_grad();
-  group->gather();
-  Member& member = member_of(*group);
+  if (group.is_stale()) group.release();
+  group.follow_requires_grad();
+  group.gather();
   ++n_open_;
-  ++member.n_forwards;
-  entered_.push_back(group.get());
-  gather_ahead_in_forward(*member.settings);
+  ++unit.n_forwards_;
+  entered_.push_back(&unit);
+  gather_ahead_in_forward(unit);
 }
 
-void GatherSchedule::gather_ahead_in_forward(const GroupSchedule& settings) {
-  if (!settings.ahead_in_forward.empty()) {
-    for (const auto& next : settings.ahead_in_forward)
-      if (const auto group = next.lock()) start_gather(*group);
+void GatherSchedule::gather_ahead_in_forward(const GroupSchedule& unit) {
+  if (!unit.ahead_in_forward.empty()) {
+    for (const auto& next : unit.ahead_in_forward)
+      if (const auto known = next.lock()) start_gather(*known->group_);
     return;
   }
   const size_t n = entered_.size();
-  if (n >= entered_before_.size() || !std::equal(entered_.begin(), entered_.end(), entered_before_.begin())) return;
-  if (Member* const next = find(entered_before_[n])) start_gather(*next->group);
+  if (n < entered_before_.size() && std::equal(entered_.begin(), entered_.end(), entered_before_.begin()))
+    start_gather(*entered_before_[n]->group_);
 }
 
-void GatherSchedule::leave_forward(const ParameterGroupPtr& group, bool releases) {
+void GatherSchedule::leave_forward(GroupSchedule& unit, int64_t module, bool releases) {
   if (is_backward_running()) return;
   if (n_open_ > 0) --n_open_;
-  Member& of = member_of(*group);
   if (at::GradMode::is_enabled()) {
-    left_.push_back(group.get());
-    of.has_run = true;
+    left_.push_back(&unit);
+    unit.has_run_ = true;
   }
-  if (of.n_forwards > 0) --of.n_forwards;
-  if (of.n_forwards == 0) group->put_back();
-  if (releases) reshard_after_forward(group);
+  if (unit.n_forwards_ > 0) --unit.n_forwards_;
+  if (unit.n_forwards_ == 0) unit.group_->put_back();
+  if (releases) unit.ran_.insert(module);
+  const auto end = [&](GroupSchedule& each) {
+    each.ran_.clear();
+    reshard_after_forward(each);
+  };
+  if (std::ssize(unit.ran_) >= unit.n_modules) end(unit);
+  if (&unit == units_[0].get() && unit.n_forwards_ == 0)
+    for (const auto& each : units_)
+      if (!each->ran_.empty()) end(*each);
   if (n_open_ > 0) return;
-  for (const Member& member : members_)  // gathered ahead for modules that did not run
-    if (member.group->is_on_its_way()) member.group->release();
+  for (const auto& each : units_)  // gathered ahead for modules that did not run
+    if (each->group_->is_on_its_way()) each->group_->release();
 }
 
-void GatherSchedule::reshard_after_forward(const ParameterGroupPtr& group) {
-  const Member& of = member_of(*group);
-  if (is_backward_running() || of.n_forwards > 0 || !of.settings->reshards_after_forward) return;
-  if (of.settings->n_keeping > 0)
-    group->release_to(of.settings->n_keeping);
+void GatherSchedule::reshard_after_forward(const GroupSchedule& unit) {
+  if (unit.n_forwards_ > 0 || !unit.reshards_after_forward_) return;
+  if (unit.n_keeping_ > 0)
+    unit.group_->release_to(unit.n_keeping_);
   else
-    group->release();
+    unit.group_->release();
 }
 
-bool GatherSchedule::may_be_ignored(const GroupSchedule& settings) {
+bool GatherSchedule::may_be_ignored(const GroupSchedule& unit) {
   // A gather for the backward is collective. So if there is one, no rank's loss may ignore the outputs.
-  return settings.fills_unused && !(settings.reshards_after_forward && settings.gathers_in_backward);
+  return unit.fills_unused && !(unit.reshards_after_forward_ && unit.gathers_in_backward);
 }
 
 void GatherSchedule::begin_backward() {
@@ -131,12 +148,11 @@ void GatherSchedule::begin_backward() {
   backward_ = token;
   torch::autograd::Engine::get_default_engine().queue_callback(
       [self = shared_from_this(), token] { self->end_backward(); });
-  for (Member& member : members_) {  // even if this rank's loss ignores the outputs
-    const GroupSchedule& settings = *member.settings;
-    if (!settings.fills_unused || !member.has_run) continue;
-    member.is_unsettled = true;
-    if (may_be_ignored(settings) && settings.gathers_in_backward)
-      member.group->start_gather();  // an earlier backward may have released it
+  for (const auto& unit : units_) {  // even if this rank's loss ignores the outputs
+    if (!unit->fills_unused || !unit->has_run_) continue;
+    unit->is_unsettled_ = true;
+    if (may_be_ignored(*unit) && unit->gathers_in_backward)
+      unit->group_->start_gather();  // an earlier backward may have released it
   }
 }
 
@@ -145,79 +161,78 @@ int64_t GatherSchedule::n_ended() {
   return n_ended_;
 }
 
-void GatherSchedule::before_backward(const ParameterGroupPtr& group) {
+void GatherSchedule::before_backward(GroupSchedule& unit) {
   begin_backward();
-  Member& member = member_of(*group);
-  if (member.settings->gathers_in_backward) group->gather();
-  ++member.n_backwards;
-  member.is_unsettled = true;
-  computing_ = group;
+  if (unit.gathers_in_backward) unit.group_->gather();
+  ++unit.n_backwards_;
+  unit.is_unsettled_ = true;
+  computing_ = &unit;
   if (!reducing_) gather_ahead_in_backward();
 }
 
 void GatherSchedule::gather_ahead_in_backward() {
-  const auto group = std::exchange(computing_, nullptr);
-  if (!group) return;
-  const auto start = [&](const ParameterGroup* next) {
-    const Member* const member = find(next);
-    if (member && member->settings->gathers_in_backward) start_gather(*member->group);
+  const GroupSchedule* const unit = std::exchange(computing_, nullptr);
+  if (!unit) return;
+  const auto start = [&](const GroupSchedule& next) {
+    if (next.gathers_in_backward && next.schedule().get() == this) start_gather(*next.group_);
   };
-  const auto& given = member_of(*group).settings->ahead_in_backward;
-  for (const auto& next : given) start(next.lock().get());
-  const auto last = std::find(left_.rbegin(), left_.rend(), group.get());
+  const auto& given = unit->ahead_in_backward;
+  for (const auto& next : given)
+    if (const auto known = next.lock()) start(*known);
+  const auto last = std::find(left_.rbegin(), left_.rend(), unit);
   if (last == left_.rend()) return;
   left_.resize(left_.rend() - last - 1);  // a module that is called several times is in left_ once per call
-  if (given.empty() && !left_.empty()) start(left_.back());
+  if (given.empty() && !left_.empty()) start(*left_.back());
 }
 
 void GatherSchedule::finish_reduction() {
   if (const auto group = std::exchange(reducing_, nullptr)) group->finish_reduce();
 }
 
-bool GatherSchedule::has_gradients_to_finish(const Member& member) {
-  return member.group->has_gradients() || (member.settings->fills_unused && member.is_unsettled);
+bool GatherSchedule::has_gradients_to_finish(const GroupSchedule& unit) {
+  return unit.group_->has_gradients() || (unit.fills_unused && unit.is_unsettled_);
 }
 
-void GatherSchedule::finish_gradients(Member& member) {
-  const ParameterGroupPtr group = member.group;
-  member.is_unsettled = false;
-  if (!member.settings->reduces) {
+void GatherSchedule::finish_gradients(GroupSchedule& unit) {
+  const ParameterGroupPtr group = unit.group_;
+  unit.is_unsettled_ = false;
+  if (!unit.reduces) {
     group->accumulate();
     return;
   }
   finish_reduction();
-  group->start_reduce(member.settings->fills_unused);
+  group->start_reduce(unit.fills_unused);
   if (group->is_reducing()) reducing_ = group;
 }
 
-void GatherSchedule::after_backward(const ParameterGroupPtr& group) {
-  Member& member = member_of(*group);
-  if (--member.n_backwards > 0) return;
-  member.n_backwards = 0;
-  if (computing_ == group) {  // this rank had no gradient, others had; keeps their order of messages
+void GatherSchedule::after_backward(GroupSchedule& unit) {
+  if (--unit.n_backwards_ > 0) return;
+  unit.n_backwards_ = 0;
+  if (computing_ == &unit) {  // this rank had no gradient, others had; keeps their order of messages
     finish_reduction();
     gather_ahead_in_backward();
   }
-  if (may_be_ignored(*member.settings)) return;
-  if (has_gradients_to_finish(member)) finish_gradients(member);
-  release_after_backward(member);
+  if (may_be_ignored(unit)) return;
+  if (has_gradients_to_finish(unit)) finish_gradients(unit);
+  release_after_backward(unit);
 }
 
-void GatherSchedule::release_after_backward(const Member& member) {
-  if (member.n_forwards > 0) return;  // the backward runs within a forward
-  member.group->put_back();
-  if (member.settings->reshards_after_backward) member.group->release();
+void GatherSchedule::release_after_backward(const GroupSchedule& unit) {
+  if (unit.n_forwards_ > 0) return;  // the backward runs within a forward
+  unit.group_->put_back();
+  if (unit.reshards_after_backward) unit.group_->release();
 }
 
 void GatherSchedule::end_backward() {
-  for (auto member = members_.rbegin(); member != members_.rend(); ++member) {
-    const ParameterGroup& group = *member->group;
-    member->n_backwards = 0;  // no hook reports the end for inputs without gradients
+  for (auto each = units_.rbegin(); each != units_.rend(); ++each) {
+    GroupSchedule& unit = **each;
+    ParameterGroup& group = *unit.group_;
+    unit.n_backwards_ = 0;  // no hook reports the end for inputs without gradients
     const bool waits = group.has_accumulated() || group.awaits_all_reduce();  // from an earlier backward
-    if (has_gradients_to_finish(*member) || waits || !member->settings->reduces) finish_gradients(*member);
-    member->is_unsettled = false;
-    release_after_backward(*member);
-    if (group.is_on_its_way()) member->group->release();
+    if (has_gradients_to_finish(unit) || waits || !unit.reduces) finish_gradients(unit);
+    unit.is_unsettled_ = false;
+    release_after_backward(unit);
+    if (group.is_on_its_way()) group.release();
   }
   finish_reduction();
   is_in_backward_ = false;
@@ -233,10 +248,10 @@ void GatherSchedule::drop_backward() {
   if (n_awaited_ > 0) --n_awaited_;
   computing_ = nullptr;
   reducing_ = nullptr;
-  for (Member& member : members_) {
-    member.n_backwards = 0;
-    member.is_unsettled = false;
-    member.group->drop_gradients();
+  for (const auto& unit : units_) {
+    unit->n_backwards_ = 0;
+    unit->is_unsettled_ = false;
+    unit->group_->drop_gradients();
   }
 }
 
@@ -250,10 +265,12 @@ void GatherSchedule::reset() {
   n_awaited_ = 0;
   entered_.clear();
   left_.clear();
-  for (Member& member : members_) {
-    member.n_forwards = 0;
-    member.has_run = false;
-    member.group->release();
+  for (const auto& unit : units_) {
+    unit->n_forwards_ = 0;
+    unit->has_run_ = false;
+    unit->ran_.clear();
+    unit->calls.clear();
+    unit->group_->release();
   }
 }
 

@@ -10,43 +10,74 @@
 #include "wrappers/fsdp/parameter_group.h"
 
 #include <memory>
+#include <optional>
+#include <set>
+#include <variant>
 #include <vector>
 
 namespace shardwise {
 
 using ParameterGroupPtr = std::shared_ptr<ParameterGroup>;
 
-/// The settings of one group.
-struct GroupSchedule {
-  bool reshards_after_forward = true;
-  int64_t n_keeping = 0;  // after a forward, so many ranks keep slices to gather from in the backward; 0: none
+class GatherSchedule;
+class UnitCall;
+
+/// torch's reshard_after_forward. True frees gathered parameters after a forward, and false keeps them until the backward. With a number n, each rank
+/// keeps one n-th of them, and gathers for the backward among n consecutive ranks. Nothing is false, and true once an outer module has a group, too.
+using ReshardAfterForward = std::optional<std::variant<bool, int64_t>>;
+
+/// A group in a schedule: its settings, and the calls of its modules (wrappers/fsdp/unit_call.h).
+class GroupSchedule {
+ public:
+  /// Throws: c10::ValueError if the number of ranks over which `mesh` shards is no multiple of the given one.
+  void set_reshard_after_forward(const ReshardAfterForward& given, const DeviceMesh& mesh);
+
+  const ParameterGroupPtr& group() const { return group_; }
+  /// Null before GatherSchedule::add().
+  std::shared_ptr<GatherSchedule> schedule() const { return schedule_.lock(); }
+
+  int64_t n_modules = 1;  // that compute with the group's parameters
   bool reshards_after_backward = true;
   bool reduces = true;        // else whole gradients are accumulated on each rank
   bool fills_unused = false;  // parameters without a gradient are reduced as zeros
   bool gathers_in_backward = true;
   /// The groups that are gathered ahead. If empty, the default.
-  std::vector<std::weak_ptr<ParameterGroup>> ahead_in_forward, ahead_in_backward;
+  std::vector<std::weak_ptr<GroupSchedule>> ahead_in_forward, ahead_in_backward;
+  std::vector<std::shared_ptr<UnitCall>> calls;  // running forwards, each within the one before
+
+ private:
+  friend class GatherSchedule;
+
+  ParameterGroupPtr group_;
+  std::weak_ptr<GatherSchedule> schedule_;
+  bool reshards_after_forward_ = false;
+  bool is_automatic_ = true;   // reshards_after_forward_ becomes true when an outer module has a group, too
+  int64_t n_keeping_ = 0;      // after a forward, so many ranks keep slices to gather from in the backward; 0: none
+  std::set<int64_t> ran_;      // modules that have run in this forward while others of the group have not
+  int64_t n_forwards_ = 0;     // running forwards of its modules
+  int64_t n_backwards_ = 0;    // running backwards of its modules
+  bool is_unsettled_ = false;  // its gradients of this backward are not reduced or accumulated yet
+  bool has_run_ = false;       // in a forward whose backward may still come
 };
 
 class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
  public:
-  /// Adds `group` to the schedule.
-  void add(const ParameterGroupPtr& group, std::shared_ptr<GroupSchedule> settings);
-  /// Moves all groups of `other` to this schedule.
+  /// Adds `group` to the schedule as `unit`. The schedule owns both.
+  void add(const std::shared_ptr<GroupSchedule>& unit, ParameterGroupPtr group);
+  /// Moves all groups of `other`, which are within a module of this one's, to this schedule. `other` keeps this schedule alive from now on.
   void take(GatherSchedule& other);
-  /// Replaces `old` by `fresh`. Pre: no forward or backward is running.
-  void replace(const ParameterGroup& old, const ParameterGroupPtr& fresh);
+  /// Replaces the group of `unit`. Pre: no forward or backward is running.
+  void replace(GroupSchedule& unit, ParameterGroupPtr group);
 
-  /// Called before the forward of a module of `group`. Within a backward (activation checkpointing computes a forward again) nothing is released.
-  void enter_forward(const ParameterGroupPtr& group);
-  /// Called after the forward. `releases`: all modules of the group have run.
-  void leave_forward(const ParameterGroupPtr& group, bool releases = true);
-  /// Called after the forward of the outermost module if not all modules of `group` have run.
-  void reshard_after_forward(const ParameterGroupPtr& group);
+  /// Called before the forward of a module of `unit`. Within a backward (activation checkpointing computes a forward again) nothing is released.
+  void enter_forward(GroupSchedule& unit);
+  /// Called after the forward. `module` identifies the module among those of the unit: the group is released when all of them have run, or when the
+  /// forward of the outermost module ends. `releases`: false keeps it until the backward.
+  void leave_forward(GroupSchedule& unit, int64_t module, bool releases = true);
   /// Called before and after the backward of a module's call, once for each call. The backward of a call may begin before that of a later call has
   /// ended.
-  void before_backward(const ParameterGroupPtr& group);
-  void after_backward(const ParameterGroupPtr& group);
+  void before_backward(GroupSchedule& unit);
+  void after_backward(GroupSchedule& unit);
 
   /// The number of backwards that have ended or failed. It distinguishes several backwards of one forward (retain_graph=True).
   int64_t n_ended();
@@ -57,41 +88,32 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
   void reset();
 
  private:
-  struct Member {
-    ParameterGroupPtr group;
-    std::shared_ptr<GroupSchedule> settings;
-    int64_t n_forwards = 0;     // running forwards of its modules
-    int64_t n_backwards = 0;    // running backwards of its modules
-    bool is_unsettled = false;  // its gradients of this backward are not reduced or accumulated yet
-    bool has_run = false;       // in a forward whose backward may still come
-  };
-
-  Member* find(const ParameterGroup* group);
-  Member& member_of(const ParameterGroup& group);
-  void gather_ahead_in_forward(const GroupSchedule& settings);
+  void reshard_after_forward(const GroupSchedule& unit);
+  void gather_ahead_in_forward(const GroupSchedule& unit);
   void gather_ahead_in_backward();
   /// True if some ranks' losses may ignore the group's outputs. Then missing gradients are zeros, and the group is reduced at the end of the
   /// backward.
-  static bool may_be_ignored(const GroupSchedule& settings);
+  static bool may_be_ignored(const GroupSchedule& unit);
   void begin_backward();
   void listen(const ParameterGroupPtr& group);
   void finish_reduction();
   /// True if gradients have arrived, or if zeros replace them.
-  static bool has_gradients_to_finish(const Member& member);
+  static bool has_gradients_to_finish(const GroupSchedule& unit);
   /// Reduces the gradients that have arrived, or accumulates them.
-  void finish_gradients(Member& member);
-  void release_after_backward(const Member& member);
+  void finish_gradients(GroupSchedule& unit);
+  void release_after_backward(const GroupSchedule& unit);
   void end_backward();
   void drop_backward();
   void drop_failed_backward();
 
-  std::vector<Member> members_;
-  size_t n_open_ = 0;                                      // nested running forwards of groups
-  std::vector<ParameterGroup*> entered_, entered_before_;  // in this outermost forward, and in the last
-  std::vector<ParameterGroup*> left_;                      // groups in the order left, since the last backward
+  std::vector<std::shared_ptr<GroupSchedule>> units_;  // first that of the outermost module
+  std::shared_ptr<GatherSchedule> taken_by_;
+  size_t n_open_ = 0;                                     // nested running forwards of groups
+  std::vector<GroupSchedule*> entered_, entered_before_;  // in this outermost forward, and in the last
+  std::vector<GroupSchedule*> left_;                      // in the order left, since the last backward
   int64_t n_awaited_ = 0;  // forwards of outermost modules whose backward has not run yet
   ParameterGroupPtr reducing_;
-  ParameterGroupPtr computing_;  // group whose backward runs and whose next group is not being gathered yet
+  GroupSchedule* computing_ = nullptr;  // its backward runs, and the next group is not being gathered yet
   int64_t n_ended_ = 0;
   bool is_in_backward_ = false;
   std::weak_ptr<void> backward_;  // held by the engine until the backward ends or fails

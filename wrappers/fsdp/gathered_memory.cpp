@@ -1,7 +1,5 @@
 #include "wrappers/fsdp/gathered_memory.h"
 
-#include "wrappers/fsdp/released_memory.h"
-
 #include "runtime/comm/message_pattern.h"
 #include "runtime/tensor/below_autograd.h"
 
@@ -20,10 +18,23 @@ constexpr auto kGathering = [] { return "all_gather"; };
 }  // namespace
 
 void allocate_storage(c10::StorageImpl& storage) {
-  give_memory(storage, c10::GetAllocator(storage.device_type())->allocate(storage.nbytes()));
+  const auto allow_reads = [](auto& each) {
+    if constexpr (requires { each.clear_data_ptr_access_error_msg_(); }) each.clear_data_ptr_access_error_msg_();
+  };
+  allow_reads(storage);
+  storage.set_data_ptr_noswap(c10::GetAllocator(storage.device_type())->allocate(storage.nbytes()));
 }
 
-bool release_storage(c10::StorageImpl& storage) { return release_memory(storage, kNotGathered); }
+bool release_storage(c10::StorageImpl& storage) {
+  return [](auto& each) {
+    if constexpr (requires { each.clear_data_ptr_access_error_msg_(); }) {  // since torch 2.12
+      each.set_data_ptr_noswap(c10::DataPtr(nullptr, each.device()));
+      each.release_data_and_set_meta_custom_data_ptr_error_msg_(kNotGathered);
+      return true;
+    }
+    return false;
+  }(storage);
+}
 
 GatheredMemory::GatheredMemory(c10::Device device)
     : memory_(at::empty({0}, at::TensorOptions(at::kByte).device(device)).storage()) {}

@@ -32,7 +32,7 @@ constexpr size_t aligned(size_t n_bytes) { return (n_bytes + 63) / 64 * 64; }
 
 /// Allocates the memory of a storage, also for storages outside a GatheredMemory.
 void allocate_storage(c10::StorageImpl& storage);
-/// Frees the memory of a storage. Returns false, and frees nothing, if torch cannot refuse reads of freed storages.
+/// Frees the memory of a storage, whose size stays; reading it is an error. Returns false, and frees nothing, if torch cannot refuse reads.
 bool release_storage(c10::StorageImpl& storage);
 
 class GatheredMemory {

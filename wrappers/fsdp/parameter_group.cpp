@@ -192,9 +192,9 @@ void ParameterGroup::listen() {
     torch::autograd::impl::set_post_acc_grad_hooks(
         leaf, std::make_unique<GradientArrived>([arrivals = arrivals_] { arrivals->arrived(); }));
     const auto is_ours = [](const auto& hook) { return dynamic_cast<GradientComes*>(hook.get()) != nullptr; };
-    if (std::ranges::none_of(torch::autograd::impl::hooks(leaf), is_ours))
-      torch::autograd::impl::add_hook(leaf,
-                                      std::make_unique<GradientComes>([arrivals = arrivals_] { arrivals->comes(); }));
+    auto& hooks = torch::autograd::impl::hooks(leaf);
+    if (std::ranges::none_of(hooks, is_ours))
+      hooks.push_back(std::make_unique<GradientComes>([arrivals = arrivals_] { arrivals->comes(); }));
   }
 }
 

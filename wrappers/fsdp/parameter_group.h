@@ -50,6 +50,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   ParameterGroup(const ParameterGroup&) = delete;
   ParameterGroup& operator=(const ParameterGroup&) = delete;
 
+  const DataMesh& data() const { return data_; }
   const std::vector<at::Tensor>& sharded() const { return sharded_; }
   /// The whole parameters: plain, or distributed over the mesh dims other than the data's. They have values only between gather() and release().
   const std::vector<at::Tensor>& leaves() const { return leaves_; }

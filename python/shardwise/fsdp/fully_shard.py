@@ -4,15 +4,14 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
+from shardwise import _C
 from shardwise.device_mesh import DeviceMesh, mesh_or_world
-from shardwise.dtensor import DTensor
 from shardwise.fsdp.extensions import has_extensions
 from shardwise.fsdp.module import become_fsdp_module
 from shardwise.fsdp.policies import MixedPrecisionPolicy, OffloadPolicy
-from shardwise.fsdp.unit import Places, Resharding, Unit, refuse_calls_outside, sharded_in, unit_of, units_of
+from shardwise.fsdp.unit import Places, Unit, refuse_calls_outside, unit_of, units_of
 from shardwise.placement_types import Placement, Shard
 
 M = TypeVar("M", bound="nn.Module | list[nn.Module]")
@@ -70,7 +69,7 @@ def fully_shard(
     modules = _modules(module)
     _check_policies(mp_policy, offload_policy)
     mesh = mesh_or_world(mesh)
-    resharding = _resharding(reshard_after_forward, mesh)
+    settings = _settings(reshard_after_forward, mesh)
     for each in modules:
         if isinstance(each, (nn.ModuleList, nn.ModuleDict)) and type(each).forward is nn.Module.forward:
             raise ValueError(
@@ -89,12 +88,12 @@ def fully_shard(
             f"[fully_shard] {type(modules[0]).__name__} has no parameters to shard, or all of them are in ignored_params. Leave the call "
             "out."
         )
-    unit = Unit(
+    Unit(
         modules, [name for name, _ in found], [places for _, places in found], along, mesh,
-        mp_policy or MixedPrecisionPolicy(), resharding,
+        mp_policy or MixedPrecisionPolicy(), settings,
     )  # fmt: skip
     for contained in inner:
-        unit.contain(contained)
+        settings.schedule.take(contained.settings.schedule)
     for each, owner in _used_outside(modules, inner):
         refuse_calls_outside(each, owner)
     for each in modules:
@@ -114,21 +113,15 @@ def _modules(module: object) -> list[nn.Module]:
     return list(dict.fromkeys(modules))
 
 
-def _resharding(given: object, mesh: DeviceMesh) -> Resharding:
-    if given is None or isinstance(given, bool):
-        return Resharding(bool(given), is_automatic=given is None)
-    if not isinstance(given, int):
+def _settings(reshard_after_forward: object, mesh: DeviceMesh) -> _C.GroupSchedule:
+    if reshard_after_forward is not None and not isinstance(reshard_after_forward, int):
         raise TypeError(
-            f"[fully_shard] reshard_after_forward is of type {type(given).__name__}. Give True, which saves memory, False, which saves "
-            "messages, or a number of ranks."
+            f"[fully_shard] reshard_after_forward is of type {type(reshard_after_forward).__name__}. Give True, which saves memory, "
+            "False, which saves messages, or a number of ranks."
         )
-    n_ranks = mesh.size(mesh.ndim - 1)
-    if given < 1 or n_ranks % given != 0:
-        raise ValueError(
-            f"[fully_shard] reshard_after_forward={given}: the {n_ranks} ranks over which parameters are sharded on {mesh} are no "
-            f"multiple of it. Give one of {[n for n in range(1, n_ranks + 1) if n_ranks % n == 0]}, or True or False."
-        )
-    return Resharding(given > 1, n_keeping=given if 1 < given < n_ranks else 0)
+    settings = _C.GroupSchedule()
+    settings.set_reshard_after_forward(reshard_after_forward, mesh)
+    return settings
 
 
 def _along(name: str, places: Places, shard_placement_fn: Callable[[Any], Any] | None) -> Placement:
@@ -192,23 +185,7 @@ def _parameters(modules: list[nn.Module], ignored: set[nn.Parameter]) -> list[tu
                 if parameter is None or id(parameter) in left_out or id(parameter) in taken:
                     continue
                 full_name = f"{path}.{name}" if path else name
-                has_extensions(full_name, parameter)  # raises its errors
-                _check_free(full_name, parameter)
+                has_extensions(full_name, parameter)  # or an error
+                _C.check_not_taken(full_name, parameter)
                 found.setdefault(id(parameter), (full_name, []))[1].append((submodule, name))
     return list(found.values())
-
-
-def _check_free(name: str, parameter: torch.Tensor) -> None:
-    """Raises ValueError if another group has the parameter."""
-    owner = sharded_in(parameter)
-    if owner is None:
-        return
-    if isinstance(parameter, DTensor):
-        raise ValueError(
-            f"[fully_shard] {name} is already in the group of {owner}, a module that also has it. Call fully_shard on inner and shared "
-            "modules first, and on the modules around them last."
-        )
-    raise ValueError(
-        f"[fully_shard] {name} is shared with {owner}, which was fully sharded separately. Call it on all modules that share it: "
-        "fully_shard([a, b])."
-    )

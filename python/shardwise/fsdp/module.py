@@ -78,14 +78,11 @@ class FSDPModule:
         """Call it after an exception in a forward or backward was caught: it waits for messages on their way, and drops gradients that were not
         reduced. After a backward that failed, the next forward or backward does so itself. After a forward that was interrupted
         (KeyboardInterrupt) the call is needed, because torch runs no hooks then."""
-        family = _unit(self).family
-        family.schedule.reset()
-        for unit in family.units:
-            unit.forget_calls()
+        _unit(self).settings.schedule.reset()
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """False: after the next backward, further backward passes of the same forwards follow."""
-        _unit(self).family.schedule.set_last_backward(is_last_backward)
+        _unit(self).settings.schedule.set_last_backward(is_last_backward)
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """False: each rank adds up whole gradients, until a backward with True reduces the sum. Until then nothing is sent over the mesh of
@@ -108,9 +105,7 @@ class FSDPModule:
                 "which saves messages."
             )
         for unit in _units(self, recurse):
-            unit.is_automatic = False
-            unit.settings.reshards_after_forward = reshard_after_forward
-            unit.settings.n_keeping = 0
+            unit.settings.set_reshard_after_forward(reshard_after_forward, unit.mesh)
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """False keeps gathered parameters after a backward: for micro-batches between which no optimizer steps."""
@@ -120,11 +115,11 @@ class FSDPModule:
     def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
         """When this module's forward begins, the parameters of these modules are gathered, too. Default: the module whose forward followed
         it the last time."""
-        _unit(self).settings.set_ahead_in_forward([_unit(module).group for module in _checked(modules)])
+        _unit(self).settings.set_ahead_in_forward([_unit(module).settings for module in _checked(modules)])
 
     def set_modules_to_backward_prefetch(self, modules: list["FSDPModule"]) -> None:
         """The same for the backward. Default: the module whose forward came before this one's."""
-        _unit(self).settings.set_ahead_in_backward([_unit(module).group for module in _checked(modules)])
+        _unit(self).settings.set_ahead_in_backward([_unit(module).settings for module in _checked(modules)])
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """The number that the sum of the ranks' gradients is divided by. Default: the number of ranks."""

@@ -66,7 +66,7 @@ void train_a_model() {
   const at::Tensor own = batch.split_with_sizes({2, 3})[mesh.get_local_rank("dp")];
   torch::optim::SGD optimizer(model->parameters(), 0.1), dense_optimizer(dense->parameters(), 0.1);
   sw::forward(model, own).square().sum().backward();
-  dense->forward(batch).square().sum().backward();
+  (dense->forward(batch).square().sum() / 2).backward();  // gradients are the mean over the ranks of "dp"
   optimizer.step();
   dense_optimizer.step();
   for (const auto& item : model->named_parameters())
@@ -97,6 +97,8 @@ void load_and_save() {
     torch::nn::init::zeros_(bias);
   }
   if (mesh.get_rank() == 0) torch::load(model, path);
+  for (torch::Tensor& parameter : model->parameters())
+    parameter.set_data(sw::distribute_tensor(parameter.detach(), mesh).full_tensor());
   sw::fully_shard(model, mesh["dp"]);
   torch::optim::SGD optimizer(model->parameters(), 0.1);  // of the shards
   for (const at::Tensor& parameter : model->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
