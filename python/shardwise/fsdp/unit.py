@@ -44,7 +44,7 @@ class Unit:
         parameters: list[Any] = [module._parameters[name] for (module, name), *_ in places]
         root = mesh._get_root_mesh()
         self.modules, self.names, self.places, self.policy, self.mesh = modules, names, places, policy, mesh
-        group = _C.ParameterGroup(names, parameters, mesh, root, policy.param_dtype, policy.reduce_dtype, along)  # type: ignore[arg-type]
+        group = _C.ParameterGroup(names, parameters, mesh, root, policy.param_dtype, policy.reduce_dtype, along)
         self.settings, self.settings.n_modules = settings, len(modules)
         self.schedule = _C.GatherSchedule()  # owns the group, or its owner is the one that has taken it
         self.sharded = [nn.Parameter(each, requires_grad=each.requires_grad) for each in group.sharded]
