@@ -508,6 +508,10 @@ TEST(ParallelizeModuleTest, PlainPiecesOfAnySizesAreToldApart) {
     torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({4}));
     sw::parallelize_module(norm, mesh, {{"", sw::SequenceParallel(0)}});
     EXPECT_EQ(full_tensor(sw::forward(norm, at::ones({rank == 0 ? 3 : 2, 4}))).sizes(), (Dims{9, 4}));
+    torch::nn::LayerNorm deep(torch::nn::LayerNormOptions({4}));
+    sw::parallelize_module(deep, mesh, {{"", sw::SequenceParallel(2)}});
+    expect_error("[forward] rank 0 has a part Float [2, 4], which has no dim 2. Give parts that have it.",
+                 error_of<c10::IndexError>([&] { sw::forward(deep, at::ones({2, 4})); }));
   });
 }
 
