@@ -32,7 +32,8 @@ struct Arguments {
   py::tuple replicate() const { return py::tuple(); }
   py::tuple partial(Reduce reduce) const { return py::make_tuple(std::string(to_string(reduce))); }
   py::tuple shard(int64_t dim, c10::IntArrayRef sizes) const {
-    return sizes.empty() ? py::make_tuple(dim) : py::make_tuple(dim, tuple_of(sizes));
+    if (sizes.empty()) return py::make_tuple(dim);
+    return py::make_tuple(dim, tuple_of(sizes));
   }
   py::tuple block_shard(int64_t dim, int64_t block) const { return py::make_tuple(dim, block); }
   py::tuple enumerable(c10::ArrayRef<ShardMetadata> pieces) const { return py::make_tuple(py::cast(pieces.vec())); }
