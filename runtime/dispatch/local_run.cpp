@@ -169,11 +169,39 @@ class LocalRun {
     collect(stack);
   }
 
+  /// True for an operator that torch decomposes before it asks a class.
+  bool is_composed() const {
+    return call_.op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+           call_.op.name.starts_with("shardwise::");
+  }
+
+  /// A class may answer the whole operator, as quantised weights answer linear(), or those that torch decomposes it into, which it is asked for on
+  /// one device.
+  void compute_on_class(torch::jit::Stack& stack) {
+    const torch::jit::Stack given = stack;
+    const auto run = [&] {
+      const auto composed = c10::DispatchKey::Functionalize;  // the key of the kernel composed of torch's operators
+      if (call_.op.name.starts_with("shardwise::") && call_.op.handle.hasKernelForDispatchKey(composed))
+        call_.op.handle.callBoxedForDispatchKey(composed, stack);
+      else
+        call_.op.handle.callBoxed(&stack);
+    };
+    try {
+      return run();
+    } catch (const std::exception& refusal) {
+      taken_error(refusal);
+    }
+    stack = given;
+    const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
+    const c10::impl::ForceDispatchKeyGuard decomposing(local.included_,
+                                                       local.excluded_ - c10::autograd_dispatch_keyset);
+    const at::NoGradGuard no_grad;
+    run();
+  }
+
   void compute(torch::jit::Stack& stack) {
+    if (call_.subclass && is_composed()) return compute_on_class(stack);
     const auto& kernel = call_.op.rule->kernel();
-    const auto composed = c10::DispatchKey::Functionalize;  // composed of torch's operators, which a class implements
-    if (call_.subclass && call_.op.name.starts_with("shardwise::") && call_.op.handle.hasKernelForDispatchKey(composed))
-      return call_.op.handle.callBoxedForDispatchKey(composed, stack);
     if (!kernel || call_.subclass) return call_.op.handle.callBoxed(&stack);
     const at::Tensor viewed = stack[stack.size() - call_.op.n_args()].toTensor();
     kernel->callBoxed(&stack);

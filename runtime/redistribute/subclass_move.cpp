@@ -168,7 +168,8 @@ class SubclassMove {
       const Box box = *common(group.ranks[i], from_.mesh()->rank());
       const auto is_same = [&](const auto& part) { return part.first == box; };
       if (std::ranges::any_of(parts, is_same)) continue;  // one empty object is enough
-      parts.emplace_back(box, unflattened(object_, arrived[i]->parts, box.sizes, arrived[i]->strides));
+      parts.emplace_back(
+          box, unflattened(object_, arrived[i]->parts, box.sizes, dense_strides(box.sizes, arrived[i]->strides)));
     }
     return joined(kOp, std::move(parts));
   }

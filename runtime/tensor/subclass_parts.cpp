@@ -3,6 +3,7 @@
 #include "runtime/tensor/spec.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/narrow.h>
 #include <ATen/ops/slice.h>
@@ -19,18 +20,27 @@
 namespace shardwise {
 namespace {
 
-/// The result of the first operator that the class does not refuse; if it refuses all, the first error.
+/// The first object that an operator of the class gives; if none does, the first error. A class that gives plain values does not answer: they
+/// would take the place of its objects on some ranks.
 std::pair<at::Tensor, std::string> first_answer(c10::ArrayRef<std::function<at::Tensor()>> ways) {
   std::string refusal;
   for (const auto& way : ways) {
+    std::string text = "it returns plain values";
     try {
-      return {way(), ""};
+      if (at::Tensor object = way(); is_subclass(object)) return {std::move(object), ""};
     } catch (const std::exception& error) {
-      const std::string text = taken_error(error);
-      if (refusal.empty()) refusal = text;
+      text = taken_error(error);
     }
+    if (refusal.empty()) refusal = text;
   }
   return {{}, refusal};
+}
+
+/// True if both have the same sizes and bytes: comparisons of values do not exist for all dtypes.
+bool have_same_bytes(const at::Tensor& a, const at::Tensor& b) {
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
+  const auto bytes = [](const at::Tensor& x) { return x.reshape({-1}).contiguous().view(at::kByte); };
+  return a.numel() == 0 || a.is_meta() || at::equal(bytes(a), bytes(b));
 }
 
 /// The indices [begin, begin + n) along a dim.
@@ -55,7 +65,8 @@ at::Tensor part_along(const char* op, const at::Tensor& object, int64_t dim, int
   return part;
 }
 
-/// The dim along which the size of `part` differs from that of `whole`; nothing if they differ in another way.
+/// The dim along which `part` is the begin of `whole`, -1 if it is all of it; nothing if it is anything else. Sizes alone do not tell: a slice of
+/// the columns of a matrix that lies in one row of memory has half of its bytes, but not the first half.
 std::optional<int64_t> dim_cut(const at::Tensor& part, const at::Tensor& whole, int64_t n_part, int64_t n_whole) {
   int64_t cut = -1;
   if (part.dim() != whole.dim()) return std::nullopt;
@@ -64,6 +75,7 @@ std::optional<int64_t> dim_cut(const at::Tensor& part, const at::Tensor& whole, 
     if (cut >= 0 || part.size(dim) * n_whole != whole.size(dim) * n_part) return std::nullopt;
     cut = dim;
   }
+  if (!have_same_bytes(part, cut < 0 ? whole : whole.narrow(cut, 0, part.size(cut)))) return std::nullopt;
   return cut;
 }
 
@@ -76,8 +88,7 @@ class Row {
   at::Tensor object() const {
     const std::function<at::Tensor()> cat = [&] { return at::cat(objects_, dim_); };
     const auto [whole, refusal] = first_answer(cat);
-    if (!whole.defined()) return of_inner_tensors(refusal);
-    return is_subclass(whole) ? whole : of_inner_tensors("it gives plain values");
+    return whole.defined() ? whole : of_inner_tensors(refusal);
   }
 
  private:
@@ -92,10 +103,10 @@ class Row {
                                             op_, class_of(largest), refusal.empty() ? "" : ": ", refusal, dim_));
     std::vector<Flattened> parts;
     for (const at::Tensor& object : objects_) parts.push_back(flattened(object));
-    Flattened whole = parts[0];
+    Flattened whole = flattened(largest);
     for (const Flattened& part : parts) check_alike(have_same_context(part, whole), "its context");
     for (size_t i = 0; i < whole.inner.size(); ++i)
-      whole.inner[i] = cut.dims[i] >= 0 ? at::cat(inner(parts, i), cut.dims[i]) : common(parts, i);
+      whole.inner[i] = cut.dims[i] >= 0 ? side_by_side(inner(parts, i), whole.inner[i], cut.dims[i]) : common(parts, i);
     Dims sizes(largest.sizes());
     sizes[dim_] = 0;
     for (const at::Tensor& object : objects_) sizes[dim_] += object.size(dim_);
@@ -108,8 +119,17 @@ class Row {
     return result;
   }
 
+  /// at::cat, in memory ordered as the strides of `like`: the object's strides are ordered as those of its parts.
+  static at::Tensor side_by_side(const std::vector<at::Tensor>& tensors, const at::Tensor& like, int64_t dim) {
+    Dims sizes(like.sizes());
+    sizes[dim] = 0;
+    for (const at::Tensor& tensor : tensors) sizes[dim] += tensor.size(dim);
+    at::Tensor result = at::empty_strided(sizes, dense_strides(sizes, like.strides()), like.options());
+    return at::cat_out(result, tensors, dim);
+  }
+
   at::Tensor common(const std::vector<Flattened>& parts, size_t i) const {
-    for (const Flattened& part : parts) check_alike(at::equal(part.inner[i], parts[0].inner[i]), part.names[i]);
+    for (const Flattened& part : parts) check_alike(have_same_bytes(part.inner[i], parts[0].inner[i]), part.names[i]);
     return parts[0].inner[i];
   }
 
