@@ -154,7 +154,7 @@ TEST(PlacementTest, RaggedShardRefusesOtherDimsAndUnits) {
     return message_of<c10::ValueError>([&] { Placement::ragged(dims, units); });
   };
   for (const Dims& dims : {Dims{}, Dims{1}, Dims{1, 0}, Dims{0, 0}, Dims{-1}})
-    expect_words(message(dims, {1, 1}), {"[RaggedShard]", "not the leading ones", "Use dims=(0,"});
+    expect_words(message(dims, {1, 1}), {"[RaggedShard]", "not the leading dims", "Use dims=(0,"});
   expect_words(message({0}, {2, -1}), {"local_units=(2, -1)", "negative", "Use 0"});
   expect_words(message({0}, {0, 0}), {"all zero"});
   expect_words(message({0}, {}), {"empty"});

@@ -174,8 +174,9 @@ def test_other_operands_come_to_the_blocks():
             assert torch.equal((x + y).full_tensor(), a + b) and torch.equal((y + x).full_tensor(), a + b)
             z = x.clone().add_(y)
             assert z.placements == x.placements and torch.equal(z.full_tensor(), a + b)
+        y = sw.distribute_tensor(b, mesh, [Shard(0, sizes=[8, 2])])  # the same parts
         with CommDebugMode() as comm:
-            x + sw.distribute_tensor(b, mesh, [Shard(0, sizes=[8, 2])])  # the same parts
+            x + y
             x.redistribute(placements=[Shard(0, sizes=[8, 2])])
         assert comm.bytes_received() == 0
 

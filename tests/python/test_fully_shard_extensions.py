@@ -373,8 +373,8 @@ def hooks(pre, post=lambda self, gathered, metadata, param_dtype, *, out=None: (
     ("given", "words"),
     [
         (lambda self: (self.values_,), "returns tuple of Tensor. Return a tuple of plain tensors, and metadata"),
-        (lambda self: (self.values_, None), "gives (Tensor, metadata)"),
-        (lambda self: ((3,), None), "gives int among its tensors"),
+        (lambda self: (self.values_, None), "returns (Tensor, metadata)"),
+        (lambda self: ((3,), None), "returns int among its tensors"),
         (lambda self: ((self,), None), "returns a tensor of class Odd, whose memory cannot be sent"),
         (lambda self: ((self.values_.to_sparse(),), None), "returns a tensor of layout Sparse"),
     ],
@@ -510,10 +510,11 @@ def test_float8_weights_of_torchao():
         return layers
 
     dense = trained(model(), lambda x: x)
+    models = [model() for _ in range(2)]  # the ranks share the default generator
 
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
-        layers = fully_shard(model(), mesh=mesh)
+        layers = fully_shard(models[rank], mesh=mesh)
         assert isinstance(layers[0].weight.to_local(), utils.WeightWithDynamicFloat8CastTensor)
         trained(layers, lambda x: x.chunk(2)[rank])
         for own, expected in zip(layers.parameters(), dense.parameters(), strict=True):

@@ -113,7 +113,9 @@ def test_what_cannot_move_is_an_error_on_all_ranks():
         ):
             closed.full_tensor()
         own = sw.distribute_tensor(Unjoined(scaled(4).numbers, 0.5), mesh, [Shard(0)])
-        with pytest.raises(NotImplementedError, match=r"\[redistribute\] a Unjoined has no aten.cat.* Give its"):
+        with pytest.raises(
+            NotImplementedError, match=r"\[redistribute\] a Unjoined has no aten.cat.* Implement aten.cat"
+        ):
             own.full_tensor()
         terms = sw.DTensor.from_local(scaled(4), mesh, [Partial()])
         with pytest.raises(ValueError, match=r"a Scaled cannot be placed as \[Partial\(sum\)\]"):

@@ -533,8 +533,8 @@ ERRORS = {
     "no dims": (lambda: RaggedShard((), (1, 1)), ValueError, r"not the leading dims.*dims=\(0,\)"),
     "other dims": (lambda: RaggedShard((1,), (1, 1)), ValueError, r"not the leading dims.*dims=\(0,\)"),
     "dims in another order": (lambda: RaggedShard((1, 0), (1, 1)), ValueError, r"Use dims=\(0, 1\)"),
-    "a dim twice": (lambda: RaggedShard((0, 0), (1, 1)), ValueError, "not the leading ones"),
-    "a negative dim": (lambda: RaggedShard((-1,), (1, 1)), ValueError, "not the leading ones"),
+    "a dim twice": (lambda: RaggedShard((0, 0), (1, 1)), ValueError, "not the leading dims"),
+    "a negative dim": (lambda: RaggedShard((-1,), (1, 1)), ValueError, "not the leading dims"),
     "too many dims": (lambda: Layout((4,), (2,), [RaggedShard((0, 1), (1, 1))]), IndexError, "flattens 2 dims.*has 1"),
     "no dims at all": (lambda: Layout((), (2,), [RaggedShard((0,), (1, 1))]), IndexError, r"Use Replicate\(\)"),
     "too few units": (

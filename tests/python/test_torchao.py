@@ -104,7 +104,7 @@ def test_nf4_weights():
         )
 
         assert equal(whole.redistribute(placements=[Shard(0)]).to_local(), rows.to_local())
-        with pytest.raises(NotImplementedError, match=r"a NF4Tensor has no aten.cat for these parts: it gives plain"):
+        with pytest.raises(NotImplementedError, match=r"a NF4Tensor has no aten.cat for these parts: it returns plain"):
             rows.full_tensor()
 
     run_ranks(2, body)

@@ -562,7 +562,7 @@ TEST(FullyShardTest, ModulesOfOneListShareTheirParameters) {
     EXPECT_EQ(placements(model.ptr()->head->weight.grad()), "[Shard(0)]");
 
     sw::fully_shard(alone.ptr()->table, mesh);
-    expect_error("head.weight is shared with Embedding, which was fully sharded alone. Call it on all modules",
+    expect_error("head.weight is shared with Embedding, which was fully sharded separately. Call it on all modules",
                  error_of<c10::ValueError>([&] { sw::fully_shard(alone, mesh); }));
   });
 }
@@ -634,10 +634,10 @@ TEST(FullyShardTest, WhatCannotBeShardedIsAnErrorBeforeAnythingIs) {
 
     Pair model;
     sw::parallelize_module(model, mesh["tp"], {{"up", sw::ColwiseParallel()}});
-    expect_error("and is to be sharded over (4), which are not slices of one mesh", error(model, line));
+    expect_error("fully_shard got the mesh (4): both must be slices of one mesh", error(model, line));
     sw::fully_shard(model, mesh["dp"]);
     expect_error("Pair is fully sharded already", error(model, mesh["tp"]));
-    expect_error("weight is in the group of Pair already, a module that has it, too. Call fully_shard on inner",
+    expect_error("weight is already in the group of Pair, a module that also has it. Call fully_shard on inner",
                  error(model->down, mesh["dp"]));
     Pair same_dim;
     sw::parallelize_module(same_dim, mesh["dp"], {{"down", sw::ColwiseParallel()}});
