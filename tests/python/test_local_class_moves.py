@@ -161,3 +161,127 @@ def test_processes_move_them_and_compile(tmp_path, on_shardwise):
 
 def test_a_plain_tensor_beside_them_is_named_by_the_check(tmp_path):
     expect_all_well("local_class_program.py", 2, "plain_beside", tmp_path)
+
+
+class Flat(Scaled):
+    """The numbers row by row in one dim: half of the bytes are no half of the columns. It has no aten.cat."""
+
+    @staticmethod
+    def __new__(cls, numbers, size):
+        return torch.Tensor._make_wrapper_subclass(cls, size, dtype=torch.float32)
+
+    def __tensor_flatten__(self):
+        return ["numbers"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
+        return Flat(inner["numbers"], outer_size)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func not in (aten.slice.Tensor, aten.clone.default, aten.detach.default):
+            raise NotImplementedError(f"Flat has no {func}")
+        part = func(args[0].numbers.view(args[0].shape), *args[1:])
+        return Flat(part.reshape(-1), part.shape)
+
+
+def test_inner_tensors_that_a_slice_does_not_cut_are_not_joined():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        whole = Flat(torch.arange(16, dtype=torch.int8), (4, 4))
+        columns = sw.distribute_tensor(whole, mesh, [Shard(1)])
+        with pytest.raises(NotImplementedError, match="of dim 1 of a Flat does not cut its inner tensor numbers"):
+            columns.full_tensor()
+        rows = sw.distribute_tensor(whole, mesh, [Shard(0)])
+        assert torch.equal(rows.full_tensor().numbers, whole.numbers)
+
+    run_ranks(2, body)
+
+
+class Strided(Scaled):
+    """A buffer that it reads under the strides of the protocol. It has no aten.cat."""
+
+    @staticmethod
+    def __new__(cls, numbers, size, stride):
+        return torch.Tensor._make_wrapper_subclass(cls, size, stride, dtype=torch.float32)
+
+    def __init__(self, numbers, size, stride):
+        super().__init__(numbers, 1.0)
+
+    def __tensor_flatten__(self):
+        return ["numbers"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
+        return Strided(inner["numbers"], outer_size, outer_stride)
+
+    def values(self):
+        return self.numbers.as_strided(self.shape, self.stride())
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func not in (aten.slice.Tensor, aten.clone.default, aten.detach.default):
+            raise NotImplementedError(f"Strided has no {func}")
+        part = func(args[0].numbers, *args[1:])
+        return Strided(part, part.shape, part.stride())
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_strides_that_a_class_is_given_fit_its_inner_tensors(is_transposed):
+    numbers = torch.arange(16, dtype=torch.int8).view(4, 4)
+    numbers = numbers.t() if is_transposed else numbers
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        for dim in (0, 1):
+            x = sw.distribute_tensor(Strided(numbers, numbers.shape, numbers.stride()), mesh, [Shard(dim)])
+            assert torch.equal(x.full_tensor().values(), numbers)
+            uneven = x.redistribute(placements=[Shard(1, sizes=[1, 3])]).to_local()
+            assert torch.equal(uneven.values(), numbers.split_with_sizes([1, 3], 1)[rank])
+
+    run_ranks(2, body)
+
+
+class Plain(Scaled):
+    """Its slice gives plain values, as classes do that dequantise for operators that they do not know."""
+
+    ANSWERED = (*tuple(set(Scaled.ANSWERED) - {aten.slice.Tensor}), aten.cat.default)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is aten.slice.Tensor:
+            return func(args[0].values(), *args[1:])
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def test_plain_values_are_no_parts_of_an_object():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        whole = Plain(torch.arange(8, dtype=torch.int8).reshape(4, 2), 0.5)
+        message = "a Plain implements none of aten.slice.*it returns plain values"
+        with pytest.raises(NotImplementedError, match=message):
+            sw.distribute_tensor(whole, mesh, [Shard(0)])
+        with pytest.raises(NotImplementedError, match=message):
+            sw.distribute_tensor(whole, mesh, [Replicate()]).redistribute(placements=[Shard(0)])
+
+    run_ranks(2, body)
+
+
+def test_products_ask_a_class_for_what_torch_decomposes_them_into():
+    weight = scaled(6)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        for placement in (Replicate(), Shard(0)):
+            w = sw.distribute_tensor(weight, mesh, [placement])
+            for shape in ((2, 6), (2, 3, 6)):
+                x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+                ours = sw.distribute_tensor(x, mesh, [Replicate()])
+                torch.testing.assert_close((ours @ w).full_tensor(), x @ weight)
+                z = x[..., :4].contiguous()
+                ours = sw.distribute_tensor(z, mesh, [Replicate()])
+                torch.testing.assert_close(
+                    torch.nn.functional.linear(ours, w).full_tensor(), torch.nn.functional.linear(z, weight)
+                )
+
+    run_ranks(2, body)
