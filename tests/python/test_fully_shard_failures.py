@@ -190,7 +190,7 @@ def test_what_is_refused():
             (
                 lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, shard_placement_fn=lambda parameter: 1),
                 TypeError,
-                "gave int for weight",
+                "returned int for weight",
             ),
             (
                 lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, mp_policy=torch.bfloat16),

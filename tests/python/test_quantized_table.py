@@ -172,7 +172,7 @@ def load(**changed):
 BAD = {
     "Missing: []; unknown: [rows]": (ValueError, load(rows=lambda mesh: sw.zeros(3, device_mesh=mesh))),
     "codes is a torch.Tensor": (TypeError, load(codes=lambda mesh: torch.zeros(TABLE_SHAPE, dtype=torch.uint8))),
-    "scales are Double, and not Float": (
+    "scales are Double, but must be Float": (
         TypeError,
         load(scales=lambda mesh: sw.zeros(N_ROWS, dtype=torch.float64, device_mesh=mesh)),
     ),

@@ -323,7 +323,6 @@ CASES = [
         "GradScaler's numbers of two elements",
         "torch._amp_foreach_non_finite_check_and_unscale_([d.clone()], torch.zeros(2), torch.ones(2))",
         RuntimeError,
-        in_torchs_words=True,
     ),
     case(
         "unscaling a maximum",
