@@ -25,7 +25,7 @@ struct ByteMessage {
 using ByteMessages = std::vector<ByteMessage>;
 
 ByteMessages byte_messages_of(const Group& group, const std::vector<Message>& messages, const char* direction,
-                        c10::DeviceType device) {
+                              c10::DeviceType device) {
   ByteMessages result;
   for (const auto& [rank, tensor, fill] : messages) {
     check_contiguous("exchange", tensor);

@@ -215,7 +215,7 @@ def test_what_is_refused():
         with pytest.raises(ValueError, match="is shared with Linear"):
             fully_shard(tied, mesh=mesh)
         on_all = sw.distribute_module(nn.Linear(2, 2), mesh)
-        with pytest.raises(ValueError, match=r"placed as .* already"):
+        with pytest.raises(ValueError, match=r"already placed as"):
             fully_shard(on_all, mesh=mesh)
         elsewhere = sw.distribute_module(nn.Linear(2, 2), grid["tp"])
         with pytest.raises(ValueError, match="must be slices of one mesh"):
