@@ -167,9 +167,9 @@ TEST(MpMovesTest, Refusals) {
 
     // Alike on all ranks, whoever differs.
     const at::Tensor odd = world.rank() == 1 ? at::ones({2, 4}) : x;
-    expect_error("[mp_gather] rank 0 has a part Float [2, 3] along dim 0, rank 1 one Float [2, 4]",
+    expect_error("[mp_gather] rank 0 has a part Float [2, 3] along dim 0, but rank 1 has a part Float [2, 4]",
                  error_of<c10::ValueError>([&] { mp_gather(odd, 0, {mesh}); }));
-    expect_error("rank 2 one Double [2, 3]",
+    expect_error("but rank 2 has a part Double [2, 3]",
                  error_of<c10::ValueError>([&] { mp_gather(world.rank() == 2 ? x.to(at::kDouble) : x, 0, {mesh}); }));
     expect_error("but rank 1 has a part Float [2]",
                  error_of<c10::ValueError>([&] { mp_gather(world.rank() == 1 ? at::ones({2}) : x, -1, {mesh}); }));
