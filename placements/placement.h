@@ -54,7 +54,7 @@ class Placement {
   /// applies to every outer piece, or one row per outer piece, outermost first.
   /// Throws: c10::ValueError for a negative extent or an empty list.
   static Placement shard(int64_t dim, c10::IntArrayRef sizes);
-  /// Blocks of `block` elements are dealt to the mesh coordinates as torch.chunk deals elements, and none is cut; the last one may be
+  /// Blocks of `block` elements are split among the mesh coordinates as torch.chunk splits elements, and none is cut; the last one may be
   /// short. Blocks are counted from the begin of the tensor dim, so that nested splits keep them whole, too. A Shard in all other respects.
   /// Throws: c10::ValueError for a block below 1.
   static Placement block_shard(int64_t dim, int64_t block);

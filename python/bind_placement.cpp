@@ -220,11 +220,9 @@ void bind_placement(py::module_& module) {
 
   py::class_<PyBlockShard, PyShard>(
       module, "BlockShard",
-      "Blocks of `block` indices along tensor dim `dim` are dealt to the ranks along this mesh dim as torch.chunk "
-      "deals "
-      "indices, and none is cut: blocks of quantised weights, heads, or what an optimizer orthogonalises. The last "
-      "block "
-      "may be short. Several mesh dims on one tensor dim keep the blocks whole, too.\n\n"
+      "Blocks of `block` indices along tensor dim `dim` are split among the ranks along this mesh dim as torch.chunk "
+      "splits indices, and no block is cut: blocks of quantised weights, heads, or matrices that an optimizer "
+      "orthogonalises. The last block may be short. Several mesh dims on one tensor dim keep the blocks whole, too.\n\n"
       "It is a Shard, whose `sizes` a tensor's placements show. Operators that keep the dim keep the blocks; where one "
       "changes the dim's size, the result is a Shard with sizes.\n\n"
       "Raises ValueError for a block below 1.\n\n"

@@ -90,7 +90,7 @@ PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_ar
     if (impl && !impl->is_pending() && !impl->view_link() && !impl->local_form() && impl->local_tensors().size() == 1 &&
         impl->spec()->layout().has_one_box_each()) {
       HANDLE_TH_ERRORS
-      return THPVariable_Wrap(to_local(tensor));
+      return THPVariable_Wrap(to_piece(tensor));  // what to_local() gives here
       END_HANDLE_TH_ERRORS
     }
   }

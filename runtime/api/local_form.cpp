@@ -8,9 +8,9 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <deque>
-#include <mutex>
-#include <shared_mutex>
+#include <algorithm>
+#include <atomic>
+#include <utility>
 
 namespace shardwise {
 namespace {
@@ -19,14 +19,20 @@ using torch::autograd::Variable;
 using torch::autograd::variable_list;
 namespace impl = torch::autograd::impl;
 
-struct Registry {
-  std::shared_mutex mutex;
-  std::deque<LocalClass> classes;  // entries keep their addresses
+/// The registered classes, the latest first. None is ever removed, so that from_local() and to_local() read the list without a lock.
+struct Registered {
+  LocalClass local_class;
+  const Registered* next;
 };
+std::atomic<const Registered*> latest{nullptr};
 
-Registry& registry() {
-  static auto* const instance = new Registry;
-  return *instance;
+/// The first answer that is not null of `ask(local_class)`.
+template <class Ask>
+auto first_of_classes(const Ask& ask) {
+  decltype(ask(std::declval<const LocalClass&>())) answer = nullptr;
+  for (const Registered* each = latest.load(std::memory_order_acquire); each && !answer; each = each->next)
+    answer = ask(each->local_class);
+  return answer;
 }
 
 /// Runs before a gradient is captured or accumulated: lays it out and sets its form. Other users of the gradient keep theirs unchanged.
@@ -73,33 +79,30 @@ at::Tensor detach(c10::DispatchKeySet keys, const at::Tensor& tensor) {
 }  // namespace
 
 void register_local_class(LocalClass local_class) {
-  const std::unique_lock lock(registry().mutex);
-  registry().classes.push_back(std::move(local_class));
+  auto* const registered = new Registered{std::move(local_class), latest.load()};
+  while (!latest.compare_exchange_weak(registered->next, registered, std::memory_order_release)) {
+  }
 }
 
 const LocalClass* local_class_of(const at::TensorBase& local) {
-  const std::shared_lock lock(registry().mutex);
-  for (const LocalClass& each : registry().classes)
-    if (each.holds(local)) return &each;
-  return nullptr;
+  return first_of_classes([&](const LocalClass& each) { return each.holds(local) ? &each : nullptr; });
 }
 
 const LocalForm* local_form_named(const std::string& name) {
   if (name.empty()) return nullptr;
-  const std::shared_lock lock(registry().mutex);
-  for (const LocalClass& each : registry().classes)
-    for (const LocalForm* form : each.forms)
-      if (form->name() == name) return form;
-  TORCH_CHECK_VALUE(false, fmt::format("[load] the local part was saved as \"{}\", but no imported class has this "
-                                       "name. Import the library that defines it before you load.",
-                                       name));
+  const LocalForm* const found = first_of_classes([&](const LocalClass& each) {
+    const auto form = std::ranges::find(each.forms, name, &LocalForm::name);
+    return form == each.forms.end() ? nullptr : *form;
+  });
+  TORCH_CHECK_VALUE(found,
+                    fmt::format("[load] the local part was saved as \"{}\", but no imported class has this name. "
+                                "Import the library that defines it before you load.",
+                                name));
+  return found;
 }
 
 const LocalForm* local_form_for_pieces() {
-  const std::shared_lock lock(registry().mutex);
-  for (const LocalClass& each : registry().classes)
-    if (each.for_pieces) return each.for_pieces;
-  return nullptr;
+  return first_of_classes([](const LocalClass& each) { return each.for_pieces; });
 }
 
 void keep_local_form(const at::Tensor& tensor, const LocalForm* form) {

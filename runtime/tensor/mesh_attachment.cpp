@@ -6,36 +6,36 @@
 namespace shardwise {
 namespace {
 
-struct Companions {
+struct Attachments {
   std::mutex mutex;
   std::unordered_map<const DeviceMesh*, std::shared_ptr<MeshAttachment>> of;
 };
 
-Companions& companions() {
-  static auto* companions = new Companions;  // never destroyed: meshes may end at exit
-  return *companions;
+Attachments& attachments() {
+  static auto* const attachments = new Attachments;  // never destroyed: meshes may end at exit
+  return *attachments;
 }
 
 }  // namespace
 
-void attach_to(const DeviceMesh& mesh, std::shared_ptr<MeshAttachment> companion) {
-  const std::lock_guard lock(companions().mutex);
-  companions().of[&mesh].swap(companion);
+void attach_to(const DeviceMesh& mesh, std::shared_ptr<MeshAttachment> attachment) {
+  const std::lock_guard lock(attachments().mutex);
+  attachments().of[&mesh].swap(attachment);
 }
 
 std::shared_ptr<MeshAttachment> attachment_of(const DeviceMesh& mesh) {
-  const std::lock_guard lock(companions().mutex);
-  const auto found = companions().of.find(&mesh);
-  return found == companions().of.end() ? nullptr : found->second;
+  const std::lock_guard lock(attachments().mutex);
+  const auto found = attachments().of.find(&mesh);
+  return found == attachments().of.end() ? nullptr : found->second;
 }
 
 void drop_attachment_of(const DeviceMesh& mesh) {
   std::shared_ptr<MeshAttachment> last;  // freed after the lock: it may own another mesh
-  const std::lock_guard lock(companions().mutex);
-  const auto found = companions().of.find(&mesh);
-  if (found == companions().of.end()) return;
+  const std::lock_guard lock(attachments().mutex);
+  const auto found = attachments().of.find(&mesh);
+  if (found == attachments().of.end()) return;
   last = std::move(found->second);
-  companions().of.erase(found);
+  attachments().of.erase(found);
 }
 
 }  // namespace shardwise

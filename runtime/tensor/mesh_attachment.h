@@ -11,7 +11,7 @@ class MeshAttachment {
 };
 
 /// Replaces an earlier attachment. The attachment must not own the mesh.
-void attach_to(const DeviceMesh& mesh, std::shared_ptr<MeshAttachment> companion);
+void attach_to(const DeviceMesh& mesh, std::shared_ptr<MeshAttachment> attachment);
 
 /// Null if nothing is attached.
 std::shared_ptr<MeshAttachment> attachment_of(const DeviceMesh& mesh);

@@ -41,7 +41,7 @@ at::Tensor unflattened(const at::Tensor& like, const Flattened& parts, at::IntAr
 /// True if both objects have the same context, except for sizes and inner tensors.
 bool have_same_context(const Flattened& a, const Flattened& b);
 
-/// True if no inner tensor has the object's dtype, as in quantised weights, so that an optimizer cannot add a step to it. False for a class
+/// True if no inner tensor has the object's dtype and sizes, as in quantised weights, so that an optimizer cannot add a step to it. False for a class
 /// without __tensor_flatten__.
 bool is_quantised(const at::Tensor& object);
 

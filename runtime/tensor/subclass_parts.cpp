@@ -103,13 +103,11 @@ class Row {
                                             op_, class_of(largest), refusal.empty() ? "" : ": ", refusal, dim_));
     std::vector<Flattened> parts;
     for (const at::Tensor& object : objects_) parts.push_back(flattened(object));
-    Flattened whole = flattened(largest);
+    Flattened whole = parts[&largest - objects_.data()];
     for (const Flattened& part : parts) check_alike(have_same_context(part, whole), "its context");
     for (size_t i = 0; i < whole.inner.size(); ++i)
       whole.inner[i] = cut.dims[i] >= 0 ? side_by_side(inner(parts, i), whole.inner[i], cut.dims[i]) : common(parts, i);
-    Dims sizes(largest.sizes());
-    sizes[dim_] = 0;
-    for (const at::Tensor& object : objects_) sizes[dim_] += object.size(dim_);
+    const Dims sizes = joined_sizes(objects_, dim_);
     return unflattened(largest, whole, sizes, dense_strides(sizes, largest.strides()));
   }
 
@@ -119,11 +117,15 @@ class Row {
     return result;
   }
 
+  static Dims joined_sizes(c10::ArrayRef<at::Tensor> tensors, int64_t dim) {
+    Dims sizes(tensors[0].sizes());
+    for (const at::Tensor& tensor : tensors.slice(1)) sizes[dim] += tensor.size(dim);
+    return sizes;
+  }
+
   /// at::cat, in memory ordered as the strides of `like`: the object's strides are ordered as those of its parts.
   static at::Tensor side_by_side(const std::vector<at::Tensor>& tensors, const at::Tensor& like, int64_t dim) {
-    Dims sizes(like.sizes());
-    sizes[dim] = 0;
-    for (const at::Tensor& tensor : tensors) sizes[dim] += tensor.size(dim);
+    const Dims sizes = joined_sizes(tensors, dim);
     at::Tensor result = at::empty_strided(sizes, dense_strides(sizes, like.strides()), like.options());
     return at::cat_out(result, tensors, dim);
   }

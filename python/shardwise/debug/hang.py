@@ -179,7 +179,7 @@ def _words_of_parting(calls: list[Call], flights: dict[int, Flight]) -> str:
 def _place(call: Call, flights: dict[int, Flight]) -> str:
     """The line of the call: as recorded, or where the rank still is, or where it was when it wrote its file because the call failed."""
     flight = flights[call.rank]
-    has_failed_in_it = call.state == "failed" and call is flight.calls[-1] and flight.reason == FAILURE
+    has_failed_in_it = call.state == "failed" and call is flight.last and flight.reason == FAILURE
     return call.source or (flight.line if call.end is None or has_failed_in_it else "")
 
 
