@@ -67,8 +67,7 @@ class Tallying {
     if (m == pins_.size()) return {common.length(), 1};
     const Placement& shard = layout_.placements()[m];
     if (pins_[m] >= 0) return tally_dim(dim, m + 1, detail::split_at(outer, shard, extent(m), pins_[m]));
-    if (shard.is_chunk() &&
-        !splits(layout_.placements().slice(m + 1), dim)) {  // torch.chunk's pieces are counted by division
+    if (shard.is_chunk() && !splits(layout_.placements().slice(m + 1), dim)) {  // counted by division
       const int64_t step = (outer.range.length() + extent(m) - 1) / extent(m);
       const int64_t first = (common.begin - outer.range.begin) / step;
       const int64_t last = (common.end - 1 - outer.range.begin) / step;

@@ -132,8 +132,7 @@ kernels::RowUpdate RowOptimizer::update(size_t box) const {
   kernels::RowUpdate update{o.method, o.lr, o.eps, o.beta1, o.beta2};
   const double second_bias = std::sqrt(1 - std::pow(o.beta2, n_steps_));
   if (kernels::has_moments(o.method)) update.correction = second_bias / (1 - std::pow(o.beta1, n_steps_));
-  if (kernels::is_lamb(o.method))
-    update.eps *= second_bias;  // eps is added to the bias-corrected root, as in the paper
+  if (kernels::is_lamb(o.method)) update.eps *= second_bias;  // the paper adds eps to the bias-corrected root
   (o.is_decoupled || kernels::is_lamb(o.method) ? update.decay : update.l2) = o.weight_decay;
   const Dims& at = table_->boxes()[box].offsets;
   update.rounding = {o.rounds_at_random, o.seed, static_cast<uint32_t>(n_steps_), at[0], at[1]};

@@ -61,8 +61,7 @@ std::string ForwardScope::difference(const DeviceMesh& mesh) {
   const auto is_covered = [&](const MeshPtr& compared) { return has_all_ranks_of(*compared, mesh); };
   if (!forward.covers_other_meshes && std::ranges::none_of(forward.calls->meshes(), is_covered))
     return "the ranks of its mesh did not compare their arguments. If fully_shard() took the parameter, call its "
-           "module "
-           "by forward(module, x).";
+           "module by forward(module, x).";
   return "";
 }
 

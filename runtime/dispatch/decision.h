@@ -23,8 +23,7 @@ struct Decision {
   bool copied_view = false;  // ... although the result should be a view of that input
   int64_t view_offset = 0;   // for a view: its offset in the global tensor that it views
   bool is_skipped = false;   // every local input is empty: outputs are filled, the kernel is not called
-  bool may_be_refused_on_other_ranks =
-      false;  // the kernel is not called here, or sees no element of at least one operand
+  bool may_be_refused_on_other_ranks = false;  // here it is not called, or an operand has no elements
   /// If may_be_refused_on_other_ranks: the numbers of this thread's latest call, which the kernel accepts there. It may refuse other
   /// numbers.
   mutable std::optional<std::vector<c10::IValue>> accepted_numbers;
