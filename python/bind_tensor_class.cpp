@@ -151,8 +151,7 @@ PyObject* from_local_method(PyObject*, PyObject* const* args, Py_ssize_t n_args,
   return PyObject_Vectorcall(general_from_local.ptr(), args, n_args, names);
 }
 
-void set_tensor_class(const py::object& type) {
-  const py::module_ bindings = py::module_::import("shardwise._C");
+void set_tensor_class(const py::handle& bindings, const py::object& type) {
   general_to_local = py::object(bindings.attr("to_local")).release();
   general_from_local = py::object(bindings.attr("from_local")).release();
   tensor_class = reinterpret_cast<PyTypeObject*>(py::object(type).release().ptr());
@@ -173,7 +172,9 @@ void set_tensor_class(const py::object& type) {
 }  // namespace
 
 void bind_tensor_class(py::module_& module) {
-  module.def("set_tensor_class", &set_tensor_class, "The class of every distributed tensor.", py::arg("type"));
+  module.def(
+      "set_tensor_class", [bindings = py::handle(module)](const py::object& type) { set_tensor_class(bindings, type); },
+      "The class of every distributed tensor.", py::arg("type"));
 }
 
 }  // namespace shardwise
