@@ -4,31 +4,20 @@
 #   library, extension   a batch per folder; names in unnamed namespaces are therefore shared by a folder
 #   tests                a batch of folders; each file has a namespace of its own, so names cannot clash
 #
-# A file that differs from git's HEAD when CMake configures is compiled alone from then on in this build directory: compiling it
-# again after an edit takes seconds. -DSHARDWISE_BATCHES=OFF compiles every file alone.
+# -DSHARDWISE_ALONE=ops/products compiles the files of this folder alone: an edit of one of them then costs seconds, not the batch.
+# -DSHARDWISE_BATCHES=OFF compiles every file alone.
 option(SHARDWISE_BATCHES "Compile the files of a folder together" ON)
+set(SHARDWISE_ALONE "" CACHE STRING "Files and folders, from the root of the sources, that are compiled alone")
 set(shardwise_batch_size 12)  # files; folders with more make several batches
 
-if(SHARDWISE_BATCHES)
-  find_package(Git QUIET)
-  set(changed "")
-  if(GIT_FOUND)
-    foreach(question "diff;--name-only;--relative;HEAD" "ls-files;--others;--exclude-standard")
-      execute_process(
-        COMMAND ${GIT_EXECUTABLE} ${question}
-        WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
-        OUTPUT_VARIABLE files
-        ERROR_QUIET)
-      string(REPLACE "\n" ";" files "${files}")
-      list(APPEND changed ${files})
-    endforeach()
+set(alone_paths "")
+foreach(path IN LISTS SHARDWISE_ALONE)
+  cmake_path(ABSOLUTE_PATH path BASE_DIRECTORY ${PROJECT_SOURCE_DIR} NORMALIZE)
+  if(NOT EXISTS ${path})
+    message(FATAL_ERROR "SHARDWISE_ALONE names ${path}, which does not exist. Name files and folders of ${PROJECT_SOURCE_DIR}.")
   endif()
-  list(FILTER changed INCLUDE REGEX "\\.cpp$")
-  list(TRANSFORM changed PREPEND ${PROJECT_SOURCE_DIR}/)
-  set(alone ${SHARDWISE_ALONE} ${changed})
-  list(REMOVE_DUPLICATES alone)
-  set(SHARDWISE_ALONE "${alone}" CACHE INTERNAL "Files that are compiled alone")
-endif()
+  list(APPEND alone_paths ${path})
+endforeach()
 
 # Compiles the sources of `target` in batches.
 function(shardwise_batches target)
@@ -40,8 +29,7 @@ function(shardwise_batches target)
   set(folders "")
   foreach(source IN LISTS sources)
     get_filename_component(source ${source} ABSOLUTE)
-    if(NOT source IN_LIST SHARDWISE_ALONE AND
-       (source MATCHES "^${PROJECT_SOURCE_DIR}/(tests/[^/]+)/" OR source MATCHES "^${PROJECT_SOURCE_DIR}/(.+)/[^/]+$"))
+    if(source MATCHES "^${PROJECT_SOURCE_DIR}/(tests/[^/]+)/" OR source MATCHES "^${PROJECT_SOURCE_DIR}/(.+)/[^/]+$")
       string(REPLACE "/" "_" folder ${CMAKE_MATCH_1})
       list(APPEND folders ${folder})
       list(APPEND files_${folder} ${source})
@@ -54,8 +42,21 @@ function(shardwise_batches target)
     set(n 0)
     foreach(source IN LISTS files_${folder})
       math(EXPR batch "${n} * ${n_batches} / ${n_files}")
-      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${folder}_${batch})
+      _shardwise_is_alone(${source} is_alone)
+      if(NOT is_alone)  # counted all the same, so that the other batches stay as they are
+        set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${folder}_${batch})
+      endif()
       math(EXPR n "${n} + 1")
     endforeach()
+  endforeach()
+endfunction()
+
+function(_shardwise_is_alone source result)
+  set(${result} OFF PARENT_SCOPE)
+  foreach(path IN LISTS alone_paths)
+    cmake_path(IS_PREFIX path ${source} is_inside)
+    if(is_inside)
+      set(${result} ON PARENT_SCOPE)
+    endif()
   endforeach()
 endfunction()
