@@ -31,7 +31,7 @@ void register_losses(RuleTable& table);
 void register_nll(RuleTable& table);
 void register_var_argmax(RuleTable& table);
 void register_reductions(RuleTable& table);
-void register_scans();
+void register_scans(RuleTable& table);
 void register_softmax(RuleTable& table);
 
 // norms/
@@ -60,7 +60,7 @@ void register_sorting(RuleTable& table);
 void register_quantile();
 
 // embedding/
-void register_embedding();
+void register_embedding(RuleTable& table);
 void register_embedding_bag();
 void register_embedding_renorm();
 

@@ -47,7 +47,7 @@ void register_operators() {
   register_foreach(table);
   register_matmul(table);
   register_linear(table);
-  register_embedding();
+  register_embedding(table);
   register_embedding_bag();
   register_embedding_renorm();
   register_views(table);
@@ -63,7 +63,7 @@ void register_operators() {
   register_random();
   register_random_values(table);
   register_dropout(table);
-  register_scans();
+  register_scans(table);
   register_sorting(table);
   register_quantile();
   register_flip_roll_repeat(table);

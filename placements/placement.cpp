@@ -92,6 +92,7 @@ void check_piece(const ShardMetadata& piece, size_t n_dims) {
 std::string_view to_string(Reduce reduce) { return kReduceNames[static_cast<size_t>(reduce)]; }
 
 Reduce reduce_from_string(std::string_view name) {
+  if (name == "prod") name = "product";  // programs of torch use both, as torch checks no name here
   const auto* found = std::find(kReduceNames.begin(), kReduceNames.end(), name);
   TORCH_CHECK_VALUE(found != kReduceNames.end(), "[Partial] reduce op '", name, "' is unknown. Use one of ",
                     fmt::format("{}", fmt::join(kReduceNames, ", ")), ".");

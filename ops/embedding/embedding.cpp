@@ -194,11 +194,24 @@ at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids,
                          });
 }
 
+/// For tables of a tensor class, whose rows only the class can look up: each rank looks up its ids in all rows.
+void describe_whole_rows(const OpCall& call, Signature& signature) {
+  const int row = signature.add_factor(call.operands[0].sizes[0]),
+            column = signature.add_factor(call.operands[0].sizes[1]);
+  signature.factors[row].is_whole = true;
+  Axes ids;
+  for (int64_t size : call.operands[1].sizes) ids.push_back({signature.add_factor(size)});
+  signature.inputs = {Axes{{row}, {column}}, ids};
+  signature.outputs = {ids};
+  signature.outputs[0].push_back({column});
+}
+
 }  // namespace
 
-void register_embedding() {
-  aten_kernels().impl("embedding", &embed);
-  aten_autograd_kernels().impl("embedding", &differentiable_embed);
+void register_embedding(RuleTable& table) {
+  table.add("aten::embedding", Rule("embedding", describe_whole_rows));
+  aten_kernels().impl_in_memory("embedding", &embed);
+  aten_autograd_kernels().impl_in_memory("embedding", &differentiable_embed);
   register_batched_embedding();
 }
 

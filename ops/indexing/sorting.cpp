@@ -90,7 +90,7 @@ std::tuple<at::Tensor, at::Tensor> topk(const at::Tensor& self, int64_t k, int64
 
 void register_sorting(RuleTable& table) {
   table.add({"aten::sort", "aten::sort.stable"}, pointwise().whole("dim").sampled());
-  aten_kernels().impl("topk", &topk);
+  aten_kernels().impl_in_memory("topk", &topk);
 }
 
 }  // namespace shardwise

@@ -2,11 +2,13 @@
 #include "ops/families.h"
 #include "ops/norms/statistics.h"
 #include "ops/support/by_rule.h"
+#include "ops/support/dense_dtypes.h"
 #include "ops/support/kernels.h"
 #include "ops/support/plain_self.h"
 
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/group_norm.h>
+#include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/var.h>
 
 #include <array>
@@ -56,6 +58,9 @@ at::Tensor in_torchs_order(const at::Tensor& result, const at::Tensor& input) {
 Three batch_norm(const at::Tensor& input, const MaybeTensor& given_weight, const MaybeTensor& given_bias,
                  const MaybeTensor& running_mean, const MaybeTensor& running_var, bool training, double momentum,
                  double eps) {
+  check_dtype(input, [](const at::Tensor& one) {
+    at::native_batch_norm(one, {}, {}, {}, {}, /*training=*/true, /*momentum=*/0, /*eps=*/1);
+  });
   const Channels channels(input);
   const MaybeTensor weight = as_replica(given_weight, 1, input), bias = as_replica(given_bias, 2, input);
   if (!training) {

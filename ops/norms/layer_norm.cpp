@@ -3,10 +3,12 @@
 #include "ops/families.h"
 #include "ops/norms/statistics.h"
 #include "ops/support/by_rule.h"
+#include "ops/support/dense_dtypes.h"
 #include "ops/support/kernels.h"
 #include "ops/support/latency.h"
 
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/rms_norm.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/var_mean.h>
 
@@ -128,6 +130,7 @@ Three layer_norm_backward(const at::Tensor& grad, const at::Tensor& input, c10::
 /// while that is still Partial.
 std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& input, c10::IntArrayRef normalized,
                                             const MaybeTensor& weight, std::optional<double> eps) {
+  check_dtype(input, [](const at::Tensor& one) { at::rms_norm(one, one.size(-1)); });
   const at::Tensor values = widened(reduced(input));
   const double smallest = values.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
                                                               : std::numeric_limits<float>::epsilon();
@@ -143,8 +146,8 @@ void register_layer_norm(RuleTable& table) {
   table.add("aten::native_layer_norm", Rule("layer_norm", describe_norm<LayerNorm>).sampled());
   table.add("aten::native_layer_norm_backward",
             Rule("layer_norm_backward", describe_norm_backward<LayerNorm>).sampled().linear_in_first());
-  aten_kernels().impl("native_layer_norm", &layer_norm);
-  aten_kernels().impl("native_layer_norm_backward", &layer_norm_backward);
+  aten_kernels().impl_in_memory("native_layer_norm", &layer_norm);
+  aten_kernels().impl_in_memory("native_layer_norm_backward", &layer_norm_backward);
   add_composition("_fused_rms_norm", &rms_norm);
 }
 

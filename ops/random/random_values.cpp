@@ -44,6 +44,10 @@ at::Tensor uniform_like(const at::Tensor& self, MaybeGenerator generator) {
 }
 
 at::Tensor& bernoulli_tensor_(at::Tensor& self, const at::Tensor& p, MaybeGenerator generator) {
+  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(p.scalar_type()),
+                              fmt::format("[aten::bernoulli_] is not implemented for probabilities of {}. Convert them "
+                                          "to a floating dtype.",
+                                          c10::toString(p.scalar_type())));
   if (is_dtensor(p)) check_probabilities("aten::bernoulli_", p);
   return self.copy_(at::lt(uniform_like(self, std::move(generator)), p));
 }

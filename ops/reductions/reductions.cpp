@@ -1,5 +1,6 @@
 // ops/reductions/reductions.cpp: reductions over some dims or all.
 #include "ops/families.h"
+#include "ops/support/dense_dtypes.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
@@ -13,6 +14,7 @@
 #include <ATen/ops/amin.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/trace.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
@@ -132,6 +134,7 @@ at::Tensor call(const char* name, const at::Tensor& self) {
 
 at::Tensor trace_of(const at::Tensor& self) {
   TORCH_CHECK(self.dim() == 2, "trace: expected a matrix, but got tensor with dim ", self.dim());
+  check_dtype(self, [](const at::Tensor& one) { at::trace(one); });
   return call("shardwise::diagonal_sum", self);
 }
 

@@ -236,16 +236,19 @@ std::tuple<at::Tensor, at::Tensor> running_extremes(const at::Tensor& self, int6
 
 }  // namespace
 
-void register_scans() {
+void register_scans(RuleTable& table) {
+  const Rule along_whole = pointwise().whole("dim").sampled();  // for tensor classes; the kernels take any layout
+  table.add("aten::cumsum", along_whole.linear());
+  table.add({"aten::cumprod", "aten::logcumsumexp", "aten::cummax", "aten::cummin"}, along_whole);
   auto& kernels = aten_kernels();
-  kernels.impl("cumsum", &running_sum);
+  kernels.impl_in_memory("cumsum", &running_sum);
   kernels.impl("cumsum_", &running_sum_);
-  kernels.impl("cumprod", &running_product);
+  kernels.impl_in_memory("cumprod", &running_product);
   kernels.impl("cumprod_", &running_product_);
-  kernels.impl("logcumsumexp", &running_log_sum);
-  kernels.impl("cummax", &running_extremes<true>);
-  kernels.impl("cummin", &running_extremes<false>);
-  aten_autograd_kernels().impl("cumsum", &differentiable_cumsum);
+  kernels.impl_in_memory("logcumsumexp", &running_log_sum);
+  kernels.impl_in_memory("cummax", &running_extremes<true>);
+  kernels.impl_in_memory("cummin", &running_extremes<false>);
+  aten_autograd_kernels().impl_in_memory("cumsum", &differentiable_cumsum);
   add_composition("cumprod_backward", &cumprod_backward);
 }
 

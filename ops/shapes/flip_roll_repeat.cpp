@@ -162,8 +162,9 @@ void describe_repeat(const OpCall& call, Signature& signature) {
 }  // namespace
 
 void register_flip_roll_repeat(RuleTable& table) {
-  aten_kernels().impl("flip", &flip);
-  aten_kernels().impl("roll", &roll);
+  table.add("aten::flip", pointwise().whole("dims").linear(Linearity::kPass).sampled());  // for tensor classes
+  aten_kernels().impl_in_memory("flip", &flip);
+  aten_kernels().impl_in_memory("roll", &roll);
   add_torch_compositions({"rot90"});
   table.add("aten::repeat", Rule("repeat", describe_repeat).linear(Linearity::kPass));
 }

@@ -87,6 +87,8 @@ void check_weight(const at::Tensor& input, const at::Tensor& weight, bool is_tra
   if (input.dim() < 3 || weight.dim() != input.dim() || groups <= 0) return;  // torch reports the error
   TORCH_CHECK(weight.size(0) >= groups, "Given groups=", groups, ", expected weight to be at least ", groups,
               " at dimension 0, but got weight of size ", weight.sizes(), " instead");
+  TORCH_CHECK_NOT_IMPLEMENTED(input.size(1) > 0, "[aten::convolution] the input of shape ", input.sizes(),
+                              " has no channels. Give it one at least.");
   const int64_t n_channels = is_transposed ? weight.size(0) : weight.size(1) * groups;
   TORCH_CHECK(input.size(1) == n_channels, "Given groups=", groups, ", weight of size ", weight.sizes(),
               ", expected input", input.sizes(), " to have ", n_channels, " channels, but got ", input.size(1),

@@ -1,6 +1,17 @@
 #include "ops/support/kernels.h"
 
+#include "runtime/dispatch/dispatch.h"
+#include "runtime/tensor/derivative_formula.h"
+
 namespace shardwise {
+
+void AtenKernels::call_class(const std::string& name, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
+  const c10::OperatorHandle handle = *find_operator(name);
+  if (keys.has(kAutogradKey)) return handle.redispatchBoxed(formula_keys(keys), &stack);
+  OpInfo op(handle);
+  op.rule = RuleTable::global().find(name);
+  dispatch(op, &stack);
+}
 
 // Registrations last as long as the process.
 AtenKernels& aten_kernels() {

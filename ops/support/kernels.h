@@ -4,8 +4,10 @@
 #include "runtime/comm/comm_trace.h"
 #include "runtime/dispatch/op_trace.h"
 #include "runtime/tensor/dtensor_impl.h"
+#include "runtime/tensor/subclass.h"
 
 #include <ATen/core/IListRef.h>
+#include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
@@ -33,6 +35,19 @@ void refresh(const Arg& arg) {
   }
 }
 
+/// The distributed tensor of an argument whose local tensor is an object of a tensor class; null if it has none.
+template <class Arg>
+const DTensorImpl* class_holder(const Arg& arg) {
+  if constexpr (std::is_same_v<Arg, at::Tensor>) {
+    const auto* impl = maybe_dtensor(arg);
+    return impl && impl->holds_subclass() ? impl : nullptr;
+  } else if constexpr (std::is_same_v<Arg, std::optional<at::Tensor>>) {
+    return arg ? class_holder(*arg) : nullptr;
+  } else {
+    return nullptr;
+  }
+}
+
 /// Null for an argument that a kernel only reads.
 template <class Arg>
 std::nullptr_t write_to(const Arg&) {
@@ -51,21 +66,50 @@ class AtenKernels {
   explicit AtenKernels(c10::DispatchKey key) : library_(torch::Library::IMPL, "aten", key, __FILE__, __LINE__) {}
 
   /// Messages that the kernel sends are counted for `op`. A trace of operators has a line for `op`, unless the operators that the kernel calls have
-  /// lines of their own.
+  /// lines of their own. If an argument holds an object of a tensor class, an error of the kernel gets the class's name.
   template <class Return, class... Args>
   void impl(const char* op, Return (*kernel)(Args...)) {
     library_.impl(op, [name = std::string("aten::") + op, kernel](Args... args) -> Return {
-      const CommScope scope(name.c_str());
-      const KernelTrace trace(name);
-      (detail::refresh<std::decay_t<Args>>(args), ...);
-      [[maybe_unused]] const auto writes = std::make_tuple(detail::write_to(args)...);
-      return kernel(std::forward<Args>(args)...);
+      if (const DTensorImpl* holder = holder_in<Args...>(args...)) [[unlikely]]
+        return with_names(name, holder->local_tensors()[0], [&]() -> Return { return run(name, kernel, args...); });
+      return run(name, kernel, std::forward<Args>(args)...);
     });
   }
   void impl(const char* op, torch::CppFunction&& kernel) { library_.impl(op, std::move(kernel)); }
+
+  /// impl() for a kernel that reads the memory of its arguments. An object of a tensor class has no memory to read, so the class's own
+  /// operator is called instead: by the operator's rule, and without a rule on gathered arguments.
+  template <class Return, class... Args>
+  void impl_in_memory(const char* op, Return (*kernel)(Args...)) {
+    library_.impl(op, [name = std::string("aten::") + op, kernel](c10::DispatchKeySet keys, Args... args) -> Return {
+      if (holder_in<Args...>(args...)) [[unlikely]] {
+        auto stack = c10::impl::boxArgs<Args...>(std::forward<Args>(args)...);
+        call_class(name, keys, stack);
+        return c10::impl::PopResult<Return>::call(stack);
+      }
+      return run(name, kernel, std::forward<Args>(args)...);
+    });
+  }
   torch::Library& library() { return library_; }
 
  private:
+  template <class... Args>
+  static const DTensorImpl* holder_in(const Args&... args) {
+    const DTensorImpl* holder = nullptr;
+    ((holder = holder ? holder : detail::class_holder<std::decay_t<Args>>(args)), ...);
+    return holder;
+  }
+  template <class Kernel, class... Args>
+  static decltype(auto) run(const std::string& name, Kernel* kernel, Args&&... args) {
+    const CommScope scope(name.c_str());
+    const KernelTrace trace(name);
+    (detail::refresh<std::decay_t<Args>>(args), ...);
+    [[maybe_unused]] const auto writes = std::make_tuple(detail::write_to(args)...);
+    return kernel(std::forward<Args>(args)...);
+  }
+  /// Calls the operator as if it had no kernel of ours. `keys`: those that remain to be handled, with this kernel's.
+  static void call_class(const std::string& name, c10::DispatchKeySet keys, torch::jit::Stack& stack);
+
   torch::Library library_;
 };
 

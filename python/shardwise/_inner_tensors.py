@@ -28,7 +28,13 @@ def flatten(tensor: Any) -> tuple[list[str], list[torch.Tensor], bytes]:
         names += [f"{name}.{each}" for each in inner_names]
         plain += inner_plain
         entries.append((name, (type(inner), tuple(inner.shape), inner.stride(), recipe)))
-    return names, plain, pickle.dumps((context, entries))
+    try:
+        return names, plain, pickle.dumps((context, entries))
+    except Exception as error:
+        raise TypeError(
+            f"the context of {type(tensor).__name__}.__tensor_flatten__ cannot be pickled, so it cannot be sent: {error}. Return a context of "
+            "numbers, strings and other values that pickle takes."
+        ) from error
 
 
 def contexts(tensor: Any) -> Any:
@@ -59,8 +65,11 @@ def _unflatten(
 
 
 def have_same_context(recipe: bytes, other: bytes) -> bool:
-    """Whether two recipes are equal."""
-    return bool(pickle.loads(recipe) == pickle.loads(other))
+    """Whether two recipes have equal contexts, or equal bytes where contexts cannot be compared, as those with tensors."""
+    try:
+        return bool(pickle.loads(recipe) == pickle.loads(other))
+    except Exception:
+        return recipe == other
 
 
 def says_places(tensor: Any) -> bool:

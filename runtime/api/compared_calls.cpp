@@ -20,8 +20,6 @@ namespace {
 
 using Arguments = std::vector<ForwardArgument>;
 
-constexpr size_t kMostSignatures = 4096;  // when full, all are forgotten, on all ranks at the same call
-
 void add_form(Digest& digest, const ForwardArgument& argument) {
   digest.add(argument.path);
   digest.add(argument.type);
@@ -99,8 +97,7 @@ ComparedCalls::Differences ComparedCalls::differences(const std::string& name, c
   {
     const std::lock_guard lock(mutex_);
     last_ = signature;
-    const auto known = known_.find(signature);
-    if (known != known_.end() && !checks_order()) return known->second;
+    if (const Differences* known = known_.find(signature); known && !checks_order()) return *known;
   }
   Differences result;
   for (const MeshPtr& mesh : meshes_) {
@@ -109,8 +106,7 @@ ComparedCalls::Differences ComparedCalls::differences(const std::string& name, c
       result.emplace_back(mesh, std::move(text));
   }
   const std::lock_guard lock(mutex_);
-  if (known_.size() == kMostSignatures) known_.clear();
-  known_[signature] = result;
+  known_.insert(signature, result);
   return result;
 }
 

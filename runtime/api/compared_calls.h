@@ -5,13 +5,13 @@
 //   model(longer, scale=2.0)   another shape: compared again
 #pragma once
 
+#include "runtime/tensor/bounded_map.h"
 #include "runtime/tensor/device_mesh.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -27,6 +27,9 @@ struct ForwardArgument {
 
 /// Only this many plain arguments of a call are compared: the first ones.
 constexpr int64_t kMostArguments = 1000;
+
+/// When more are known, the oldest are forgotten, on all ranks at the same call.
+constexpr size_t kMostSignatures = 4096;
 
 /// The calls of one module. A call's signature is everything about its arguments except values: paths, shapes and dtypes of plain tensors,
 /// paths and types of numbers. All ranks of the meshes make calls of the same signatures in the same order.
@@ -54,7 +57,7 @@ class ComparedCalls {
  private:
   std::vector<MeshPtr> meshes_;
   std::mutex mutex_;
-  std::unordered_map<int64_t, Differences> known_;  // by signature
+  BoundedMap<int64_t, Differences, kMostSignatures> known_;  // by signature
   int64_t last_ = 0;
 };
 

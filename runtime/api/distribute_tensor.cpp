@@ -55,15 +55,19 @@ void check_plain(const at::Tensor& tensor) {
                                                              : fmt::format("layout {}", c10::str(tensor.layout()))));
 }
 
-/// Each rank cuts its part from its own object, with the operators of its class. Nothing is sent.
+/// Each rank cuts its part from its own object, with the operators of its class. Nothing is sent. A rank cuts the parts of all ranks, so that all
+/// have the error if the class refuses one of them.
 at::Tensor distribute_subclass(const at::Tensor& object, const MeshPtr& given_mesh, Placements placements) {
   const MeshPtr mesh = object.is_meta() ? given_mesh->on_meta() : given_mesh->with_memory();
   const SpecPtr spec =
       Spec::intern(mesh, object.sizes(), std::move(placements), object.strides(), object.scalar_type());
   check_placed("distribute_tensor", object, spec->layout());
   Shards parts;
-  for (const Box& box : spec->boxes())
-    parts.push_back(part_of("distribute_tensor", object, Box::whole(spec->sizes()), box));
+  for (int64_t rank : mesh->grid().ranks) {
+    const at::Tensor part =
+        part_of("distribute_tensor", object, Box::whole(spec->sizes()), spec->layout().boxes(rank)[0]);
+    if (rank == mesh->rank()) parts.push_back(part);
+  }
   at::Tensor result = wrap(spec, std::move(parts));
   return object.requires_grad() ? result.set_requires_grad(true) : result;
 }

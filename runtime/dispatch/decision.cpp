@@ -5,13 +5,32 @@
 #include <c10/core/Scalar.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 
 namespace shardwise {
 namespace {
 
 /// Tags that keep equal words of different types apart.
-enum Tag : uint64_t { kNone = 0x11, kBool, kInt, kDouble, kComplex, kInts, kDoubles, kBools, kString, kDevice, kOther };
+enum Tag : uint64_t {
+  kNone = 0x11,
+  kBool,
+  kInt,
+  kDouble,
+  kComplex,
+  kInts,
+  kDoubles,
+  kBools,
+  kString,
+  kDevice,
+  kList,
+  kOther
+};
+
+uint64_t next_unique() {
+  static std::atomic<uint64_t> n = 0;
+  return ++n;
+}
 
 }  // namespace
 
@@ -63,12 +82,13 @@ void DecisionKey::add_scalar(const c10::IValue& value, bool by_kind) {
     return add(std::bit_cast<uint64_t>(value.toComplexDouble().imag()));
   }
   if (value.isList()) {
-    add(kOther);
+    add(kList);
+    add(value.toListRef().size());
     for (const c10::IValue& element : value.toListRef()) add_scalar(element, by_kind);
     return;
   }
   add(kOther);
-  add(c10::IValue::hash(value));
+  if (!value.isGenerator()) add(next_unique());  // a value that cannot be compared equals no other
 }
 
 DecisionCache& DecisionCache::of_thread() {
@@ -77,35 +97,32 @@ DecisionCache& DecisionCache::of_thread() {
 }
 
 std::shared_ptr<const Decision> DecisionCache::find(const DecisionKey& key) {
-  for (const Entries* entries : {&entries_, &by_numbers_}) {
-    if (entries->empty()) continue;
-    if (const auto found = entries->find(key); found != entries->end()) {
-      ++hits_;
-      return found->second.decision;
-    }
-  }
-  ++misses_;
-  return nullptr;
+  const Entry* found = entries_.find(key);
+  if (!found) found = by_numbers_.find(key);
+  ++(found ? hits_ : misses_);
+  return found ? found->decision : nullptr;
 }
 
 const Decision* DecisionCache::find_direct(const DecisionKey& key) {
-  auto found = entries_.find(key);
-  if (found == entries_.end() || !found->second.decision->is_direct) return nullptr;
+  const Entry* found = entries_.find(key);
+  if (!found || !found->decision->is_direct) return nullptr;
   ++hits_;
-  return found->second.decision.get();
+  return found->decision.get();
 }
 
 void DecisionCache::insert(DecisionKey key, std::shared_ptr<const Decision> decision, std::vector<SpecPtr> specs,
                            bool is_by_numbers) {
   drop_unused([&](const UnusedMeshes& unused) {
-    for (Entries* known : {&entries_, &by_numbers_})
-      std::erase_if(*known, [&](const auto& entry) {
-        return std::ranges::any_of(entry.second.specs, [&](const SpecPtr& spec) { return unused.has(spec); });
-      });
+    const auto is_unused = [&](const Entry& entry) {
+      return std::ranges::any_of(entry.specs, [&](const SpecPtr& spec) { return unused.has(spec); });
+    };
+    entries_.erase_if(is_unused);
+    by_numbers_.erase_if(is_unused);
   });
-  Entries& entries = is_by_numbers ? by_numbers_ : entries_;
-  if (entries.size() >= (is_by_numbers ? kMaxByNumbers : kMaxDecisions)) entries.clear();
-  entries.insert_or_assign(std::move(key), Entry{std::move(decision), std::move(specs)});
+  if (is_by_numbers)
+    by_numbers_.insert(std::move(key), Entry{std::move(decision), std::move(specs)});
+  else
+    entries_.insert(std::move(key), Entry{std::move(decision), std::move(specs)});
 }
 
 }  // namespace shardwise

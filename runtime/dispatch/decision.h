@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/rules/propagate.h"
+#include "runtime/tensor/bounded_map.h"
 #include "runtime/tensor/dtensor_impl.h"
 
 #include <c10/core/DefaultDtype.h>
@@ -9,9 +10,9 @@
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
-#include <unordered_map>
 
 namespace shardwise {
 
@@ -83,15 +84,23 @@ class DecisionKey {
   c10::SmallVector<uint64_t, 24> words_;
 };
 
+}  // namespace shardwise
+
+template <>
+struct std::hash<shardwise::DecisionKey> {
+  size_t operator()(const shardwise::DecisionKey& key) const { return key.hash(); }
+};
+
+namespace shardwise {
+
 struct CacheCounters {
   int64_t hits = 0;
   int64_t misses = 0;
   int64_t size = 0;
 };
 
-/// One per thread, so a hit takes no lock. Entries keep the specs of their key alive, so that an address in a key is never reused. Bounded:
-/// emptied when it holds kMaxDecisions. Decisions that depend on the values of numbers are kept apart, so that a number which changes in
-/// every call does not evict other entries.
+/// One per thread, so a hit takes no lock. Entries keep the specs of their key alive, so that an address in a key is never reused. Bounded.
+/// Decisions that depend on the values of numbers are kept apart, so that a number which changes in every call does not evict other entries.
 class DecisionCache {
  public:
   static constexpr size_t kMaxDecisions = 8192;
@@ -99,8 +108,8 @@ class DecisionCache {
   static DecisionCache& of_thread();
 
   std::shared_ptr<const Decision> find(const DecisionKey& key);
-  /// The decision if it is_direct, otherwise null. Valid until the next insert(), which any operator call may make. A miss is not counted,
-  /// because the caller then calls find().
+  /// The decision if it is_direct, otherwise null. Valid until the next call, which any operator may make. A miss is not counted, because the
+  /// caller then calls find().
   const Decision* find_direct(const DecisionKey& key);
   void insert(DecisionKey key, std::shared_ptr<const Decision> decision, std::vector<SpecPtr> specs,
               bool is_by_numbers = false);
@@ -113,13 +122,9 @@ class DecisionCache {
     std::shared_ptr<const Decision> decision;
     std::vector<SpecPtr> specs;
   };
-  struct Hash {
-    size_t operator()(const DecisionKey& key) const { return key.hash(); }
-  };
-  using Entries = std::unordered_map<DecisionKey, Entry, Hash>;
 
-  Entries entries_;
-  Entries by_numbers_;
+  BoundedMap<DecisionKey, Entry, kMaxDecisions> entries_;
+  BoundedMap<DecisionKey, Entry, kMaxByNumbers> by_numbers_;
   int64_t hits_ = 0;
   int64_t misses_ = 0;
 };

@@ -4,6 +4,7 @@
 #include "runtime/dispatch/copied_view.h"
 #include "runtime/dispatch/operand_move.h"
 #include "runtime/dispatch/view_begin.h"
+#include "runtime/redistribute/exchange_run.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
@@ -27,6 +28,9 @@ void warn_once(const std::string& op) {
              "] has no sharding rule for these layouts: its inputs were gathered and every rank computed all of it. "
              "(Said once per operator.)");
 }
+
+/// True for operators that do not read the tensor they write to, so that its values need not be gathered.
+bool overwrites(const OpInfo& op) { return op.name == "aten::fill_.Scalar" || op.name == "aten::fill_.Tensor"; }
 
 class ReplicatedRun {
  public:
@@ -60,10 +64,11 @@ class ReplicatedRun {
       const SpecPtr& spec = operand.impl->spec();
       auto replicated = spec->replicated();
       const auto& arg = call_.op.args[operand.arg];
-      const bool is_read_only = !arg.is_written && !arg.is_aliased;
-      const at::Tensor replica =
-          (is_read_only ? move_operand(*operand.impl, replicated) : move(*operand.impl, replicated))[0];
-      moved |= replicated != spec;
+      const bool is_read_only = !arg.is_written && !arg.is_aliased, is_read = !arg.is_written || !overwrites(call_.op);
+      const at::Tensor replica = !is_read       ? empty_piece(*replicated, spec->sizes(), operand.impl->device())
+                                 : is_read_only ? move_operand(*operand.impl, replicated)[0]
+                                                : move(*operand.impl, replicated)[0];
+      moved |= is_read && replicated != spec;
       if (arg.is_aliased) note_view(replicated != spec, *operand.impl, replica);
       c10::IValue& value = call_.arg(operand.arg);
       if (arg.is_written) written_.push_back({tensor_at(value, operand.index), replica});

@@ -30,16 +30,15 @@ void OpProfile::stop() {
 
 OpProfile* OpProfile::current() { return innermost_op_profile; }
 
-std::shared_ptr<const OpRecord> OpProfile::find(const DecisionKey& key) const {
-  const auto found = known_.find(key);
-  return found == known_.end() ? nullptr : found->second.record;
+std::shared_ptr<const OpRecord> OpProfile::find(const DecisionKey& key) {
+  const Known* found = known_.find(key);
+  return found ? found->record : nullptr;
 }
 
 std::shared_ptr<const OpRecord> OpProfile::remember(const DecisionKey& key, OpRecord record,
                                                     std::vector<SpecPtr> specs) {
-  if (known_.size() >= DecisionCache::kMaxDecisions) known_.clear();
   const auto shared = std::make_shared<const OpRecord>(std::move(record));
-  known_.insert_or_assign(key, Known{shared, std::move(specs)});
+  known_.insert(key, Known{shared, std::move(specs)});
   return shared;
 }
 

@@ -49,7 +49,7 @@ class OpProfile {
   static OpProfile* current();
 
   /// The record of calls with this key; null if there was none.
-  std::shared_ptr<const OpRecord> find(const DecisionKey& key) const;
+  std::shared_ptr<const OpRecord> find(const DecisionKey& key);
   /// `specs`: the specs that the key contains.
   std::shared_ptr<const OpRecord> remember(const DecisionKey& key, OpRecord record, std::vector<SpecPtr> specs);
   /// Adds a call of a kernel that replaces a rule. The profile had `n_before` calls when the kernel began. If the kernel only called the
@@ -73,12 +73,9 @@ class OpProfile {
   };
   /// Whether the last call encloses all others from `first` on.
   bool is_within_one(size_t first) const;
-  struct Hash {
-    size_t operator()(const DecisionKey& key) const { return key.hash(); }
-  };
 
   std::vector<Call> calls_;
-  std::unordered_map<DecisionKey, Known, Hash> known_;
+  BoundedMap<DecisionKey, Known, DecisionCache::kMaxDecisions> known_;
   std::unordered_map<std::string, std::shared_ptr<const OpRecord>> kernels_;
   OpProfile* outer_;
   bool is_stopped_ = false;

@@ -47,19 +47,16 @@ PlanCache& PlanCache::of_thread() {
 std::shared_ptr<const OwnPlan> PlanCache::find_or_make(const SpecPtr& source, const SpecPtr& destination,
                                                        const PlanOptions& options) {
   const Key key{source.get(), destination.get(), options};
-  if (const auto found = plans_.find(key); found != plans_.end()) {
+  if (const Entry* found = plans_.find(key)) {
     ++hits_;
-    return found->second.plan;
+    return found->plan;
   }
   ++misses_;
   auto made = make(source, destination, options);
   drop_unused([&](const UnusedMeshes& unused) {
-    std::erase_if(plans_, [&](const auto& known) {
-      return unused.has(known.second.source) || unused.has(known.second.destination);
-    });
+    plans_.erase_if([&](const Entry& entry) { return unused.has(entry.source) || unused.has(entry.destination); });
   });
-  if (plans_.size() >= kMaxPlans) plans_.clear();
-  plans_.emplace(key, Entry{source, destination, made});
+  plans_.insert(key, Entry{source, destination, made});
   return made;
 }
 

@@ -2,11 +2,11 @@
 #pragma once
 
 #include "plans/transfers.h"
+#include "runtime/tensor/bounded_map.h"
 #include "runtime/tensor/spec.h"
 
 #include <memory>
 #include <string>
-#include <unordered_map>
 
 namespace shardwise {
 
@@ -27,7 +27,7 @@ struct OwnPlan {
 /// The options as a text, to tell plans of the same layouts apart: ", by time", links and caps; "" for the default options.
 std::string words_of(const PlanOptions& options);
 
-/// This thread's plans by source, destination and options. Bounded: emptied when full. Entries keep their specs alive.
+/// This thread's plans by source, destination and options. Bounded. Entries keep their specs alive.
 class PlanCache {
  public:
   static constexpr size_t kMaxPlans = 1024;
@@ -57,7 +57,7 @@ class PlanCache {
     std::shared_ptr<const OwnPlan> plan;
   };
 
-  std::unordered_map<Key, Entry, Hash> plans_;
+  BoundedMap<Key, Entry, kMaxPlans, Hash> plans_;
   int64_t hits_ = 0;
   int64_t misses_ = 0;
 };

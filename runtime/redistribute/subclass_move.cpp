@@ -60,10 +60,10 @@ class SubclassMove {
 
   at::Tensor run() {
     const Group& group = *from_.mesh()->group();
-    const int64_t self = from_.mesh()->rank();
     const auto has_its_own = [&](int64_t rank) { return holds(box_of(from_, rank), box_of(to_, rank)); };
-    if (std::ranges::all_of(group.ranks, has_its_own))
-      return copy_of(kOp, part_of(kOp, object_, box_of(from_, self), box_of(to_, self)));
+    const auto keeps_all = [&](int64_t rank) { return box_of(from_, rank) == box_of(to_, rank); };
+    if (std::ranges::all_of(group.ranks, keeps_all)) return copy_of(kOp, object_);
+    if (std::ranges::all_of(group.ranks, has_its_own)) return own_part(group);
     check_comm_policy([&] { return fmt::format("moves {} to {}", to_string(from_), to_string(to_.layout())); });
     const auto leaving = packed_parts(group);
     return assembled(group, arrived(group, leaving, described(group, leaving)));
@@ -79,6 +79,20 @@ class SubclassMove {
       if (part.length() > 0 && (part.begin < own.begin || part.end > own.end)) return false;
     }
     return true;
+  }
+
+  /// This rank's part of its own object. If the class refuses on any rank, the first error is thrown on all ranks.
+  at::Tensor own_part(const Group& group) const {
+    const int64_t self = from_.mesh()->rank();
+    at::Tensor part;
+    RankError error;
+    try {
+      part = copy_of(kOp, part_of(kOp, object_, box_of(from_, self), box_of(to_, self)));
+    } catch (const std::exception&) {
+      error = RankError::current();
+    }
+    agree(group, kOp, Facts("a " + class_of(object_)), error);
+    return part;
   }
 
   /// The part of `receiver`'s box that `sender` sends. A replica sends only to ranks with its own coordinates on the mesh dims that

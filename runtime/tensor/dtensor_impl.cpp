@@ -1,5 +1,6 @@
 #include "runtime/tensor/dtensor_impl.h"
 
+#include "runtime/comm/comm_trace.h"
 #include "runtime/comm/no_messages.h"
 #include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/object_lock.h"
@@ -139,11 +140,12 @@ MemoryWrite DTensorImpl::begin_write() const {
 }
 
 void DTensorImpl::check_has_memory() const {
+  if (!holds_subclass()) return;
+  const std::string op = CommScope::current_op();
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !holds_subclass(),
-      fmt::format("[DTensor] the local tensor is a {}. Only its own operators can read its memory, but this call reads "
-                  "memory directly. Use to_local(), or redistribute before you wrap the parts.",
-                  class_of(shards_[0])));
+      false, fmt::format("[{}] the local tensor is a {}. Only its own operators can read its memory, but this call "
+                         "reads memory directly. Use to_local(), or redistribute before you wrap the parts.",
+                         op.empty() ? "DTensor" : op, class_of(shards_[0])));
 }
 
 void DTensorImpl::make_ready() const {

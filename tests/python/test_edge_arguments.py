@@ -242,6 +242,10 @@ REFUSED_DTYPES = {
     "instance_norm": (lambda x: F.instance_norm(x[:, :, None].expand(2, 3, 2)), torch.complex64),
     "conv1d": (lambda x: F.conv1d(x[:, None], whole(x, [[[True]]])), torch.bool),
     "nll_loss": (lambda x: F.nll_loss(x, whole(x, [0, 1])), torch.complex64),
+    "trace": (torch.trace, torch.bool),
+    "rms_norm": (lambda x: F.rms_norm(x, (3,)), torch.int64),
+    "batch_norm": (lambda x: F.batch_norm(x, None, None, training=True), torch.complex64),
+    "bernoulli": (torch.bernoulli, torch.int64),
 }
 
 
@@ -313,6 +317,30 @@ def test_weights_of_convolutions_that_torch_refuses(convolve, image, weight):
             x = sw.distribute_tensor(torch.ones(image), mesh, [placement])
             with pytest.raises(RuntimeError, match="weight"):
                 convolve(x, sw.distribute_tensor(torch.ones(weight), mesh, [Replicate()]))
+
+    on_ranks(check)
+
+
+def test_a_convolution_of_no_channels_is_an_error():
+    def check(mesh):
+        x = sw.distribute_tensor(torch.ones(4, 0, 5), mesh, [Shard(0)])
+        with pytest.raises(
+            NotImplementedError, match=r"\[aten::convolution\] the input of shape \[4, 0, 5\] has no channels"
+        ):
+            F.conv1d(x, sw.distribute_tensor(torch.ones(2, 0, 3), mesh, [Replicate()]))
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("reduce_op", ["sum", "avg", "max", "min", "product"])
+@pytest.mark.parametrize("value", [3.0, torch.tensor(3.0)], ids=["number", "tensor"])
+def test_filling_terms_sends_nothing(reduce_op, value):
+    def check(mesh):
+        x = sw.DTensor.from_local(torch.ones(2, 3), mesh, [Partial(reduce_op)])
+        with sw.debug.CommDebugMode() as sent:
+            x.fill_(value)
+        assert not sent.get_comm_counts() and x.placements == (Partial(reduce_op),)
+        assert torch.equal(x.full_tensor(), torch.full((2, 3), 3.0))
 
     on_ranks(check)
 

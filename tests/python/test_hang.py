@@ -26,15 +26,18 @@ from shardwise.testing import run_ranks
 
 PROGRAM = Path(__file__).with_name("hang_program.py")
 PATIENCE = 120
+MOST_RANKS = 16  # of any test's threads
 
 
 @pytest.fixture(autouse=True)
 def no_worlds_of_other_tests():
-    """Their modules may wait for the garbage collector, and their meshes for the next one. A rank whose world is there has a file."""
+    """A rank of a world that another test left alive has a file. Caches of autograd's threads may keep such a world, so each rank gets a new one."""
     gc.collect()
     run_ranks(
-        1, lambda rank: sw.ones(2, device_mesh=sw.init_device_mesh("cpu", (1,)), placements=[Shard(0)]).placements
+        MOST_RANKS,
+        lambda rank: sw.ones(2, device_mesh=sw.init_device_mesh("cpu", (MOST_RANKS,)), placements=[Shard(0)]).placements,
     )
+    gc.collect()
 
 
 @contextmanager

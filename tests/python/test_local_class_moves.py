@@ -132,6 +132,44 @@ def test_what_cannot_move_is_an_error_on_all_ranks():
     run_ranks(2, body)
 
 
+def test_a_slice_that_a_class_refuses_is_an_error_on_all_ranks():
+    """Also on the rank whose own part is refused by nobody, for it has no rows."""
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        own = rows(6, block=3)
+        message = (
+            r"a Rows does not give its indices \d to \d along dim 0: .*not at a block.* Choose sizes that it gives"
+        )
+        uneven = Shard(0, sizes=[2, 4, 0])
+        with pytest.raises(NotImplementedError, match=r"\[distribute_tensor\] " + message):
+            sw.distribute_tensor(own, mesh, [uneven])
+        x = sw.distribute_tensor(own, mesh, [Replicate()])
+        with pytest.raises(NotImplementedError, match=message):
+            x.redistribute(placements=[uneven])
+        assert torch.equal(x.redistribute(placements=[Shard(0, sizes=[3, 3, 0])]).full_tensor().values(), own.values())
+
+    run_ranks(3, body)
+
+
+def test_contexts_that_cannot_be_sent_are_the_class_s_error():
+    class Keyed(Scaled):
+        def __tensor_flatten__(self):
+            return ["numbers"], lambda: self.scale
+
+    def body(rank):
+        x = sw.distribute_tensor(Keyed(scaled(4).numbers, 0.5), sw.init_device_mesh("cpu", (2,)), [Shard(0)])
+        with pytest.raises(
+            NotImplementedError,
+            match=r"a Keyed cannot be sent.*the context of Keyed.__tensor_flatten__ cannot be pickled",
+        ):
+            x.full_tensor()
+        with pytest.raises(TypeError, match=r"the context of a Keyed is written as .* at 0x"):
+            sw.checkpoint.inner_tensors({"x": x})
+
+    run_ranks(2, body)
+
+
 def test_ranks_of_different_classes_are_an_error_on_all():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))

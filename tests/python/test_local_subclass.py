@@ -151,10 +151,71 @@ def test_a_refused_operator_is_the_class_s_error_with_the_operator_s_name():
             ):
                 call()
         with pytest.raises(
-            NotImplementedError, match=r"the local tensor is a Scaled\. Only its own operators can read its memory"
+            NotImplementedError,
+            match=r"\[aten::uniform_\] the local tensor is a Scaled\. Only its own operators can read its memory",
         ):
             x.uniform_()
         assert torch.equal((x + 1).full_tensor(), torch.cat([scaled(3).values() + 1] * 2))  # nothing was lost
+
+    run_ranks(2, body)
+
+
+class Valued(Scaled):
+    """It also answers operators that Shardwise computes in memory."""
+
+    ANSWERED = (
+        *Scaled.ANSWERED,
+        aten.embedding.default,
+        aten.cumsum.default,
+        aten.cummax.default,
+        aten.flip.default,
+        aten.roll.default,
+        aten.topk.default,
+        aten.native_layer_norm.default,
+    )
+
+
+ON_VALUES = {
+    "embedding": lambda x: torch.nn.functional.embedding(like(torch.tensor([[3, 1], [0, 3]]), x), x),
+    "cumsum": lambda x: x.cumsum(0),
+    "cummax": lambda x: x.cummax(1).values,
+    "flip": lambda x: x.flip(0, 1),
+    "roll": lambda x: x.roll(1, 0),
+    "roll of all": lambda x: x.roll(3),
+    "topk": lambda x: x.topk(2, 1).values,
+    "layer_norm": lambda x: torch.nn.functional.layer_norm(x, (4,)),
+}
+
+
+def like(plain, x):
+    return sw.distribute_tensor(plain, x.device_mesh, [Shard(0)]) if isinstance(x, sw.DTensor) else plain
+
+
+@pytest.mark.filterwarnings("ignore:.*no sharding rule")
+@pytest.mark.parametrize("name", ON_VALUES)
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1)], ids=str)
+def test_operators_that_are_computed_in_memory_are_the_class_s_own(placement, name):
+    whole = Valued(scaled(4).numbers, 0.5)
+
+    def body(rank):
+        x = sw.distribute_tensor(whole, sw.init_device_mesh("cpu", (2,)), [placement])
+        torch.testing.assert_close(ON_VALUES[name](x).full_tensor(), ON_VALUES[name](whole.values()))
+        refused = sw.distribute_tensor(scaled(4), x.device_mesh, [placement])
+        with pytest.raises(
+            NotImplementedError, match=r"\[aten::\w+\] on a DTensor whose local tensor is a Scaled: Scaled has no"
+        ):
+            ON_VALUES[name](refused)
+
+    run_ranks(2, body)
+
+
+def test_a_table_that_all_ranks_have_is_looked_up_without_a_message():
+    def body(rank):
+        table = sw.distribute_tensor(Valued(scaled(4).numbers, 0.5), sw.init_device_mesh("cpu", (2,)), [Replicate()])
+        ids = like(torch.tensor([[3, 1], [0, 3]]), table)
+        with sw.debug.CommDebugMode() as sent:
+            found = torch.nn.functional.embedding(ids, table)
+        assert found.placements == (Shard(0),) and not sent.get_comm_counts()
 
     run_ranks(2, body)
 

@@ -59,6 +59,7 @@ def test_attributes_are_those_of_the_constructor():
     assert Shard(2).dim == 2 and Shard(2).sizes is None
     assert Shard(0, sizes=[1, 3]).sizes == (1, 3)
     assert Partial().reduce_op == "sum" and Partial("avg").reduce_op == "avg"
+    assert Partial("prod") == Partial("product")
     assert EnumerableShard(PIECES).shards == sorted(PIECES, key=lambda piece: piece.rank)
     assert PIECES[0].offsets == (0, 0) and PIECES[0].sizes == (2, 3) and PIECES[0].rank == 1
 

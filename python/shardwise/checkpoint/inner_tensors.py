@@ -1,5 +1,6 @@
 """The inner tensors of DTensors whose local tensors have a class of their own, for checkpoints."""
 
+import re
 from typing import Any
 
 import torch
@@ -30,10 +31,17 @@ def inner_tensors(state: Any) -> Any:
     """
     if isinstance(state, dict):
         return {key: inner_tensors(value) for key, value in state.items()}
-    if type(state) in (list, tuple):
-        return type(state)(map(inner_tensors, state))
+    if isinstance(state, list | tuple):
+        values = [inner_tensors(value) for value in state]
+        return type(state)(*values) if hasattr(state, "_fields") else type(state)(values)
     own = _C.subclass_in(state) if isinstance(state, DTensor) else None
     if own is None or hasattr(own, "__create_write_items__"):
         return state
     state._saved_boxes()  # raises the error for Partial tensors
-    return {**dict(_C.inner_tensors(state)), f"context={contexts(own)!r}": torch.zeros(())}
+    context = repr(contexts(own))
+    if re.search(r" at 0x[0-9a-f]+>", context):
+        raise TypeError(
+            f"[checkpoint] the context of a {type(own).__name__} is written as {context}, which another process writes with another address. "
+            "Give its objects a __repr__ of their values."
+        )
+    return {**dict(_C.inner_tensors(state)), f"context={context}": torch.zeros(())}
