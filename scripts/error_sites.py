@@ -1,6 +1,6 @@
 """Every place in the sources that makes an error message, and whether a case of the catalogue provokes it.
 
-    python scripts/error_sites.py            # the sites that no case of docs/errors.md provokes, by reason
+    python scripts/error_sites.py            # the sites that no case of tests/python/error_cases/ provokes, by reason
     python scripts/error_sites.py --all      # all sites, by room
     python scripts/error_sites.py --table    # numbers per room, as a table of Markdown
 
@@ -23,6 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "_generated" / "errors.txt"
 ROOMS = ("placements", "plans", "text", "pictures", "runtime", "ops", "wrappers", "python")
 MACRO = re.compile(r"\b(?:TORCH_CHECK(?:_VALUE|_INDEX|_TYPE|_NOT_IMPLEMENTED|_WITH)?|C10_THROW_ERROR)\(")
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -252,9 +253,17 @@ def sites() -> list[Site]:
     return found
 
 
-def messages() -> list[str]:
+def made_page() -> str:
+    """The list of errors that scripts/docs makes."""
+    if not PAGE.exists():
+        sys.exit(
+            f"{PAGE.relative_to(ROOT)} is not there. Run ./scripts/docs first: it runs the cases and writes this file."
+        )
+    return PAGE.read_text()
+
+
+def messages(page: str) -> list[str]:
     """The messages of the page: each stands in a block of its own, after the name of the exception."""
-    page = (ROOT / "docs" / "errors.md").read_text()
     return re.findall(r"^```text\n\w+: (.*?)\n```$", page, re.MULTILINE | re.DOTALL)
 
 
@@ -269,13 +278,13 @@ def cpp_test_texts() -> list[str]:
     return [re.sub(r'"\s*\n\s*"', "", path.read_text()).replace('\\"', '"') for path in paths]
 
 
-def covered(found: list[Site]) -> set[Site]:
-    here = messages()
+def covered(found: list[Site], page: str) -> set[Site]:
+    here = messages(page)
     return {site for site in found if any(site.is_of(message) for message in here)}
 
 
 def table(found: list[Site]) -> str:
-    here = covered(found)
+    here = covered(found, made_page())
     counts = [Counter(site.room for site in sites) for sites in (found, here, of_cpp(found, here))]
     rows = [
         f"| `{room}/` | " + " | ".join(str(count[room]) for count in counts) + " |" for room in ROOMS if counts[0][room]
@@ -301,7 +310,7 @@ def main() -> None:
         for site in found:
             print(f"{site.file}:{site.line}: {site.text()}")
         return
-    here = covered(found)
+    here = covered(found, made_page())
     left = [site for site in found if site not in here]
     for why in (None, *ELSEWHERE):
         those = [site for site in left if elsewhere(site) == why]

@@ -1,4 +1,4 @@
-"""Pages that are made when the documentation is built: of files beside docs/, of the C++ headers, of the table of error sites.
+"""Pages that are made when the documentation is built: of files beside docs/, of the C++ headers, of the cases of errors.
 
 They lie in docs/_generated, which git does not keep.
 """
@@ -82,7 +82,8 @@ def write_pages(root: Path, has_doxygen: bool) -> None:
             continue
         write(folder / f"{name}.md", f"```{{include}} ../../{file}\n:relative-docs: docs/\n:relative-images:\n```\n")
     write(folder / "cpp.txt", cpp_page(root, has_doxygen))
-    write(folder / "error_sites.txt", error_sites(root))
+    write(folder / "errors.txt", printed_by(root / "tests" / "python" / "error_catalogue.py"))
+    write(folder / "error_sites.txt", printed_by(root / "scripts" / "error_sites.py", "--table"))
 
 
 def write(path: Path, text: str) -> None:
@@ -102,13 +103,10 @@ def cpp_page(root: Path, has_doxygen: bool) -> str:
     return text
 
 
-def error_sites(root: Path) -> str:
-    finished = subprocess.run(
-        [sys.executable, str(root / "scripts" / "error_sites.py"), "--table"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def printed_by(program: Path, *options: str) -> str:
+    finished = subprocess.run([sys.executable, str(program), *options], capture_output=True, text=True, check=False)
+    if finished.returncode != 0:
+        raise RuntimeError(f"{program} failed:\n{finished.stderr}")
     return finished.stdout
 
 

@@ -1,13 +1,12 @@
-"""Runs the cases of error_cases/, and writes docs/errors.md from them.
+"""Runs the cases of error_cases/, and makes the list of docs/error_messages.md from them.
 
-python tests/python/error_catalogue.py          # writes the page
+python tests/python/error_catalogue.py          # prints the list; scripts/docs puts it into the page
 """
 
 import functools
 import importlib
 import json
 import re
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,7 +27,6 @@ import shardwise as sw
 from shardwise.testing import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "errors.md"
 SECTIONS = [
     *(
         "placements",
@@ -166,20 +164,7 @@ def is_well_formed(message: str) -> bool:
 
 
 HEAD = f"""\
-<!-- Written by tests/python/error_catalogue.py from the cases in tests/python/error_cases/. Do not edit. -->
-
-# Errors
-
-Each entry says what was done, the code that does it, and what every rank gets, or the one that is named: that rank then asked for what it does
-not have, and sends nothing. The test that wrote this page ran them on two ranks, and checked that all ranks raise the exception, that they are in
-step afterwards, and that the message has the form
-
-```text
-[operator] the thing with its value, the rule, the way out
-```
-
-A mistake is found before any message of the operator is sent, so one rank's mistake does not leave the others waiting. Messages that begin
-without `[...]` are torch's own: an operator on a DTensor then says what it says on a plain tensor. The code of every section follows these lines:
+The code of every section follows these lines:
 
 ```py
 {PREAMBLE.strip()}
@@ -188,8 +173,9 @@ without `[...]` are torch's own: an operator on a DTensor then says what it says
 """
 
 
+@functools.cache
 def page() -> str:
-    """The text of docs/errors.md."""
+    """The list of errors: what was done, the code that does it, and what every rank gets, or the one that is named."""
     text = HEAD
     for name, section in sections():
         text += f"## {section.TITLE}\n\n```py\n{section.SETUP.strip()}\n```\n\n"
@@ -200,31 +186,8 @@ def page() -> str:
             if case.only_on is not None:
                 text += f"On rank {case.only_on}:\n\n"
             text += f"```text\n{kind}: {message}\n```\n\n"
-    return formatted(text + TAIL)
-
-
-def formatted(text: str) -> str:
-    """With its blocks of code as scripts/check wants them."""
-    ruff = Path(sys.executable).with_name("ruff")
-    command = [str(ruff), "format", "--stdin-filename", str(PAGE), "-"]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
-
-
-TAIL = """\
-## Which messages are here
-
-`python scripts/error_sites.py` lists the others: what another machine says, and what C++ programs alone can do wrong, which tests in C++ provoke.
-
-```{include} _generated/error_sites.txt
-```
-"""
-
-
-def is_stale(written: str, now: str) -> bool:
-    """Messages of torch and Python may differ between their versions in the signatures that they list: lines of 300 characters are cut."""
-    return [line[:300] for line in written.splitlines()] != [line[:300] for line in now.splitlines()]
+    return text
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
-    sys.stdout.write(f"{PAGE.relative_to(ROOT)}: {PAGE.read_text().count('### ')} errors\n")
+    sys.stdout.write(page())

@@ -1,4 +1,4 @@
-"""Mistakes that a caller can make, and the exceptions that they get on every rank. docs/errors.md shows them.
+"""Mistakes that a caller can make, and the exceptions that they get on every rank. docs/error_messages.md shows them.
 
 A module per section of the page: TITLE, SETUP (code before each case, shown once) and CASES.
 """
