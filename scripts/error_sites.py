@@ -39,8 +39,9 @@ ELSEWHERE = {
         "memory-mapped tables need Linux",
         "this build has no Gloo",
     ),
-    "an environment without tqdm, or with another torch": (
+    "an environment without a package of an extra, or with another torch": (
         " needs tqdm, which is not installed",
+        " needs jinja2, which is not installed",
         "was compiled against torch ",
     ),
     "forward mode, whose level belongs to the process and not to a rank that is a thread": (

@@ -10,7 +10,7 @@ python -m shardwise watch
 python -m shardwise hang dumps/*
 python -m shardwise doctor
 
-Shells complete commands and options by argcomplete: eval "$(register-python-argcomplete --no-defaults shardwise)".
+Shells complete commands and options by argcomplete, if shardwise[cli] is installed: eval "$(register-python-argcomplete --no-defaults shardwise)".
 """
 
 import argparse
@@ -20,8 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import argcomplete
-from argcomplete.completers import BaseCompleter, FilesCompleter
+try:
+    import argcomplete
+    from argcomplete.completers import FilesCompleter
+except ModuleNotFoundError:  # the commands work without completion
+    argcomplete = None  # type: ignore[assignment]
 
 from shardwise import __version__
 from shardwise._commands import doctor, embeddings, hang, pictures, redistribution, watch
@@ -48,7 +51,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser()
-    argcomplete.autocomplete(commands, default_completer=PathCompleter())
+    if argcomplete is not None:
+        argcomplete.autocomplete(commands, default_completer=completed_paths)  # type: ignore[arg-type]
     name = PROG
     try:
         options = commands.parse_args(arguments)
@@ -59,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         drop_output()
         raise SystemExit(1) from None
-    except (ValueError, IndexError, OSError) as error:
+    except (ValueError, IndexError, OSError, ModuleNotFoundError) as error:
         # Some builds of torch append a C++ trace.
         message = one_line(str(error).split("\nException raised from")[0].rstrip())
         if isinstance(error, OSError) and error.filename is None and error.strerror:
@@ -68,13 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         commands.exit(2, f"{name}: error: {message}\n")
 
 
-class PathCompleter(BaseCompleter):
+def completed_paths(*, prefix: str, action: argparse.Action, **asked: object) -> list[str]:
     """Files and folders for options that take a path; nothing is guessed for the others."""
-
-    def __call__(
-        self, *, prefix: str, action: argparse.Action, parser: argparse.ArgumentParser, parsed_args: argparse.Namespace
-    ) -> list[str]:
-        return list(FilesCompleter()(prefix)) if action.type is Path else []
+    return list(FilesCompleter()(prefix)) if action.type is Path else []
 
 
 def drop_output() -> None:

@@ -9,7 +9,9 @@ from typing import Any
 def check_progress(is_shown: bool | None) -> None:
     """Raises ModuleNotFoundError on all ranks if a line is asked for and tqdm is not installed."""
     if is_shown and importlib.util.find_spec("tqdm") is None:
-        raise ModuleNotFoundError("[progress] progress=True needs tqdm, which is not installed. pip install tqdm")
+        raise ModuleNotFoundError(
+            "[progress] progress=True needs tqdm, which is not installed. pip install shardwise[progress]"
+        )
 
 
 class Progress:

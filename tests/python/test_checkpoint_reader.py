@@ -107,5 +107,5 @@ def test_a_line_of_progress_needs_tqdm(tmp_path, monkeypatch):
 
     monkeypatch.setattr(_progress.importlib.util, "find_spec", lambda name: None)
     FileSystemReader(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="pip install tqdm"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install shardwise\[progress\]"):
         FileSystemReader(tmp_path, progress=True)

@@ -592,16 +592,23 @@ def test_a_step_report_does_not_have_a_model_compiled_anew():
     }
 
 
-def test_tables_show_names_as_they_are(monkeypatch):
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "dumb")
+def test_tables_show_names_as_they_are():
     names = ["[cls]", "[/a]", "a:100:", "x" * 100]
     text = table_text("layers [bold]", ["layer", "[ms]"], [(name, "1" * 30) for name in names], 1)
     assert text.splitlines()[0] == "layers [bold]" and "[ms]" in text.splitlines()[1]
     assert [line.split() for line in text.splitlines()[2:]] == [[name, "1" * 30] for name in names]
+    assert {len(line) for line in text.splitlines()[1:]} == {132}
     text = table_text("", ["layer", "ms"], [(name, "1" * 30) for name in names], 1, total=("all", "2"))
     assert all(f"{name} " in text for name in names) and text.count("1" * 30) == 4
+
+
+def test_wide_tables_fold_their_longest_texts():
+    path, words = "model.layers." * 12 + "weight", "some words " * 12
+    text = table_text("", ["layer", "what", "ms"], [(path, words, "1.5"), ("short", "one word", "20")], 2)
+    _, *lines, short = text.splitlines()
+    assert max(map(len, lines)) <= 160 and len(lines) == 3 and short.split() == ["short", "one", "word", "20"]
+    assert "".join(line.split()[0] for line in lines) == path  # a name is cut where the column ends
+    assert all(word in ("some", "words", "1.5") for line in lines for word in line.split()[1:])  # words stay whole
 
 
 def test_a_batch_with_nothing_to_differentiate_is_refused():

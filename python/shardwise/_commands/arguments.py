@@ -9,7 +9,11 @@ from math import prod
 from typing import Any, NoReturn
 
 import torch
-from rich_argparse import RawDescriptionRichHelpFormatter
+
+try:
+    from rich_argparse import RawDescriptionRichHelpFormatter as BaseFormatter
+except ModuleNotFoundError:  # the help then has no colours
+    from argparse import RawDescriptionHelpFormatter as BaseFormatter  # type: ignore[assignment]
 
 from shardwise._C import EnumerableShard, Layout, Partial, Placement, Replicate, Shard
 from shardwise.placement_types import KINDS
@@ -33,8 +37,8 @@ PLACEMENT = re.compile(
 SPELLED: dict[str, Callable[..., Placement]] = {kind.__name__: kind for kind in KINDS if kind is not EnumerableShard}
 
 
-class HelpFormatter(RawDescriptionRichHelpFormatter):
-    """Colours the help on terminals. Descriptions and examples stay as they are written, brackets included."""
+class HelpFormatter(BaseFormatter):
+    """Colours the help on terminals, if rich-argparse is installed. Descriptions and examples stay as they are written, brackets included."""
 
     group_name_formatter = str
     text_markup = False

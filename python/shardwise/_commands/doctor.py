@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import resource
+import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +19,11 @@ import torch.distributed as dist
 from shardwise import _C, _build_facts
 from shardwise._commands import link_speed
 from shardwise._torch_groups import TORCHRUN_VARIABLES
+from shardwise.debug.printing import printable, shows_colors
+from shardwise.debug.text_tables import WIDTH, aligned
 
 State = Literal["ok", "note", "wrong"]
-STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red"}
+STYLES = {"ok": "32", "note": "33", "wrong": "1;31"}  # green, yellow, bold red of ANSI
 
 # Our variables, each with its effect. The variables of other libraries are shown without.
 SHARDWISE_VARIABLES = {
@@ -241,30 +244,29 @@ def own_variable(name: str, value: str) -> Finding:
 
 
 def show(found: Sequence[Finding]) -> None:
-    from rich.console import Console  # 0.1 s, which other commands need not take
-    from rich.table import Table
-    from rich.text import Text
+    in_color = shows_colors()
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=160)
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for _ in ("name", "state", "value", "mend"):
-        table.add_column(overflow="fold")
+    def styled(text: str, style: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if in_color else text
+
+    rows = []
     section = ""
     for finding in found:
         if finding.section != section:
             section = finding.section
-            table.add_row(Text(section, style="bold"))
-        state = Text(finding.state, style=STYLES[finding.state])
-        table.add_row(Text(f"  {finding.name}"), state, Text(finding.value), Text(finding.mend))
-    console.print(table)
+            rows.append((styled(section, "1"), "", "", ""))
+        state = styled(finding.state, STYLES[finding.state])
+        rows.append((f"  {finding.name}", state, finding.value, finding.mend))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    for lines in aligned(rows, width):
+        for line in lines:
+            print(printable(line.rstrip()))
     counts = {state: sum(finding.state == state for finding in found) for state in STYLES}
-    console.print()
     if counts["wrong"]:
-        console.print(f"{counts['wrong']} wrong, {counts['note']} to note.", style=STYLES["wrong"])
+        verdict = styled(f"{counts['wrong']} wrong, {counts['note']} to note.", STYLES["wrong"])
     else:
-        console.print(f"Nothing is wrong, {counts['note']} to note.", style=STYLES["note" if counts["note"] else "ok"])
+        verdict = styled(f"Nothing is wrong, {counts['note']} to note.", STYLES["note" if counts["note"] else "ok"])
+    print(f"\n{verdict}")
 
 
 def _bytes(count: float) -> str:

@@ -38,7 +38,9 @@ def run(options: argparse.Namespace) -> list[str]:
     try:
         from shardwise.live.server import listener_on, serve
     except ImportError as error:
-        raise ValueError(f"{error.name} is missing: pip install 'shardwise[watch]'.") from None
+        raise ValueError(
+            f"[watch] the page needs {error.name}, which is not installed. pip install shardwise[watch]."
+        ) from None
     try:
         listener = listener_on(options.port)
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,10 +78,12 @@ class Picture:
     def __hash__(self) -> int:
         return hash(str(self))
 
-    def _repr_html_(self) -> str:
-        """The page in a frame, for notebooks."""
+    def _repr_html_(self) -> str | None:
+        """The page in a frame, for notebooks. Without jinja2 they show the SVG."""
         import html
 
+        if find_spec("jinja2") is None:
+            return None
         return (
             f'<iframe srcdoc="{html.escape(self._page(), quote=True)}" '
             'style="width:100%;height:560px;border:0" title="Shardwise"></iframe>'
@@ -116,7 +119,12 @@ def _part(name: str) -> str:
 
 @cache
 def _template() -> jinja2.Template:
-    import jinja2  # needed only to draw pages
+    try:
+        import jinja2  # needed only to draw pages
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "[picture] html needs jinja2, which is not installed. pip install shardwise[pages], or use another format: text, svg, json."
+        ) from None
 
     return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_part("page.html"))
 

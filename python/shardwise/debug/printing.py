@@ -1,5 +1,7 @@
 """Makes pictures and prints them, or writes them to files."""
 
+import os
+import shutil
 import sys
 
 from shardwise import _C
@@ -37,6 +39,12 @@ def printable(text: str) -> str:
         return text.translate(PLAIN_LINES).encode(encoding, "replace").decode(encoding)
 
 
+def shows_colors() -> bool:
+    """True if standard output is a terminal with colours, and NO_COLOR is not set."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in (None, "dumb", "unknown")
+
+
 def shown_picture(figures: _C.Figures, header: str, use_rich: bool, format: str | None, file: File | None) -> Picture:
     """The picture, printed under `header` unless it is written to `file`. Text is in colour with `use_rich`, and on terminals with colours, whose
     width it then has."""
@@ -48,12 +56,8 @@ def shown_picture(figures: _C.Figures, header: str, use_rich: bool, format: str 
     if drawn.format != "text" or not (use_rich or sys.stdout.isatty()):
         print(printable(str(drawn)))
         return drawn
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(force_terminal=True, color_system="256") if use_rich else Console()
     if not use_rich:
-        drawn.max_width = console.width
-    drawn.color = console.color_system is not None
-    console.print(Text.from_ansi(printable(str(drawn))), soft_wrap=True)
+        drawn.max_width = shutil.get_terminal_size().columns
+    drawn.color = use_rich or shows_colors()
+    print(printable(str(drawn)))
     return drawn

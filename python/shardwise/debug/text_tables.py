@@ -1,11 +1,14 @@
 """Tables of characters."""
 
-import io
+import re
+import textwrap
+import unicodedata
 from collections.abc import Collection, Iterable, Sequence
+from itertools import zip_longest
 
 WIDTH = 160
-UNFOLDED = 1 << 16
-RULED = "    \n    \n ── \n    \n    \n ── \n    \n    \n"  # a line below the heading, and one above the total
+GAP = "  "
+STYLE = re.compile(r"\x1b\[[\d;]*m")
 
 
 def table_text(
@@ -19,33 +22,57 @@ def table_text(
     """`texts`: the columns of texts, or the number of them if they come first; the others are numbers. `total`: a last row. Lines separate it and
     the heading from the rest. A table without it folds its longest texts to fit in WIDTH characters.
     """
-    from rich.box import Box  # some hundredths of a second, which `import shardwise` need not take
-    from rich.console import Console
-    from rich.table import Table
-
     of_texts = range(texts) if isinstance(texts, int) else texts
-    table = Table(title=title or None, box=None, pad_edge=False, title_justify="left", show_edge=False)
-    if total is not None:
-        table.box, table.show_footer, table.padding = Box(RULED), True, (0, 1, 0, 0)
-    for i, column in enumerate(columns):
-        table.add_column(
-            column,
-            footer="" if total is None else total[i],
-            justify="left" if i in of_texts else "right",
-            overflow="fold",
-            no_wrap=total is not None,
-        )
-    for row in rows:
-        table.add_row(*row)
-    text = io.StringIO()
-    Console(  # plain text in any environment
-        file=text,
-        width=WIDTH if total is None else UNFOLDED,
-        height=25,  # with a width and a height, a dumb terminal does not use its own
-        color_system=None,
-        force_terminal=False,
-        force_jupyter=False,
-        markup=False,
-        emoji=False,
-    ).print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+    numbers = {i for i in range(len(columns)) if i not in of_texts}
+    if total is None:
+        lines = [line for row in aligned([columns, *rows], WIDTH, numbers) for line in row]
+    else:
+        heading, *body, last = aligned([columns, *rows, total], None, numbers)
+        rule = "─" * width_of(heading[0])
+        lines = [*heading, rule, *(line for row in body for line in row), rule, *last]
+    return "".join(line.rstrip() + "\n" for line in ([title] if title else []) + lines)
+
+
+def aligned(rows: Sequence[Sequence[str]], width: int | None, numbers: Collection[int] = ()) -> list[list[str]]:
+    """The lines of each row, in columns as wide as their widest cell. Columns `numbers` are aligned on the right. If the columns take more than
+    `width` characters, the widest are folded.
+    """
+    widths = [max(width_of(line) for cell in cells for line in cell.split("\n")) for cells in zip(*rows)]
+    if width is not None:
+        widest = folded_width(widths, width - len(GAP) * (len(widths) - 1))
+        widths = [min(each, widest) for each in widths]
+    return [row_lines([folded(cell, widths[i]) for i, cell in enumerate(row)], widths, numbers) for row in rows]
+
+
+def row_lines(cells: Sequence[Sequence[str]], widths: Sequence[int], numbers: Collection[int]) -> list[str]:
+    """The lines of a row whose cells have lines."""
+    lines = []
+    for parts in zip_longest(*cells, fillvalue=""):
+        blanks = [" " * (width - width_of(part)) for part, width in zip(parts, widths)]
+        lines.append(GAP.join(blanks[i] + part if i in numbers else part + blanks[i] for i, part in enumerate(parts)))
+    return lines
+
+
+def folded_width(widths: Sequence[int], available: int) -> int:
+    """The greatest width of a column with which the columns take at most `available` characters, and at least 1."""
+    widest = max(widths)
+    while widest > 1 and sum(min(width, widest) for width in widths) > available:
+        widest -= 1
+    return widest
+
+
+def folded(cell: str, width: int) -> list[str]:
+    """The lines of a cell, at most `width` wide: words stay whole if they fit."""
+    lines: list[str] = []
+    for line in cell.split("\n"):
+        fits = width_of(line) <= width
+        lines += [line] if fits else textwrap.wrap(line, width, break_on_hyphens=False)
+    return lines
+
+
+def width_of(text: str) -> int:
+    """The number of terminal columns that `text` takes; ANSI styles take none."""
+    text = STYLE.sub("", text)
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
