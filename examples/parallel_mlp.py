@@ -1,8 +1,8 @@
-"""A model-parallel MLP: an embedding sharded by columns, a layer that computes some columns each, and one that sums over them.
+"""A model-parallel MLP: an embedding sharded by columns, a column-parallel layer, and a row-parallel layer.
 
-Between the last two nothing is sent: each rank goes on with the hidden units it has. The communication trace shows what is: the
-embedding's columns, then one all-reduce forward and one backward. Sizes do not divide by four. The same values in torch.nn's layers,
-on one rank, learn alike.
+Between the two layers nothing is sent: each rank continues with its hidden units. The communication trace shows the messages: an
+all-gather of the embedding's columns, then one all-reduce in the forward and one in the backward. The sizes are not multiples of
+four. torch.nn's layers with the same values, on one rank, have the same losses.
 
     $ torchrun --nproc-per-node 4 examples/parallel_mlp.py
     layer                 weight     placement rank 0     rank 3

@@ -1,7 +1,7 @@
 """Lookups in an embedding table that is sharded over four ranks: by rows, by columns, in bags, with max_norm and with padding.
 
-What is called is torch's own F.embedding and F.embedding_bag. Row r of a table holds r + 0.00, r + 0.01, r + 0.02 and so on; every
-part is compared with the same lookup in the whole table.
+The program calls torch's own F.embedding and F.embedding_bag. Row r of a table holds r + 0.00, r + 0.01, r + 0.02 and so on. Every
+result is compared with the same lookup in the whole table.
 
     $ torchrun --nproc-per-node 4 examples/sharded_embedding.py
     Rows: ten of them on four ranks, ids sharded by batch. A rank gets its rows from those that have them.

@@ -1,4 +1,4 @@
-"""Embedding tables as TorchRec shards them, carried into DTensors and back without a copy.
+"""Embedding tables as TorchRec shards them, converted to DTensors and back without a copy.
 
     $ torchrun --nproc-per-node 4 examples/torchrec_sharding.py -e row-wise-uneven
     [8, 16] as [Shard(0, sizes=[1, 3, 1, 3])] on 4 ranks (0-3), 512 bytes
@@ -52,7 +52,7 @@
 
     Every rank has its pieces back: same storage, same values, same sizes and offsets.
 
-Further choices of -e: row-wise-even, grid-wise, table-wise. torchrec_sharding.cpp prints the same from C++.
+Other values of -e: row-wise-even, grid-wise, table-wise. torchrec_sharding.cpp prints the same from C++.
 """
 
 import argparse

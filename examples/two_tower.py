@@ -1,9 +1,9 @@
-"""Two-tower retrieval: a query's vector lies near that of the passage it belongs to, and far from those of all other passages.
+"""Two-tower retrieval: a query's vector is close to the vector of its passage, and far from the vectors of all other passages.
 
-The text is the reference that Python's own help() quotes, in passages of 60 words. A query is 12 words of a passage, which is asked for by
-the other 48 and its topic (the inverse cloze task of Lee, Chang and Toutanova, 2019). Both towers look up words in one table. A query's
-negatives are the other passages of the batch, those of all ranks: vectors are gathered, and their gradients come back to the ranks that
-computed them. Nothing depends on the number of ranks: one gives the same losses.
+The text is the reference that Python's own help() quotes, in passages of 60 words. A query is 12 words of a passage; the other 48 words and
+the topic are the passage to find (the inverse cloze task of Lee, Chang and Toutanova, 2019). Both towers look up words in one table. A
+query's negatives are all other passages of the batch, on all ranks: vectors are gathered, and their gradients go back to the ranks that
+computed them. The losses do not depend on the number of ranks: one rank gives the same losses.
 
     $ torchrun --nproc-per-node 4 examples/two_tower.py
     Text of Python 3.11.7: 915 passages of 1,852 words, 79 topics
