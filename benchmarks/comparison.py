@@ -1,4 +1,4 @@
-"""Costs of a row on several sides, as a table: what each distributed side adds over plain, and how the two compare."""
+"""A table of the costs of each row on several sides: the time that each distributed side adds to the plain call, and the ratio of the two."""
 
 import math
 from dataclasses import dataclass

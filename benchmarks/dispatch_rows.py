@@ -1,7 +1,7 @@
-"""What benchmarks/dispatch times: one line per row, the same for every side.
+"""The calls that benchmarks/dispatch times: one line per row, the same for every side.
 
 A row builds a call from small operands ([4, 4] floats unless the row is fresh); the call takes no arguments and is
-timed. A fresh row is built anew for every call, with a number of rows that nothing has seen before.
+timed. A fresh row is built again for every call, with a shape that was not used before.
 """
 
 import itertools

@@ -1,11 +1,12 @@
-"""A training step of many embedding tables on four Gloo ranks: ids to vectors, backward, SGD, in milliseconds, side by side in one run.
+"""A training step of many embedding tables on four Gloo ranks (lookup, backward, SGD), with several implementations in one run.
 
     torchrun --nproc-per-node 4 benchmarks/distributed_embedding.py
 
 26 tables of 64 float32 columns, a batch of 4096 over all ranks, one id per table and sample, uniform or by Zipf's law. A turn runs every
-side once and lasts until its slowest rank is done. The first vectors and the tables after all steps are compared between the sides.
-TorchRec's side is there where it is installed (embedding_torchrec.py says how). "calls" and "MB" are of one step of this rank 0: exchanges
-and bytes received, of Shardwise alone; "bound" are the bytes of the rows that rank 0 does not hold and of the gradients that it is owed.
+side once; a side's step ends when its slowest rank is done. The first vectors, and the tables after all steps, are compared between the
+sides. TorchRec's side runs if TorchRec is installed (see embedding_torchrec.py). "calls" and "MB" are Shardwise's exchanges and received
+bytes in one step on rank 0. "bound" is the bytes of the rows that rank 0 needs and does not hold, and of the gradients that other ranks
+have for its rows.
 """
 
 import argparse

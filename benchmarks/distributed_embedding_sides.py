@@ -1,6 +1,7 @@
 """The sides of benchmarks/distributed_embedding.py: each gives a call of one training step of many tables with SGD in or after the backward.
 
-A call takes nothing and returns two functions: of this rank's vectors, [samples, tables * columns], and of table 0 whole.
+A call takes no arguments and returns two functions: one returns this rank's vectors, [samples, tables * columns], the other the whole table
+0.
 """
 
 import logging

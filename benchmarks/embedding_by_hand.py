@@ -1,7 +1,7 @@
-"""Lookups in a table sharded by rows as they are written by hand: plain torch, c10d's collectives, and a derivative without autograd.
+"""Lookups in a table sharded by rows, written by hand: plain torch, c10d's collectives, and a derivative without autograd.
 
-A way is a function of a Problem that gives a call, which looks up, goes back, and returns results and the gradient of this rank's
-rows. Buffers are made within the call. Pre: ranks have equally many rows, and equally many ids of a batch.
+Each function of a Problem returns a call. The call runs the lookup and its backward, and returns the results and the gradient of
+this rank's rows. Buffers are allocated within the call. Pre: all ranks have the same number of rows, and of ids in a batch.
 """
 
 import torch

@@ -1,9 +1,9 @@
 """benchmarks/embedding.py --kernel: pooled and unpooled lookups on one rank, without messages: torch's kernels, fbgemm's, Shardwise's.
 
-Shardwise's kernel is called as programs call it, through a DTensor on a mesh of one rank; what that adds to a call is the column
-"one id": a forward of one id, again and again. The table has as many rows as a rank has in embedding.py, and the ids are as many as
-there. "fused" backwards add the gradient to the rows, times a rate, and keep none: torch has no such. The sides take turns, and the
-fastest of all turns counts. fbgemm-gpu-cpu is there where it is installed, as embedding_torchrec.py says.
+Shardwise's kernel is called as programs call it, through a DTensor on a mesh of one rank. The column "one id" shows the time that this adds
+to a call: it repeats a forward of one id. The table has as many rows as a rank has in embedding.py, and as many ids. "fused" backwards add
+the gradient, times a rate, to the rows, and do not keep it; torch has no such backward. The sides take turns, and the fastest of all turns
+counts. The side fbgemm-gpu-cpu runs if it is installed (see embedding_torchrec.py).
 """
 
 import time

@@ -1,11 +1,11 @@
-"""What the backward of a row-sharded embedding allocates on each rank: a piece of the table's gradient, or all of it?
+"""The memory that the backward of a row-sharded embedding allocates on each rank: it shows whether a rank makes the whole table's gradient.
 
     torchrun --nproc-per-node 4 benchmarks/embedding_memory.py
     torchrun --nproc-per-node 4 benchmarks/embedding_memory.py --rows 200000 --columns 64 --ids 4096
 
-Three figures for each rank and side: the most that torch's CPU allocator held at once beyond what it held before the
-backward, the largest single allocation, and the growth of the process's peak resident memory (which sees other threads
-too, but not pages that nobody wrote).
+Three figures for each rank and side: the most that torch's CPU allocator held at once, minus what it held before the
+backward; the largest single allocation; and the growth of the process's peak resident memory (which includes other
+threads, but not pages that were never written).
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""TorchRec's planner, and its model of what plans cost, for embedding_planners.py."""
+"""TorchRec's planner, and its cost model of plans, for embedding_planners.py."""
 
 import copy
 import json

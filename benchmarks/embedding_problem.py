@@ -1,4 +1,4 @@
-"""What benchmarks/embedding.py looks up: a table sharded by rows, ids, the gradient of what was looked up, and the dense answer."""
+"""The data of benchmarks/embedding.py: a table sharded by rows, ids, the gradient of the result, and the dense result."""
 
 from dataclasses import dataclass
 

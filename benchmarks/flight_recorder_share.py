@@ -1,9 +1,10 @@
-"""Which part of an operator's instructions the flight recorder takes, counted by valgrind on one of two ranks that are threads.
+"""The flight recorder's share of an operator's instructions, counted by valgrind on one of two ranks that are threads.
 
     python benchmarks/flight_recorder_share.py
 
-One operator sends nothing (an add of two sharded tensors), one is an all-reduce (the relu of a sum's terms). Over threads an all-reduce is a
-copy in memory: over a network it takes more, and the recorder as much.
+One operator sends nothing (an add of two sharded tensors), the other makes an all-reduce (the relu of a Partial). Between threads, an
+all-reduce is a copy in memory. Over a network an all-reduce takes more instructions, and the recorder the same number, so its share is
+smaller.
 """
 
 import re

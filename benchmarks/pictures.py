@@ -1,6 +1,6 @@
-"""How long pictures of large meshes take, in each format, and how large they are. Target: under a second each.
+"""Time to make pictures of large meshes, and their sizes, in each format. Target: under a second each.
 
-Seconds are of the CPU, of which one thread is used: those of a clock, too, where nothing else runs.
+Times are CPU seconds of one thread. On an idle machine they equal wall time.
 
 python benchmarks/pictures.py
 """

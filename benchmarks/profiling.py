@@ -1,4 +1,4 @@
-"""What profile() adds to the training of a tensor-parallel transformer layer.
+"""The time that profile() adds to the training of a tensor-parallel transformer layer.
 
     export PYTHONPATH=build/python                            # where Shardwise is built and not installed
     torchrun --nproc-per-node 4 benchmarks/profiling.py         # half a minute

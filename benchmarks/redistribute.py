@@ -1,15 +1,16 @@
-"""Moving a tensor from layout to layout: collectives by hand, torch.distributed.tensor and Shardwise side by side.
+"""Moves of a tensor from one layout to another: collectives by hand, torch.distributed.tensor and Shardwise in one run.
 
     export PYTHONPATH=build/python                                    # where Shardwise is built and not installed
     torchrun --nproc-per-node 4 benchmarks/redistribute.py            # every move, about two minutes
     torchrun --nproc-per-node 4 benchmarks/redistribute.py --moves "S0 -> S1" --json redistribute.json
-    python benchmarks/redistribute.py --planning                      # what planning costs, without processes
+    python benchmarks/redistribute.py --planning                      # time to plan, without processes
 
 Four ranks over Gloo, float32, one thread each. The sides take turns; a call starts behind a barrier and lasts until the
-slowest rank has its values; the fastest of all turns counts. Bytes are counted, not assumed: what the loopback interface
-receives during a batch of calls, all ranks together, less what the batch's barriers take. Other programs' messages are in it,
-too, so the least of several batches counts. "x" is these bytes over the bound: what ranks need and do not hold, or what
-reduce-scatter and all-reduce must move. "traced" is the same of what CommDebugMode reports.
+slowest rank has its values; the fastest of all turns counts. Bytes are counted: the bytes that the loopback interface
+receives during a batch of calls, for all ranks together, minus the bytes of the batch's barriers. They include messages of
+other programs, so the least of several batches counts. "x" is these bytes divided by the bound. The bound is the bytes that
+ranks need and do not hold, or that reduce-scatter and all-reduce must move. "traced" is the bytes that CommDebugMode reports,
+divided by the bound.
 """
 
 import argparse

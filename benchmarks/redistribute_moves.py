@@ -1,4 +1,4 @@
-"""What benchmarks/redistribute times: one line per move, and how it is made by hand where that is simple.
+"""The moves that benchmarks/redistribute times, one per line, with an implementation by hand if that is simple.
 
 A move names its mesh and marks its placements: a number is Shard of that dim, None is Replicate(), "P" is Partial().
 """

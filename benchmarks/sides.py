@@ -1,8 +1,8 @@
 """The sides a benchmark compares: plain tensors, torch.distributed.tensor, Shardwise.
 
-A side turns plain data into its own tensors. `dims` say how, one per mesh dim: `0` is Shard(0), `None` is Replicate(),
-so `distribute(x, 0)` shards rows over a 1-D mesh and `distribute(x, 0, None)` does so over the first dim of a 2-D mesh.
-Meshes are on the device that the program chose with use_device(), the CPU before that.
+A side converts plain data to its own tensors. `dims` has one entry per mesh dim: `0` is Shard(0), `None` is Replicate(). So
+`distribute(x, 0)` shards rows over a 1-D mesh, and `distribute(x, 0, None)` shards them over the first dim of a 2-D mesh.
+Meshes are on the device of the last use_device(), by default the CPU.
 """
 
 import contextlib

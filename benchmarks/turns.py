@@ -1,4 +1,4 @@
-"""Calls of several sides, timed in turns: a call starts behind a barrier and lasts until the slowest rank, and its device, is done."""
+"""Times calls of several sides in turns. A call starts behind a barrier and lasts until the slowest rank, and its device, is done."""
 
 import time
 
