@@ -30,7 +30,7 @@ TARGET = 1.05
 
 
 def parts(options, length, dim):
-    """This rank's query, key and value: those of queries from the middle where `dim` is 2."""
+    """This rank's query, key and value. If queries are sharded (`dim` 2), its queries are from the middle of the sequence."""
     torch.manual_seed(0)
     n_queries = length // dist.get_world_size() if dim == 2 else length
     shape = (options.batch, options.heads, n_queries, options.width)
@@ -77,7 +77,7 @@ def distributed_call(options, length, dim, with_backward):
 
 
 def kept_bytes(forward):
-    """The bytes that the forward's graph holds, each memory counted once."""
+    """The bytes that the graph of the forward keeps. Shared memory counts once."""
     storages = {}
 
     def pack(tensor):

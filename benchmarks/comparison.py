@@ -19,11 +19,11 @@ class Comparison:
     resolution: float  # the least difference of costs that means something
 
     def added(self, side):
-        """Cost over plain, at least the resolution; None where the side was not measured."""
+        """The cost that a side adds to the plain call, at least the resolution; None if the side was not measured."""
         return max(self.cost[side] - self.cost[PLAIN], self.resolution) if side in self.cost else None
 
     def ratio(self):
-        """Shardwise's added cost in units of torch's."""
+        """Shardwise's added cost divided by torch's."""
         return self.added(SHARDWISE) / self.added(TORCH) if SHARDWISE in self.cost else None
 
     def cells(self):

@@ -58,7 +58,7 @@ def parallel_block(package, options):
 
 
 def step(block, x, reductions=0):
-    """A call that runs forward and backward, and all-reduces as much as `reductions` activations."""
+    """A call that runs forward and backward, and then `reductions` all-reduces of the size of an activation."""
     compiled = torch.compile(block, fullgraph=True)
 
     def call():

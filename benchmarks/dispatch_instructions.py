@@ -27,7 +27,7 @@ COUNTED = "counted.json"  # [row, side, calls] of each profile, in order
 
 
 def run_counted(rows, folder):
-    """Under valgrind: makes the calls, one profile for each row and side; a first batch goes uncounted."""
+    """Makes the calls under valgrind, with one profile for each row and side. The first batch is not counted."""
     counted = []
     with world_of_one():
         for row in rows:
@@ -60,7 +60,7 @@ def count(patterns, folder):
 
 
 def instructions(profile):
-    """All instructions that a profile holds."""
+    """The number of instructions in a profile."""
     return int(re.search(r"^totals: (\d+)", profile.read_text(), re.MULTILINE).group(1))
 
 

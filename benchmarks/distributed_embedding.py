@@ -50,7 +50,8 @@ class Problem:
 
 
 def drawn(n_rows, shape, exponent, generator):
-    """Ids by Zipf's law: rank k with probability proportional to k to the minus `exponent`, ranks dealt to rows at random."""
+    """Ids by Zipf's law: the k-th most frequent row has a probability proportional to k to the power of -`exponent`. Rows are in random
+    order."""
     if exponent == 0:
         return torch.randint(n_rows, shape, generator=generator)
     weights = torch.arange(1, n_rows + 1, dtype=torch.float64).pow(-exponent)
@@ -61,7 +62,7 @@ def drawn(n_rows, shape, exponent, generator):
 
 
 def bound(problem, layer_plan=None):
-    """Unique rows of this rank's ids, each of which travels twice, as a row and as a gradient."""
+    """The bytes of the unique rows of this rank's ids. Each is sent twice: as a row and as a gradient."""
     return sum(len(problem.own(ids).unique()) for ids in problem.ids) * problem.n_columns * 4
 
 

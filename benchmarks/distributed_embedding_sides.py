@@ -73,7 +73,7 @@ def in_order(vectors, tables):
 
 
 def with_torchrec(problem):
-    """Its FUSED kernel, placed by its own planner."""
+    """TorchRec's FUSED kernel, with a plan of TorchRec's planner."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     from fbgemm_gpu.split_embedding_configs import EmbOptimType

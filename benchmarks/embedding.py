@@ -61,7 +61,7 @@ def check(call, dense_result, dense_grad):
 
 
 def checked_calls(sides, problem):
-    """By name; each has run once, and given what the dense computation gives."""
+    """The calls by name. Each has run once, and its results equal those of the dense computation."""
     calls, dense = {}, problem.dense()
     for name, build in sides.items():
         calls[name] = build(problem)
@@ -73,7 +73,7 @@ def checked_calls(sides, problem):
 
 
 def peak_over_base(call):
-    """Bytes, on the rank where they are most; the least of some calls."""
+    """The peak of a call in bytes, on the rank with the most; the least of some calls."""
     peaks = torch.zeros(MEMORY_CALLS)
     for i in range(MEMORY_CALLS):
         gc.collect()
@@ -101,7 +101,7 @@ def over(time, other):
 
 
 def measure(title, sides, problem, args):
-    """Prints a table; gives times and bytes by side."""
+    """Prints a table, and returns times and bytes by side."""
     calls = checked_calls(selected(sides, args.side), problem)
     ms = best_ms(calls, args.repeats)
     peak = {name: peak_over_base(call) for name, call in calls.items()}
@@ -126,7 +126,7 @@ def say(*lines):
 
 
 def compare_with(figure, name, other, target):
-    """A line about the side `name`, where both were measured."""
+    """A line about the side `name`, if both sides were measured."""
     ms = figure["ms"]
     time, reference = ms.get(name), best_by_hand(ms) if other == BY_HAND else ms.get(other)
     if time is None or reference is None:
@@ -158,7 +158,7 @@ def pooled(args, kind):
 
 
 def memory(args, kind):
-    """What a call takes must not depend on the height of a table whose optimizer is fused."""
+    """With a fused optimizer, the memory of a call must not depend on the number of rows of the table."""
     figure = {"title": f"memory, {kind} ids", "peak": {}}
     lines = []
     for label, is_pooled, is_fused in (

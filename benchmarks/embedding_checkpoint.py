@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 class Peak:
-    """The most resident memory of this process while it is open, over that at its start; looked up every millisecond."""
+    """The peak resident memory of this process in a `with` block, minus the memory at its start. It is read every millisecond."""
 
     def __enter__(self) -> "Peak":
         self._before = self._most = self._resident()
@@ -51,7 +51,7 @@ class Peak:
 
 
 def bytes_of_files() -> dict[str, int]:
-    """What this process has read from and written to files."""
+    """The bytes that this process has read from and written to files."""
     lines = (line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return {name: int(n) for name, n in lines}
 

@@ -26,7 +26,7 @@ HEADER = ("forward ms", "/torch", "backward ms", "/torch", "one id us")
 
 
 class Side:
-    """A lookup in a table with a derivative: `ids` and `grad` as the side wants them, a call and what resets it."""
+    """A lookup in a table and its derivative: `ids` and `grad` in the form that the side needs, a call, and a function that resets it."""
 
     def __init__(self, look_up, table, place=lambda tensor: tensor, is_fused=False):
         self.look_up, self.table, self.place, self.is_fused = look_up, table, place, is_fused
@@ -35,7 +35,7 @@ class Side:
         self.ids, self.grad, self.one = self.place(ids), self.place(grad), self.place(ids[:1, :1].contiguous())
 
     def turn(self):
-        """Milliseconds of a forward and of a backward."""
+        """The milliseconds of a forward and of a backward."""
         start = time.perf_counter()
         result = self.look_up(self.ids, self.table)
         middle = time.perf_counter()
@@ -110,7 +110,7 @@ def sides_of(look_up, values, mesh):
 
 
 def check(sides):
-    """Each did its first turn, on the same table."""
+    """Checks the results of each side's first turn, on the same table."""
     plain = sides[PLAIN]
     for name, side in sides.items():
         last = side.last.to_local() if isinstance(side.last, shardwise.DTensor) else side.last

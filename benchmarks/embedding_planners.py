@@ -49,8 +49,8 @@ def instance(seed):
 
 
 def judged(tables, n_ranks, batch):
-    """By planner, seconds of the most loaded rank; None where its rules leave ranks without a slice. With TorchRec also the estimates of
-    its model, of its plan and of cost_balanced's."""
+    """The seconds of the most loaded rank by planner; None if the planner's rules leave ranks without a slice. With TorchRec, also the
+    estimates of TorchRec's model for the plans of cost_balanced and of TorchRec."""
     found = {}
     for strategy in STRATEGIES:
         try:
@@ -77,7 +77,7 @@ def print_row(name, results):
 
 
 def print_verdict(model, pairs):
-    """`pairs`: of each instance, cost_balanced and TorchRec's."""
+    """`pairs`: for each instance, the figures of cost_balanced and of TorchRec."""
     ratios = [ours / theirs for ours, theirs in pairs]
     better, worse = sum(r < 1 - 1e-6 for r in ratios), sum(r > 1 + 1e-6 for r in ratios)
     print(

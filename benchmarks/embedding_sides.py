@@ -21,7 +21,7 @@ EXCHANGES = ("reduce_scatter", "all_to_all")
 
 @functools.cache
 def mesh_of(package):
-    """All ranks."""
+    """A mesh of all ranks."""
     return package.init_device_mesh("cpu", (dist.get_world_size(),))
 
 

@@ -84,7 +84,7 @@ def sides(width):
 
 
 def in_turns(calls, n_turns):
-    """By side: milliseconds of each call, of the slowest rank, and the CPU milliseconds of this process."""
+    """For each side, the milliseconds of each call on the slowest rank, and the CPU milliseconds of this process."""
     times = torch.empty(2, len(calls), n_turns, dtype=torch.float64)
     for turn in range(n_turns):
         for row, call in enumerate(calls.values()):
@@ -101,7 +101,7 @@ def in_turns(calls, n_turns):
 
 
 def peak_bytes(call):
-    """The most bytes of tensors at one time within `call`, over those before it."""
+    """The most bytes of tensors at one time within `call`, minus the bytes before it."""
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         call()

@@ -25,7 +25,7 @@ from shardwise.id_transform import ExactMapping
 
 
 class Ids:
-    """Batches of one rank: known ids, and the same with every tenth one new."""
+    """Batches of one rank: known ids, and the same ids with every tenth replaced by a new one."""
 
     def __init__(self, options):
         draw = torch.Generator().manual_seed(0)

@@ -64,7 +64,7 @@ def config(options):
 
 
 def by_plan_of_names(name, module, mesh):
-    """Parameters by the last part of their module's name, as a user would write it."""
+    """Shards parameters by the last part of their module's name, as a user would write it."""
     last = name.rsplit(".", 1)[-1]
     placement = {**dict.fromkeys((*BY_OUTPUTS, "embed_tokens"), sw.Shard(0)), **dict.fromkeys(BY_INPUTS, sw.Shard(1))}
     if last in placement:

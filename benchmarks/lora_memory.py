@@ -20,7 +20,7 @@ from torch import nn
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer, and a product of two narrow ones that learns what to add to it."""
+    """A frozen linear layer plus a trained product of two narrow linear layers."""
 
     def __init__(self, side, width, rank):
         super().__init__()

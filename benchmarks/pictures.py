@@ -31,7 +31,7 @@ MOVES = {
 
 
 def least_seconds(call: Callable[[], Any]) -> float:
-    """The least is the cost itself: other runs have what else the machine did."""
+    """The least time of several runs: the others include disturbance by other programs."""
     times = []
     for _ in range(N_RUNS):
         begin = time.process_time()

@@ -75,7 +75,7 @@ def number(value):
 
 
 def dense_of(shape):
-    """Integers: sums over ranks are exact."""
+    """A tensor of integers, so that sums over ranks are exact."""
     return (torch.arange(prod(shape)) % 1000).float().view(shape)
 
 
@@ -85,7 +85,7 @@ def placements(package, marks):
 
 
 def operand(package, move, shape):
-    """The source tensor; of a Partial, rank r's piece is (r + 1) times the dense one."""
+    """The source tensor. For a Partial, the piece of rank r is (r + 1) times the dense tensor."""
     mesh = package.init_device_mesh("cpu", move.mesh)
     if move.is_partial():
         local = dense_of(shape) * (dist.get_rank() + 1)
@@ -94,7 +94,7 @@ def operand(package, move, shape):
 
 
 def calls_of(move, shape):
-    """By side, a call without arguments that gives this rank's new piece."""
+    """For each side, a call without arguments that returns this rank's new piece."""
     calls = {}
     for name in (TORCH, SHARDWISE):
         package = importlib.import_module(name)
@@ -107,7 +107,7 @@ def calls_of(move, shape):
 
 
 def check(calls, move, shape):
-    """All sides give what the layout says."""
+    """Checks that all sides give the values that the layout demands."""
     mesh = shardwise.init_device_mesh("cpu", move.mesh)
     factor = sum(range(1, N_RANKS + 1)) if move.is_partial() else 1
     dense = dense_of(shape) * factor
@@ -119,13 +119,13 @@ def check(calls, move, shape):
 
 
 def loopback_bytes():
-    """Received since the machine started."""
+    """The bytes that the loopback interface has received since the machine started."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return int(next(line for line in lines if line.strip().startswith("lo:")).split(":")[1].split()[0])
 
 
 def wire_bytes(call):
-    """Per call, all ranks together; the same on every rank."""
+    """The bytes per call of all ranks together; equal on every rank."""
 
     def batch(n_calls):
         dist.barrier()
@@ -147,7 +147,7 @@ def wire_bytes(call):
 
 
 def over_bound(n_bytes, bound):
-    """Where nothing must be sent, 1 means that nothing was."""
+    """The bytes divided by the bound. If nothing must be sent, 1 means that nothing was sent."""
     return n_bytes / bound if bound else (1.0 if n_bytes < 10_000 else float("inf"))
 
 
@@ -223,7 +223,7 @@ def best_us(call, repeats, per_batch=1):
 
 
 def miss_on_paper(shape, mesh, source, target):
-    """A call that plans, and works out rank 0's part."""
+    """A call that makes a plan and computes rank 0's part of it."""
     before, after = (shardwise.Layout(shape, mesh, placements(shardwise, marks)) for marks in (source, target))
     return lambda: shardwise.plan_redistribution(before, after).traffic(0)
 

@@ -23,7 +23,7 @@ SHARES = (0.01, 0.1, 0.5)
 
 
 class Ids:
-    """Batches of ids by Zipf's law, the frequent ones dealt to rows at random; the same on all ranks."""
+    """Batches of ids by Zipf's law; the frequent ids belong to random rows. They are equal on all ranks."""
 
     def __init__(self, options):
         weights = torch.arange(1, options.rows + 1, dtype=torch.float64).pow(-options.exponent)

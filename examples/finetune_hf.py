@@ -91,7 +91,7 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def megabytes(model: nn.Module) -> float:
-    """What this rank has of the parameters."""
+    """The size of this rank's parts of the parameters."""
     own = (each.to_local() if isinstance(each, DTensor) else each for each in model.parameters())
     return sum(each.nbytes for each in own) / 1e6
 
@@ -129,7 +129,7 @@ def main() -> None:
             print(words, flush=True)
 
     def mean(value: Tensor) -> float:
-        """Of what the ranks found for their parts of the sentences."""
+        """The mean of the ranks' values for their parts of the sentences."""
         total = value.detach().clone()
         dist.all_reduce(total, group=mesh.get_group("dp"))
         return total.item() / n_parts

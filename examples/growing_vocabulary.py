@@ -27,12 +27,12 @@ from shardwise.id_transform import ExactMapping
 
 
 def users_of(day):
-    """Their numbers as some other system made them; half of them came the day before."""
+    """The ids of a day's users, as another system made them. Half of these users also came the day before."""
     return torch.arange(20 * day, 20 * day + 40) * 0x1234567890AB - (1 << 62)
 
 
 def wanted(ids):
-    """The vector that a user's is to become."""
+    """The target of a user's vector."""
     return torch.stack([(ids >> 8) % 17, (ids >> 20) % 17], dim=-1) / 8 - 1
 
 
@@ -72,7 +72,7 @@ def main():
 
 
 def say(text):
-    """Once."""
+    """Prints on rank 0."""
     if dist.get_rank() == 0:
         print(text)
 

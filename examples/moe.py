@@ -90,7 +90,8 @@ class Speller(nn.Module):
 
 
 def average_gradients(model: nn.Module, mesh: sw.DeviceMesh) -> None:
-    """Each gradient becomes that of the mean over all ranks' samples. An expert's has the terms of the two ranks of its mesh["ep"]."""
+    """Each gradient becomes the gradient of the mean over all ranks' samples. The gradient of an expert has the terms of the two ranks in
+    its mesh["ep"]."""
     for parameter in model.parameters():
         is_expert = isinstance(parameter, sw.DTensor)
         grad = parameter.grad.to_local() if is_expert else parameter.grad

@@ -38,7 +38,7 @@ class Mlp(nn.Module):
 
 
 def dense(model: Mlp) -> nn.Sequential:
-    """torch.nn's layers of the same values."""
+    """torch.nn's layers with the same values."""
     layers = nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH))
     whole = {name: parameter.full_tensor().detach() for name, parameter in model.named_parameters()}
     for ours, theirs in (("table", "0"), ("up", "1"), ("down", "3")):
@@ -49,7 +49,7 @@ def dense(model: Mlp) -> nn.Sequential:
 
 
 def show(model: Mlp) -> None:
-    """Each weight, how it is placed, and what the first and the last rank have of it."""
+    """Prints each weight, its placement, and its local shapes on the first and the last rank."""
     lines = []
     for layer in (model.table, model.up, model.down):
         shapes: list[list[int]] = [[] for _ in range(dist.get_world_size())]
@@ -62,7 +62,7 @@ def show(model: Mlp) -> None:
 
 
 def trace(model: Mlp, ids: torch.Tensor) -> None:
-    """What one step sends."""
+    """Prints the messages of one step."""
     with sw.CommDebugMode() as looked_up:
         rows = model.table(ids)
     with sw.CommDebugMode() as forward:

@@ -79,7 +79,7 @@ SENTENCES = [
 
 
 def word_table(file: safe_open, mesh: sw.DeviceMesh) -> sw.DTensor:
-    """The word table, of which each rank reads its own rows and no others."""
+    """The word table. Each rank reads only its own rows."""
     table = file.get_slice(minilm.name_in_file("words.weight"))
     n_rows, width = table.get_shape()
     end = list(accumulate(TABLE_ROWS))[mesh.get_rank()]
@@ -97,7 +97,7 @@ def placement_of(layer: str, parameter: str) -> sw.Placement:
 
 
 def exchange_parameters(file: safe_open, name: str, module: nn.Module, mesh: sw.DeviceMesh) -> None:
-    """Gives `module`, the part of the model called `name`, its weights as DTensors."""
+    """Loads the weights of `module`, the part of the model called `name`, as DTensors."""
     layer = name.rpartition(".")[2]
     for parameter, _ in list(module.named_parameters(recurse=False)):
         if layer == "words":

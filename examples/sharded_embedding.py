@@ -59,7 +59,7 @@ def table_of(n_rows: int, n_columns: int) -> Tensor:
 
 
 def distribute(tensor: Tensor, placement: sw.Placement) -> sw.DTensor:
-    """This rank's part of what every rank has."""
+    """This rank's part of a tensor that every rank has."""
     mesh = sw.init_device_mesh("cpu", (N_RANKS,))
     return sw.distribute_tensor(tensor, mesh, [placement], src_data_rank=None)
 

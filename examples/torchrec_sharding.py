@@ -95,7 +95,7 @@ PIECES = {
 
 
 def local_shards(table: Tensor, pieces: list[Piece]) -> sw.LocalShardsWrapper:
-    """What TorchRec hands over on this rank: its pieces of `table` and where they stand in it."""
+    """The local shards that TorchRec has on this rank: its pieces of `table` and their offsets."""
     own = [piece for piece in pieces if piece.rank == dist.get_rank()]
     boxes = [tuple(slice(o, o + n) for o, n in zip(piece.offsets, piece.sizes, strict=True)) for piece in own]
     return sw.LocalShardsWrapper(
@@ -105,7 +105,7 @@ def local_shards(table: Tensor, pieces: list[Piece]) -> sw.LocalShardsWrapper:
 
 
 def show(table: Tensor, pieces: list[Piece], mesh: sw.DeviceMesh, placement: sw.Placement) -> None:
-    """There and back: shards -> DTensor -> picture -> the same shards."""
+    """Converts shards to a DTensor, prints its picture, and converts it back to the same shards."""
     shards = local_shards(table, pieces)
     dtensor = sw.DTensor.from_local(
         shards, mesh, [placement], run_check=False, shape=table.shape, stride=table.stride()

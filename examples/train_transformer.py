@@ -114,7 +114,7 @@ class Reader:
 
 
 class Training(Stateful):
-    """What a checkpoint holds."""
+    """The contents of a checkpoint."""
 
     def __init__(self, model: nn.Module, reader: Reader) -> None:
         self.model, self.reader = model, reader

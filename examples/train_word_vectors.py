@@ -75,7 +75,7 @@ def draw_pairs(text: Tensor, keep: Tensor, random: torch.Generator) -> Tensor:
 
 
 def skip_gram_loss(words: Tensor, context: Tensor, pairs: Tensor, negatives: Tensor) -> Tensor:
-    """Low where a word's vector is near those of its neighbours and far from those of random words."""
+    """The loss. It is low if a word's vector is close to the vectors of its neighbours and far from the vectors of random words."""
     word = F.embedding(pairs[:, 0], words).redistribute(placements=pairs.placements)
     others = torch.cat([pairs[:, 1:], negatives], 1)
     other = F.embedding(others, context).redistribute(placements=pairs.placements)

@@ -52,7 +52,7 @@ def read_passages() -> tuple[int, Tensor, Tensor]:
 
 
 def draw_queries(passages: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """12 words that stand together, somewhere in each passage, and the other 48."""
+    """12 consecutive words at a random position in each passage, and the other 48 words."""
     first = torch.randint(PASSAGE - QUERY + 1, (len(passages), 1), generator=random)
     places = (torch.arange(PASSAGE) + first) % PASSAGE
     turned = passages.gather(1, places)
@@ -85,14 +85,14 @@ class TwoTowers(nn.Module):
 
 
 def parts(n: int, mesh: sw.DeviceMesh) -> tuple[list[int], slice]:
-    """How many of n samples each rank has, and which are this one's."""
+    """The number of samples on each rank, of n samples in total, and the samples of this rank."""
     sizes = [len(part) for part in torch.arange(n).tensor_split(mesh.size())]
     begin = sum(sizes[: mesh.get_local_rank()])
     return sizes, slice(begin, begin + sizes[mesh.get_local_rank()])
 
 
 def of_all_ranks(own: Tensor, sizes: list[int], mesh: sw.DeviceMesh) -> Tensor:
-    """The rows of all ranks. What their gradients are on each rank is summed, and goes back to the row's own."""
+    """The rows of all ranks. The gradients of a row are summed over the ranks, and go back to the rank that has the row."""
     shape = torch.Size([sum(sizes), own.shape[1]])
     rows = sw.DTensor.from_local(
         own.contiguous(), mesh, [sw.Shard(0, sizes=sizes)], run_check=False, shape=shape, stride=(own.shape[1], 1)
@@ -102,7 +102,7 @@ def of_all_ranks(own: Tensor, sizes: list[int], mesh: sw.DeviceMesh) -> Tensor:
 
 @torch.no_grad()
 def recall_at_10(model: nn.Module, queries: Tensor, rests: Tensor, topic: Tensor, mesh: sw.DeviceMesh) -> float:
-    """How many queries of held-out passages find theirs among the first ten of all passages."""
+    """The share of queries of held-out passages whose passage is among the first ten of all passages."""
     sizes, own = parts(len(queries), mesh)
     asked, offered = (of_all_ranks(v, sizes, mesh) for v in model(queries[own], rests[own], topic[own]))
     held_out = torch.arange(0, len(queries), HELD_OUT)
