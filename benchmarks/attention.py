@@ -1,16 +1,17 @@
-"""Attention of DTensors beside torch's kernel on a rank's own part: time, and memory that a forward keeps for its backward.
+"""Attention of DTensors compared with torch's kernel on a rank's own part: time, and memory that a forward keeps for its backward.
 
     export PYTHONPATH=build/python                          # where Shardwise is built and not installed
     torchrun --nproc-per-node 2 benchmarks/attention.py
     torchrun --nproc-per-node 1 benchmarks/attention.py --device cuda --dtype bfloat16 --causal
     torchrun --nproc-per-node 2 benchmarks/attention.py --causal --lengths 1024 4096
 
-Gloo (NCCL on GPUs), float32 if nothing else is said, one thread each. Each rank has [batch, heads, length, width] where batch or heads are sharded. Where queries are, it has
-length / ranks of them and all keys and values; its plain side then sums the gradients of keys and values by all-reduces, as Shardwise does.
-With --causal, the plain side with sharded queries gives torch a mask of its rows.
+Gloo (NCCL on GPUs), float32 by default, one thread each. If batch or heads are sharded, each rank has [batch, heads, length, width]. If
+queries are sharded, each rank has length / ranks of them and all keys and values; the plain side then sums the gradients of keys and values
+by all-reduces, as Shardwise does. With --causal, the plain side with sharded queries gives torch a mask for its rows.
 
-A call starts behind a barrier and lasts until the slowest rank is done; sides take turns. Ratios are to the plain side. "kept" is what the
-graph of one forward holds, "peak" the most that torch's allocator held during forward and backward beyond what it held before; MiB of rank 0.
+A call starts behind a barrier and lasts until the slowest rank is done; sides take turns. Ratios are to the plain side. "kept" is the
+memory that the graph of one forward keeps. "peak" is the most that torch's allocator held during forward and backward, minus what it held
+before. Both are MiB of rank 0.
 """
 
 import argparse
@@ -29,7 +30,7 @@ TARGET = 1.05
 
 
 def parts(options, length, dim):
-    """This rank's query, key and value: those of queries from the middle where `dim` is 2."""
+    """This rank's query, key and value. If queries are sharded (`dim` 2), its queries are from the middle of the sequence."""
     torch.manual_seed(0)
     n_queries = length // dist.get_world_size() if dim == 2 else length
     shape = (options.batch, options.heads, n_queries, options.width)
@@ -76,7 +77,7 @@ def distributed_call(options, length, dim, with_backward):
 
 
 def kept_bytes(forward):
-    """The bytes that the forward's graph holds, each memory counted once."""
+    """The bytes that the graph of the forward keeps. Shared memory counts once."""
     storages = {}
 
     def pack(tensor):

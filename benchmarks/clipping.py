@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 4 benchmarks/clipping.py        # half a minute
 
 Four ranks over Gloo, float32, one thread each. A call starts behind a barrier and lasts until the slowest rank is done; sides take turns.
-The norm is replicated in the end, as a program that prints it needs it.
+The measured call includes replicating the norm, because a program that prints it needs that.
 """
 
 import argparse

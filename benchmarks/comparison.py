@@ -1,4 +1,4 @@
-"""Costs of a row on several sides, as a table: what each distributed side adds over plain, and how the two compare."""
+"""A table of the costs of each row on several sides: the time that each distributed side adds to the plain call, and the ratio of the two."""
 
 import math
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ class Comparison:
     resolution: float  # the least difference of costs that means something
 
     def added(self, side):
-        """Cost over plain, at least the resolution; None where the side was not measured."""
+        """The cost that a side adds to the plain call, at least the resolution; None if the side was not measured."""
         return max(self.cost[side] - self.cost[PLAIN], self.resolution) if side in self.cost else None
 
     def ratio(self):
-        """Shardwise's added cost in units of torch's."""
+        """Shardwise's added cost divided by torch's."""
         return self.added(SHARDWISE) / self.added(TORCH) if SHARDWISE in self.cost else None
 
     def cells(self):

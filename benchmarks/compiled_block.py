@@ -1,11 +1,11 @@
 """A compiled, tensor-parallel transformer block: forward and backward with Shardwise and with torch.distributed.tensor side by side.
 
     export PYTHONPATH=build/python                               # where Shardwise is built and not installed
-    torchrun --nproc-per-node 2 benchmarks/compiled_block.py     # some minutes, of which most compile
+    torchrun --nproc-per-node 2 benchmarks/compiled_block.py     # some minutes, mostly for compiling
 
-Gloo, float32, one thread each; torch.compile with backend="inductor". Each side shards the same weights by the same plan: projections by
-ColwiseParallel and RowwiseParallel of its own package. The third side is what remains when nothing is distributed: the plain block of
-one rank's share (its heads, its hidden features), compiled, and then the four all-reduces of a step, one after the other.
+Gloo, float32, one thread each; torch.compile with backend="inductor". Both sides shard the same weights by the same plan, with the
+ColwiseParallel and RowwiseParallel of their own packages. The third side is plain: the compiled block with one rank's heads and hidden
+features, followed by the four all-reduces of a step.
 
 A step starts behind a barrier and lasts until the slowest rank is done; sides take turns. Ratios are to torch.distributed.tensor.
 """
@@ -58,7 +58,7 @@ def parallel_block(package, options):
 
 
 def step(block, x, reductions=0):
-    """A call that runs forward and backward, and all-reduces as much as `reductions` activations."""
+    """A call that runs forward and backward, and then `reductions` all-reduces of the size of an activation."""
     compiled = torch.compile(block, fullgraph=True)
 
     def call():

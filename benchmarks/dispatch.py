@@ -5,10 +5,10 @@
     python benchmarks/dispatch.py --rows linear Adam    # the rows whose label contains either word
     python benchmarks/dispatch.py --json dispatch.json
 
-    python benchmarks/dispatch.py --device cuda         # on a GPU: what the host takes for a call, kernels run behind it
+    python benchmarks/dispatch.py --device cuda         # on a GPU: the host's time for a call, without the kernels
 
-One process, one thread, a world of one rank, [4, 4] floats: what is left is the cost of getting to the kernel. The
-sides take turns in short batches and the fastest batch of each counts, so a busy machine disturbs all of them alike.
+One process, one thread, a world of one rank, [4, 4] floats: most of the time is spent on the way to the kernel. The
+sides take turns in short batches, and the fastest batch of each counts, so a busy machine disturbs all sides alike.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Instructions per call of benchmarks/dispatch's rows, counted by valgrind: a figure that a busy machine cannot move.
+"""Instructions per call of benchmarks/dispatch's rows, counted by valgrind. A busy machine does not change these counts.
 
     python benchmarks/dispatch_instructions.py                          # every row, several minutes
     python benchmarks/dispatch_instructions.py --rows add --keep /tmp/profiles
-    callgrind_annotate /tmp/profiles/profile.3                          # where the third count went
+    callgrind_annotate /tmp/profiles/profile.3                          # the instructions of the third count by function
 
-Counting is on only while a row's calls run, and each row on each side leaves a profile of its own.
+Instructions are counted only while a row's calls run. Each row on each side writes its own profile.
 """
 
 import argparse
@@ -27,7 +27,7 @@ COUNTED = "counted.json"  # [row, side, calls] of each profile, in order
 
 
 def run_counted(rows, folder):
-    """Under valgrind: makes the calls, one profile for each row and side; a first batch goes uncounted."""
+    """Makes the calls under valgrind, with one profile for each row and side. The first batch is not counted."""
     counted = []
     with world_of_one():
         for row in rows:
@@ -60,7 +60,7 @@ def count(patterns, folder):
 
 
 def instructions(profile):
-    """All instructions that a profile holds."""
+    """The number of instructions in a profile."""
     return int(re.search(r"^totals: (\d+)", profile.read_text(), re.MULTILINE).group(1))
 
 

@@ -1,7 +1,7 @@
-"""What benchmarks/dispatch times: one line per row, the same for every side.
+"""The calls that benchmarks/dispatch times: one line per row, the same for every side.
 
 A row builds a call from small operands ([4, 4] floats unless the row is fresh); the call takes no arguments and is
-timed. A fresh row is built anew for every call, with a number of rows that nothing has seen before.
+timed. A fresh row is built again for every call, with a shape that was not used before.
 """
 
 import itertools
@@ -30,7 +30,7 @@ class Operands:
         return self._floats((self.n_rows, N_COLUMNS), *dims)
 
     def weight(self, *dims):
-        """[4, 4] floats, whatever the number of rows."""
+        """[4, 4] floats; the shape does not depend on the number of rows."""
         return self._floats((N_COLUMNS, N_COLUMNS), *dims)
 
     def heads(self, *dims):
@@ -61,7 +61,7 @@ class Row:
         return f"{self.name} [grad]" if self.grad else self.name
 
     def calls(self, side, n_calls):
-        """Yields lists of calls for ever: of a hot row `n_calls` times one call, warm; of a fresh row a single call."""
+        """Yields lists of calls without end: for a hot row, `n_calls` times the same warm call; for a fresh row, a single new call."""
         call = self.build(Operands(side, N_COLUMNS, self.grad))
         for _ in range(10):
             call()
@@ -75,7 +75,7 @@ _unseen_rows = itertools.count(N_COLUMNS + 1)
 
 
 def adam(operands, **implementation):
-    """A step over 50 parameters of [4, 4] whose gradients are there already."""
+    """A step over 50 parameters of [4, 4] that have gradients."""
     parameters = [operands.weight(0).requires_grad_() for _ in range(N_PARAMETERS)]
     for parameter in parameters:
         parameter.grad = operands.weight(0)
@@ -125,7 +125,7 @@ ROWS = (
 
 
 def select_rows(patterns):
-    """The rows whose label contains one of `patterns`; all of them where there are no patterns."""
+    """The rows whose label contains one of `patterns`; all rows if there are no patterns."""
     rows = [row for row in ROWS if not patterns or any(pattern in row.label for pattern in patterns)]
     if not rows:
         raise SystemExit(f"[--rows] no row contains any of {patterns}. Rows: {', '.join(row.label for row in ROWS)}.")

@@ -1,11 +1,12 @@
-"""A training step of many embedding tables on four Gloo ranks: ids to vectors, backward, SGD, in milliseconds, side by side in one run.
+"""A training step of many embedding tables on four Gloo ranks (lookup, backward, SGD), with several implementations in one run.
 
     torchrun --nproc-per-node 4 benchmarks/distributed_embedding.py
 
 26 tables of 64 float32 columns, a batch of 4096 over all ranks, one id per table and sample, uniform or by Zipf's law. A turn runs every
-side once and lasts until its slowest rank is done. The first vectors and the tables after all steps are compared between the sides.
-TorchRec's side is there where it is installed (embedding_torchrec.py says how). "calls" and "MB" are of one step of this rank 0: exchanges
-and bytes received, of Shardwise alone; "bound" are the bytes of the rows that rank 0 does not hold and of the gradients that it is owed.
+side once; a side's step ends when its slowest rank is done. The first vectors, and the tables after all steps, are compared between the
+sides. TorchRec's side runs if TorchRec is installed (see embedding_torchrec.py). "calls" and "MB" are Shardwise's exchanges and received
+bytes in one step on rank 0. "bound" is the bytes of the rows that rank 0 needs and does not hold, and of the gradients that other ranks
+have for its rows.
 """
 
 import argparse
@@ -49,7 +50,8 @@ class Problem:
 
 
 def drawn(n_rows, shape, exponent, generator):
-    """Ids by Zipf's law: rank k with probability proportional to k to the minus `exponent`, ranks dealt to rows at random."""
+    """Ids by Zipf's law: the k-th most frequent row has a probability proportional to k to the power of -`exponent`. Rows are in random
+    order."""
     if exponent == 0:
         return torch.randint(n_rows, shape, generator=generator)
     weights = torch.arange(1, n_rows + 1, dtype=torch.float64).pow(-exponent)
@@ -60,7 +62,7 @@ def drawn(n_rows, shape, exponent, generator):
 
 
 def bound(problem, layer_plan=None):
-    """Unique rows of this rank's ids, each of which travels twice, as a row and as a gradient."""
+    """The bytes of the unique rows of this rank's ids. Each is sent twice: as a row and as a gradient."""
     return sum(len(problem.own(ids).unique()) for ids in problem.ids) * problem.n_columns * 4
 
 

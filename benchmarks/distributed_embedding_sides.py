@@ -1,6 +1,7 @@
 """The sides of benchmarks/distributed_embedding.py: each gives a call of one training step of many tables with SGD in or after the backward.
 
-A call takes nothing and returns two functions: of this rank's vectors, [samples, tables * columns], and of table 0 whole.
+A call takes no arguments and returns two functions: one returns this rank's vectors, [samples, tables * columns], the other the whole table
+0.
 """
 
 import logging
@@ -72,7 +73,7 @@ def in_order(vectors, tables):
 
 
 def with_torchrec(problem):
-    """Its FUSED kernel, placed by its own planner."""
+    """TorchRec's FUSED kernel, with a plan of TorchRec's planner."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     from fbgemm_gpu.split_embedding_configs import EmbOptimType

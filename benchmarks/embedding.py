@@ -5,18 +5,18 @@
     torchrun --nproc-per-node 4 benchmarks/embedding.py --tables pooled --ids zipf --side shardwise TorchRec
     python benchmarks/embedding.py --kernel                    # the lookup of one rank, without messages (embedding_kernel.py)
 
-A table of 200,000 rows of 64 float32, 4096 samples of 20 ids, uniform or with frequencies that fall as Zipf's of exponent 1.05.
+A table of 200,000 rows of 64 float32, 4096 samples of 20 ids, uniform or by Zipf's law with exponent 1.05.
 
-    unpooled, batch sharded    each rank has the ids of its samples, and gets the rows of these
+    unpooled, batch sharded    each rank has the ids of its samples, and gets their rows
     unpooled, replicated       each rank has all ids, and gets all rows
     pooled, batch sharded      each rank gets the sum of rows of each of its samples
-    memory                     peaks of tables of two heights
+    memory                     peaks with two numbers of rows
 
-Four ranks over Gloo, one thread each. The sides take turns; a call is a forward and a backward, starts behind a barrier and lasts
-until the slowest rank is done; the fastest of all turns counts. Memory is the peak of a call's resident memory over what the
-process had before it (free memory is given back first), on the rank where it is greatest, the least of some calls: results and
-gradients that the caller gets are in it, table and ids are not. Every side's results and gradients are compared with the dense ones
-first. TorchRec's side is there where it is installed (embedding_torchrec.py says how).
+Four ranks over Gloo, one thread each. A call is a forward and a backward; it starts behind a barrier and lasts until the slowest
+rank is done. The sides take turns, and the fastest of all turns counts. Memory is the peak of the resident memory in a call minus
+the resident memory before it (free memory is returned to the system first): on the rank with the most, and the least of some calls.
+It includes the results and gradients that the caller gets, but not the table and the ids. First, the results and gradients of every
+side are compared with the dense ones. TorchRec's side runs if TorchRec is installed (see embedding_torchrec.py).
 """
 
 import argparse
@@ -61,7 +61,7 @@ def check(call, dense_result, dense_grad):
 
 
 def checked_calls(sides, problem):
-    """By name; each has run once, and given what the dense computation gives."""
+    """The calls by name. Each has run once, and its results equal those of the dense computation."""
     calls, dense = {}, problem.dense()
     for name, build in sides.items():
         calls[name] = build(problem)
@@ -73,7 +73,7 @@ def checked_calls(sides, problem):
 
 
 def peak_over_base(call):
-    """Bytes, on the rank where they are most; the least of some calls."""
+    """The peak of a call in bytes, on the rank with the most; the least of some calls."""
     peaks = torch.zeros(MEMORY_CALLS)
     for i in range(MEMORY_CALLS):
         gc.collect()
@@ -101,7 +101,7 @@ def over(time, other):
 
 
 def measure(title, sides, problem, args):
-    """Prints a table; gives times and bytes by side."""
+    """Prints a table, and returns times and bytes by side."""
     calls = checked_calls(selected(sides, args.side), problem)
     ms = best_ms(calls, args.repeats)
     peak = {name: peak_over_base(call) for name, call in calls.items()}
@@ -126,7 +126,7 @@ def say(*lines):
 
 
 def compare_with(figure, name, other, target):
-    """A line about the side `name`, where both were measured."""
+    """A line about the side `name`, if both sides were measured."""
     ms = figure["ms"]
     time, reference = ms.get(name), best_by_hand(ms) if other == BY_HAND else ms.get(other)
     if time is None or reference is None:
@@ -158,7 +158,7 @@ def pooled(args, kind):
 
 
 def memory(args, kind):
-    """What a call takes must not depend on the height of a table whose optimizer is fused."""
+    """With a fused optimizer, the memory of a call must not depend on the number of rows of the table."""
     figure = {"title": f"memory, {kind} ids", "peak": {}}
     lines = []
     for label, is_pooled, is_fused in (

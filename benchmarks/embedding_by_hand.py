@@ -1,7 +1,7 @@
-"""Lookups in a table sharded by rows as they are written by hand: plain torch, c10d's collectives, and a derivative without autograd.
+"""Lookups in a table sharded by rows, written by hand: plain torch, c10d's collectives, and a derivative without autograd.
 
-A way is a function of a Problem that gives a call, which looks up, goes back, and returns results and the gradient of this rank's
-rows. Buffers are made within the call. Pre: ranks have equally many rows, and equally many ids of a batch.
+Each function of a Problem returns a call. The call runs the lookup and its backward, and returns the results and the gradient of
+this rank's rows. Buffers are allocated within the call. Pre: all ranks have the same number of rows, and of ids in a batch.
 """
 
 import torch
@@ -18,14 +18,14 @@ def gathered(own):
 
 
 def reduce_scattered(whole):
-    """This rank's part of a sum over ranks: the parts are exchanged and added up, which Gloo's own reduce-scatter is slower at."""
+    """This rank's part of a sum over ranks. The parts are exchanged and added up, which is faster than Gloo's own reduce-scatter."""
     arrived = torch.empty_like(whole)
     dist.all_to_all_single(arrived, whole)
     return arrived.view(dist.get_world_size(), -1, *whole.shape[1:]).sum(0)
 
 
 def masked_lookup(table, ids, begin):
-    """Zeros where the row is another rank's."""
+    """This rank's rows, and zeros for the rows of other ranks."""
     local = ids.reshape(-1) - begin
     is_elsewhere = (local < 0) | (local >= len(table))
     rows = table.index_select(0, local.masked_fill_(is_elsewhere, 0)).masked_fill_(is_elsewhere.unsqueeze(1), 0)
@@ -33,7 +33,7 @@ def masked_lookup(table, ids, begin):
 
 
 def masked_gradient(grad, ids, begin, n_rows):
-    """Of this rank's rows, from the gradient of all results."""
+    """The gradient of this rank's rows, from the gradient of all results."""
     local = ids.reshape(-1) - begin
     places = ((local >= 0) & (local < n_rows)).nonzero().view(-1)
     rows = grad.view(-1, grad.shape[-1]).index_select(0, places)
@@ -57,7 +57,7 @@ def all_reduce(problem):
 
 
 def reduce_scatter(problem):
-    """... and each rank gets the sums of its own batch."""
+    """Each rank looks all ids up in its rows; a reduce-scatter gives each rank the sums of its own batch."""
     table, (begin, _) = problem.table(), problem.own_rows()
     own_ids, own_grad = problem.own(problem.ids), problem.own(problem.gradient())
 
@@ -78,14 +78,14 @@ def exchanged(sent, sent_counts, received_counts):
 
 
 def exchanged_counts(counts):
-    """How many ids go to each rank, and how many come from it."""
+    """The number of ids that go to each rank, and the number that come from it."""
     received = torch.empty_like(counts)
     dist.all_to_all_single(received, counts)
     return counts.tolist(), received.tolist()
 
 
 def all_to_all(problem):
-    """Each id goes to the rank that has its row, and the row comes back; gradients go the way of the ids."""
+    """Each id is sent to the rank that has its row, and the row is sent back. Gradients are sent to the owners of the rows."""
     table, (begin, _) = problem.table(), problem.own_rows()
     own_ids, own_grad = problem.own(problem.ids), problem.own(problem.gradient())
     n_columns = problem.n_columns
@@ -127,7 +127,7 @@ def all_to_all_of_unique(problem):
 
 
 def broadcast_rows(problem):
-    """Ids are known everywhere, and so is which rank finds which: each tells the others the rows it has, once each."""
+    """All ranks know all ids, and which rank has which row. Each rank sends its rows to all others, each row once."""
     table, (begin, end) = problem.table(), problem.own_rows()
     ids, grad = problem.ids, problem.gradient()
     ends = torch.arange(dist.get_world_size() + 1) * len(table)
@@ -149,7 +149,7 @@ def broadcast_rows(problem):
 
 
 def pooled(problem):
-    """Each rank sums the rows that it has of every bag; a reduce-scatter of these sums."""
+    """Each rank sums its rows of every bag. A reduce-scatter adds these sums."""
     table, (begin, _) = problem.table(), problem.own_rows()
     own_ids, own_grad = problem.own(problem.ids), problem.own(problem.gradient())
     n_bags, per_bag = problem.ids.shape

@@ -1,11 +1,11 @@
-"""What saving the tables of a DistributedEmbedding, and loading them on another number of ranks, costs in time, bytes read and memory.
+"""Time, bytes read and memory to save the tables of a DistributedEmbedding, and to load them on another number of ranks.
 
     torchrun --nproc-per-node 4 benchmarks/embedding_checkpoint.py save FOLDER
     torchrun --nproc-per-node 3 benchmarks/embedding_checkpoint.py load FOLDER
 
-The tables are 6 x 64 MiB by default (--rows), two by rows over all ranks and four whole on one, with row-wise Adagrad's state. Loading is measured
-by shardwise.checkpoint.FileSystemReader and by torch's. "peak" is the resident memory that loading added at most to a rank's, whose tables
-were there before; the target is 64 MiB.
+The tables are 6 x 64 MiB by default (--rows), with row-wise Adagrad's state: two are sharded by rows over all ranks, and four are whole on
+one rank. Loading is measured with shardwise.checkpoint.FileSystemReader and with torch's reader. "peak" is the most resident memory that
+loading adds on a rank; the tables themselves are allocated before. The target is 64 MiB.
 """
 
 import argparse
@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 class Peak:
-    """The most resident memory of this process while it is open, over that at its start; looked up every millisecond."""
+    """The peak resident memory of this process in a `with` block, minus the memory at its start. It is read every millisecond."""
 
     def __enter__(self) -> "Peak":
         self._before = self._most = self._resident()
@@ -51,7 +51,7 @@ class Peak:
 
 
 def bytes_of_files() -> dict[str, int]:
-    """What this process has read from and written to files."""
+    """The bytes that this process has read from and written to files."""
     lines = (line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return {name: int(n) for name, n in lines}
 

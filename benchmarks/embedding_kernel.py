@@ -1,9 +1,9 @@
 """benchmarks/embedding.py --kernel: pooled and unpooled lookups on one rank, without messages: torch's kernels, fbgemm's, Shardwise's.
 
-Shardwise's kernel is called as programs call it, through a DTensor on a mesh of one rank; what that adds to a call is the column
-"one id": a forward of one id, again and again. The table has as many rows as a rank has in embedding.py, and the ids are as many as
-there. "fused" backwards add the gradient to the rows, times a rate, and keep none: torch has no such. The sides take turns, and the
-fastest of all turns counts. fbgemm-gpu-cpu is there where it is installed, as embedding_torchrec.py says.
+Shardwise's kernel is called as programs call it, through a DTensor on a mesh of one rank. The column "one id" shows the time that this adds
+to a call: it repeats a forward of one id. The table has as many rows as a rank has in embedding.py, and as many ids. "fused" backwards add
+the gradient, times a rate, to the rows, and do not keep it; torch has no such backward. The sides take turns, and the fastest of all turns
+counts. The side fbgemm-gpu-cpu runs if it is installed (see embedding_torchrec.py).
 """
 
 import time
@@ -26,7 +26,7 @@ HEADER = ("forward ms", "/torch", "backward ms", "/torch", "one id us")
 
 
 class Side:
-    """A lookup in a table with a derivative: `ids` and `grad` as the side wants them, a call and what resets it."""
+    """A lookup in a table and its derivative: `ids` and `grad` in the form that the side needs, a call, and a function that resets it."""
 
     def __init__(self, look_up, table, place=lambda tensor: tensor, is_fused=False):
         self.look_up, self.table, self.place, self.is_fused = look_up, table, place, is_fused
@@ -35,7 +35,7 @@ class Side:
         self.ids, self.grad, self.one = self.place(ids), self.place(grad), self.place(ids[:1, :1].contiguous())
 
     def turn(self):
-        """Milliseconds of a forward and of a backward."""
+        """The milliseconds of a forward and of a backward."""
         start = time.perf_counter()
         result = self.look_up(self.ids, self.table)
         middle = time.perf_counter()
@@ -110,7 +110,7 @@ def sides_of(look_up, values, mesh):
 
 
 def check(sides):
-    """Each did its first turn, on the same table."""
+    """Checks the results of each side's first turn, on the same table."""
     plain = sides[PLAIN]
     for name, side in sides.items():
         last = side.last.to_local() if isinstance(side.last, shardwise.DTensor) else side.last

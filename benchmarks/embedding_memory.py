@@ -1,11 +1,11 @@
-"""What the backward of a row-sharded embedding allocates on each rank: a piece of the table's gradient, or all of it?
+"""The memory that the backward of a row-sharded embedding allocates on each rank: it shows whether a rank makes the whole table's gradient.
 
     torchrun --nproc-per-node 4 benchmarks/embedding_memory.py
     torchrun --nproc-per-node 4 benchmarks/embedding_memory.py --rows 200000 --columns 64 --ids 4096
 
-Three figures for each rank and side: the most that torch's CPU allocator held at once beyond what it held before the
-backward, the largest single allocation, and the growth of the process's peak resident memory (which sees other threads
-too, but not pages that nobody wrote).
+Three figures for each rank and side: the most that torch's CPU allocator held at once, minus what it held before the
+backward; the largest single allocation; and the growth of the process's peak resident memory (which includes other
+threads, but not pages that were never written).
 """
 
 import argparse
@@ -33,7 +33,7 @@ class Memory:
 
 
 def measure(call):
-    """The memory that torch's allocator and the process take while `call` runs; on a GPU the allocator's peak alone."""
+    """The memory that torch's allocator and the process take while `call` runs; on a GPU, only the allocator's peak."""
     if device() == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -53,7 +53,7 @@ def measure(call):
 
 
 def allocations(profile):
-    """Bytes taken (positive) and given back (negative), in order of time."""
+    """Bytes allocated (positive) and freed (negative), in order of time."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         profile.export_chrome_trace(file.name)
         events = json.loads(Path(file.name).read_bytes())["traceEvents"]
@@ -62,13 +62,13 @@ def allocations(profile):
 
 
 def peak_resident():
-    """The process's peak resident memory, bytes."""
+    """The peak resident memory of the process, in bytes."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def backward(side, n_rows, n_columns, n_ids):
-    """The backward of a lookup whose rows end up on every rank, ready to be called."""
+    """A function that runs the backward of a lookup whose rows are replicated on every rank."""
     torch.manual_seed(0)
     weight = side.distribute(torch.rand(n_rows, n_columns), 0).requires_grad_()
     ids = side.distribute(torch.randint(n_rows, (n_ids,)), None)

@@ -1,10 +1,10 @@
-"""Plans of embedding tables by strategy, and by TorchRec's planner where it is installed, on the same tables.
+"""Plans of embedding tables by strategy, and by TorchRec's planner if it is installed, for the same tables.
 
     python benchmarks/embedding_planners.py [--instances 50] [--seed 0]
 
-A step of the most loaded rank by Shardwise's model (wrappers/embedding_plan/load_model.h), over the bound. TorchRec's planner minimises a
-model of its own, of CPUs as it knows them, so each plan is judged by both models: its plan is read as slices, and ours as its sharding
-types with our slices as shards. benchmarks/embedding_torchrec.py says how TorchRec is installed.
+The figure is the step time of the most loaded rank by Shardwise's load model (wrappers/embedding_plan/load_model.h), divided by the bound.
+TorchRec's planner minimises TorchRec's own model of CPUs. So both models evaluate each plan: TorchRec's plans are converted to slices, and
+Shardwise's plans to TorchRec's sharding types, with the slices as shards. benchmarks/embedding_torchrec.py says how to install TorchRec.
 """
 
 import argparse
@@ -49,8 +49,8 @@ def instance(seed):
 
 
 def judged(tables, n_ranks, batch):
-    """By planner, seconds of the most loaded rank; None where its rules leave ranks without a slice. With TorchRec also the estimates of
-    its model, of its plan and of cost_balanced's."""
+    """The seconds of the most loaded rank by planner; None if the planner's rules leave ranks without a slice. With TorchRec, also the
+    estimates of TorchRec's model for the plans of cost_balanced and of TorchRec."""
     found = {}
     for strategy in STRATEGIES:
         try:
@@ -77,7 +77,7 @@ def print_row(name, results):
 
 
 def print_verdict(model, pairs):
-    """`pairs`: of each instance, cost_balanced and TorchRec's."""
+    """`pairs`: for each instance, the figures of cost_balanced and of TorchRec."""
     ratios = [ours / theirs for ours, theirs in pairs]
     better, worse = sum(r < 1 - 1e-6 for r in ratios), sum(r > 1 + 1e-6 for r in ratios)
     print(

@@ -1,4 +1,4 @@
-"""TorchRec's planner, and its model of what plans cost, for embedding_planners.py."""
+"""TorchRec's planner, and its cost model of plans, for embedding_planners.py."""
 
 import copy
 import json
@@ -17,7 +17,7 @@ DATA_PARALLEL, TABLE_WISE, COLUMN_WISE, ROW_WISE = (
 
 
 class TorchRecPlanner:
-    """Of these tables on the ranks of one host, all ids and batches alike."""
+    """TorchRec's planner for these tables on the ranks of one host. All ranks have equal batches and ids."""
 
     def __init__(self, tables, n_ranks, batch):
         from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
@@ -37,7 +37,7 @@ class TorchRecPlanner:
         self._sharders = [EmbeddingBagCollectionSharder()]
 
     def plan(self):
-        """What it makes of the tables, as a plan of ours."""
+        """TorchRec's plan of the tables, as a plan of Shardwise."""
         from torchrec.distributed.planner import EmbeddingShardingPlanner
 
         planner = EmbeddingShardingPlanner(
@@ -55,7 +55,7 @@ class TorchRecPlanner:
         return sw.EmbeddingPlan.from_json(json.dumps(plan))
 
     def estimate(self, plan):
-        """What its model expects of the most loaded rank in a step of a plan of ours, in its own unit."""
+        """The cost of the most loaded rank in a step of a plan of Shardwise, by TorchRec's model, in its own unit."""
         from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
         from torchrec.distributed.planner.perf_models import NoopPerfModel
 
@@ -98,7 +98,7 @@ def shard_of(piece):
 
 
 def translated(sharding, table):
-    """One table of TorchRec's plan, as JSON of ours."""
+    """One table of TorchRec's plan, as JSON of Shardwise's plans."""
     reason = sharding.sharding_type
     if reason == "data_parallel":
         return {"treatment": "replicated", "reason": reason}

@@ -1,10 +1,11 @@
-"""Simulated: the step of 10,000 tables on 4,096 ranks by plan and strategy; no processes.
+"""A simulated step of 10,000 tables on 4,096 ranks, for each strategy of the planner. It needs no processes.
 
     python benchmarks/embedding_plans_at_scale.py [--tables 10000] [--nodes 512] [--per-node 8]
 
-Tables of ten to 10^9 rows and 16 to 128 columns, a quarter of them pooled over up to 20 ids, ids skewed by Zipf's law or uniform; ranks that
-are like an accelerator each (2 TB/s, 1 ns to reach a row, 5 ns per segment), 8 to a node with 100 GB/s and 2 us between
-them, 12.5 GB/s and 5 us between nodes; 256 samples per rank; row-wise Adagrad. docs/distributed_embeddings.md has the result.
+Tables have ten to 10^9 rows and 16 to 128 columns; a quarter of them are pooled over up to 20 ids; ids follow Zipf's law or are uniform.
+Each rank is like an accelerator (2 TB/s, 1 ns to reach a row, 5 ns per segment). A node has 8 ranks, with 100 GB/s and 2 us between them;
+between nodes there are 12.5 GB/s and 5 us. Each rank has 256 samples, and the optimizer is row-wise Adagrad. docs/distributed_embeddings.md
+has the result.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What benchmarks/embedding.py looks up: a table sharded by rows, ids, the gradient of what was looked up, and the dense answer."""
+"""The data of benchmarks/embedding.py: a table sharded by rows, ids, the gradient of the result, and the dense result."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ def draw_ids(kind, n_rows, shape, seed=0):
 
 
 def table_rows(begin, end, n_columns):
-    """Rows [begin, end) of the table: each rank makes its own ones only."""
+    """Rows [begin, end) of the table: each rank makes only its own rows."""
     rows = torch.empty(max(end - begin, 0), n_columns)
     for start in range(begin // ROWS_PER_SEED * ROWS_PER_SEED, end, ROWS_PER_SEED):
         block = torch.randn(ROWS_PER_SEED, n_columns, generator=torch.Generator().manual_seed(start))
@@ -48,16 +48,16 @@ class Problem:
         return table_rows(*self.own_rows(), self.n_columns)
 
     def own(self, tensor):
-        """The part of a tensor over the whole batch that this rank is to have."""
+        """This rank's part of a tensor over the whole batch."""
         return tensor[slice(*chunk_of(len(tensor)))].clone() if self.is_batch_sharded else tensor
 
     def gradient(self):
-        """Of the results, over the whole batch. Small integers: their sums are exact in any order."""
+        """The gradient of the results, over the whole batch. It has small integers, so sums are exact in any order."""
         shape = (len(self.ids), *([] if self.is_pooled else [self.ids.shape[1]]), self.n_columns)
         return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(1)).float()
 
     def dense(self):
-        """What this rank is to get: results, and the gradient of its rows."""
+        """The expected values of this rank: results, and the gradient of its rows."""
         table = table_rows(0, self.n_rows, self.n_columns).requires_grad_()
         look_up = F.embedding_bag if self.is_pooled else F.embedding
         result = look_up(self.ids, table, **({"mode": "sum"} if self.is_pooled else {}))

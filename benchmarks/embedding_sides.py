@@ -1,4 +1,4 @@
-"""The sides of benchmarks/embedding.py: for each kind of lookup, by name, a function of a Problem that gives the call to be timed."""
+"""The sides of benchmarks/embedding.py: for each kind of lookup, functions by name. Each takes a Problem and returns the call to be timed."""
 
 import contextlib
 import functools
@@ -21,7 +21,7 @@ EXCHANGES = ("reduce_scatter", "all_to_all")
 
 @functools.cache
 def mesh_of(package):
-    """All ranks."""
+    """A mesh of all ranks."""
     return package.init_device_mesh("cpu", (dist.get_world_size(),))
 
 

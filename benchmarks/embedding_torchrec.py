@@ -1,4 +1,4 @@
-"""TorchRec's pooled lookup in a table sharded by rows, where TorchRec is installed: its FUSED kernel, with SGD in the backward.
+"""TorchRec's pooled lookup in a table sharded by rows, if TorchRec is installed: its FUSED kernel, with SGD in the backward.
 
 torchrec 1.8.0 with fbgemm-gpu-cpu 1.8.0 works with torch 2.13. To leave the environment as it is:
 

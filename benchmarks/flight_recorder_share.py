@@ -1,9 +1,10 @@
-"""Which part of an operator's instructions the flight recorder takes, counted by valgrind on one of two ranks that are threads.
+"""The flight recorder's share of an operator's instructions, counted by valgrind on one of two ranks that are threads.
 
     python benchmarks/flight_recorder_share.py
 
-One operator sends nothing (an add of two sharded tensors), one is an all-reduce (the relu of a sum's terms). Over threads an all-reduce is a
-copy in memory: over a network it takes more, and the recorder as much.
+One operator sends nothing (an add of two sharded tensors), the other makes an all-reduce (the relu of a Partial). Between threads, an
+all-reduce is a copy in memory. Over a network an all-reduce takes more instructions, and the recorder the same number, so its share is
+smaller.
 """
 
 import re
@@ -24,7 +25,7 @@ OPERATORS = ("add, sends nothing", "relu of a sum, an all-reduce")
 
 
 def calls_of(rank):
-    """Per operator a function of the calls; what is reduced is new in each, as a reduced sum is kept."""
+    """A function of the calls for each operator. Each call reduces a new Partial."""
     mesh = sw.init_device_mesh("cpu", (2,))
     x = sw.ones(64, 64, device_mesh=mesh, placements=[Shard(0)])
     terms = [sw.DTensor.from_local(torch.ones(8, 8), mesh, [Partial()]) for _ in range(2 * N_CALLS)]
@@ -33,7 +34,7 @@ def calls_of(rank):
 
 
 def run_counted():
-    """Under valgrind: a profile per operator, of the first rank alone."""
+    """Makes the calls under valgrind: one profile per operator, only of the first rank."""
 
     def on_rank(rank):
         for calls in calls_of(rank):
@@ -48,7 +49,7 @@ def run_counted():
 
 
 def instructions(profile):
-    """Of all, and of the recorder's functions with what they call."""
+    """The number of all instructions, and of those in the recorder's functions and the functions that they call."""
     listing = subprocess.run(
         ["callgrind_annotate", "--inclusive=yes", "--threshold=100", "--show-percs=no", str(profile)],
         capture_output=True,

@@ -1,13 +1,13 @@
-"""A training step of a transformer of 12 layers under fully_shard on four Gloo ranks, beside torch's FSDP2, side by side in one run.
+"""A training step of a transformer of 12 layers under fully_shard on four Gloo ranks: Shardwise and torch's FSDP2 in one run.
 
     torchrun --nproc-per-node 4 benchmarks/fully_shard.py --widths 64 128 256 512 --turns 15
 
-Each side shards every layer and then the model, and steps with AdamW. A turn runs each side once and lasts until the slowest rank is done;
-"cpu" are the seconds that this rank's process worked. "peak" are the most bytes of tensors that were there at one time within a step, over
-those before it, as torch's allocator counts them on rank 0; parameters, gradients and the optimizer's state come on top, alike on both sides.
-"MB" are the bytes that rank 0 receives, of Shardwise; "bound" is what it must: what it lacks of the parameters for the forward and, but for
-the outermost group, for the backward, and as many gradients for its part as there are other ranks. After all steps the parameters of
-both sides are compared.
+Each side shards every layer and then the model, and steps with AdamW. A turn runs each side once; a step ends when the slowest rank is
+done. "cpu" is the CPU time of this rank's process. "peak" is the most bytes of tensors at one time within a step, minus the bytes before
+the step, as torch's allocator counts them on rank 0. So it excludes parameters, gradients and the optimizer's state, which are the same on
+both sides. "MB" is received by rank 0 with Shardwise. "bound" is the least it must receive: the parts of the parameters that it lacks, once
+for the forward and once for the backward (not for the outermost group), and the gradients of its part from each other rank. After all steps
+the parameters of both sides are compared.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def sides(width):
 
 
 def in_turns(calls, n_turns):
-    """By side: milliseconds of each call, of the slowest rank, and the CPU milliseconds of this process."""
+    """For each side, the milliseconds of each call on the slowest rank, and the CPU milliseconds of this process."""
     times = torch.empty(2, len(calls), n_turns, dtype=torch.float64)
     for turn in range(n_turns):
         for row, call in enumerate(calls.values()):
@@ -101,7 +101,7 @@ def in_turns(calls, n_turns):
 
 
 def peak_bytes(call):
-    """The most bytes of tensors at one time within `call`, over those before it."""
+    """The most bytes of tensors at one time within `call`, minus the bytes before it."""
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         call()

@@ -1,11 +1,11 @@
-"""Raw 64-bit ids to rows of a table: ms per call, for ids that are known, a tenth that is new, and lookups alone; and rank 0's processor
-time, which other programs on the machine change less.
+"""Raw 64-bit ids to rows of a table: ms per call with known ids, with a tenth of new ids, and in evaluation. It also shows rank 0's CPU
+time, on which other programs of the machine have less effect.
 
     torchrun --nproc-per-node 4 benchmarks/id_transform.py [--rows 1000000] [--ids 100000]
 
-Half of the rows have an id before. Each rank draws its own ids among those, so that many come twice. Beside ExactMapping on all ranks: the same
-with a Python dict per rank, without eviction or messages, and, on one rank, TorchRec's MCHManagedCollisionModule with LRU eviction in every
-step, where TorchRec is installed (benchmarks/embedding_torchrec.py says how).
+At first, half of the rows have an id. Each rank draws its own ids among these, so many occur twice. ExactMapping on all ranks is compared
+with a Python dict per rank, without eviction or messages. On one rank it is also compared with TorchRec's MCHManagedCollisionModule with
+LRU eviction in every step, if TorchRec is installed (see benchmarks/embedding_torchrec.py).
 """
 
 import argparse
@@ -25,7 +25,7 @@ from shardwise.id_transform import ExactMapping
 
 
 class Ids:
-    """Batches of one rank: known ids, and the same with every tenth one new."""
+    """Batches of one rank: known ids, and the same ids with every tenth replaced by a new one."""
 
     def __init__(self, options):
         draw = torch.Generator().manual_seed(0)

@@ -1,9 +1,9 @@
-"""What `import shardwise` adds to a program that has imported torch and torch.distributed: wall and CPU time in fresh processes.
+"""The time that `import shardwise` adds to a program that has imported torch and torch.distributed: wall and CPU time in new processes.
 
     python benchmarks/import_time.py --runs 15
 
-Every run is a process of its own that imports torch, torch.distributed and then shardwise, so both sides of a pair see the same
-state of the machine. The least of the runs is the cost itself; the median has what else the machine did.
+Every run is a new process that imports torch, torch.distributed and then shardwise, so both imports of a pair are timed in the same
+state of the machine. The fastest run shows the cost itself; the median includes disturbance by other programs.
 """
 
 import argparse

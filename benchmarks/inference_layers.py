@@ -1,4 +1,4 @@
-"""nn.MultiheadAttention and nn.TransformerEncoderLayer at inference: DTensors beside plain tensors, fast paths of torch's on both sides.
+"""nn.MultiheadAttention and nn.TransformerEncoderLayer at inference: DTensors and plain tensors, with torch's fast paths on both sides.
 
     export PYTHONPATH=build/python                          # where Shardwise is built and not installed
     torchrun --nproc-per-node 1 benchmarks/inference_layers.py

@@ -6,11 +6,11 @@
 Four ranks over Gloo, float32, one thread each. Each side runs forward and backward of the same weights on the same ids:
 
 - "transformers tp_plan": from_pretrained(..., tp_plan="auto"), on torch.distributed.tensor, with transformers' hooks;
-- "shardwise": parameters sharded by a plan of names; nothing else of the model is touched;
-- "shardwise, declared": the same, and the layouts between layers are declared by parallelize_module's styles.
+- "shardwise": parameters sharded by a plan of names; the rest of the model is unchanged;
+- "shardwise, declared": the same, and the styles of parallelize_module declare the layouts between layers.
 
 A step starts behind a barrier and lasts until the slowest rank is done; sides take turns. Collectives and bytes received are rank 0's,
-counted in one step. "work" is the multiply-adds of the rank that has the most of them, over an even share.
+counted in one step. "work" is the number of multiply-adds of the busiest rank, divided by an even share.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def config(options):
 
 
 def by_plan_of_names(name, module, mesh):
-    """Parameters by the last part of their module's name, as a user would write it."""
+    """Shards parameters by the last part of their module's name, as a user would write it."""
     last = name.rsplit(".", 1)[-1]
     placement = {**dict.fromkeys((*BY_OUTPUTS, "embed_tokens"), sw.Shard(0)), **dict.fromkeys(BY_INPUTS, sw.Shard(1))}
     if last in placement:

@@ -1,12 +1,12 @@
-"""A step of adapters (LoRA) over a stack of frozen linear layers: the memory that DTensors take beside plain tensors.
+"""A step of adapters (LoRA) over a stack of frozen linear layers: the memory that it takes with DTensors and with plain tensors.
 
     export PYTHONPATH=build/python                          # where Shardwise is built and not installed
     torchrun --nproc-per-node 1 benchmarks/lora_memory.py
     torchrun --nproc-per-node 2 benchmarks/lora_memory.py --layers 8 --width 512
 
-Each rank has its rows of the batch, and all weights. The plain side sums the adapters' gradients by all-reduces, as Shardwise does. "kept" is
-what the graph of one forward holds, "peak" the most that torch's allocator held during forward, backward and the update beyond what it held
-before; MiB of rank 0. The loss is compared, too.
+Each rank has its rows of the batch, and all weights. The plain side sums the adapters' gradients by all-reduces, as Shardwise does. "kept"
+is the memory that the graph of one forward keeps. "peak" is the most that torch's allocator held during forward, backward and the update,
+minus what it held before. Both are MiB of rank 0. The losses are also compared.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from torch import nn
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer, and a product of two narrow ones that learns what to add to it."""
+    """A frozen linear layer plus a trained product of two narrow linear layers."""
 
     def __init__(self, side, width, rank):
         super().__init__()

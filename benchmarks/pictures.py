@@ -1,6 +1,6 @@
-"""How long pictures of large meshes take, in each format, and how large they are. Target: under a second each.
+"""Time to make pictures of large meshes, and their sizes, in each format. Target: under a second each.
 
-Seconds are of the CPU, of which one thread is used: those of a clock, too, where nothing else runs.
+Times are CPU seconds of one thread. On an idle machine they equal wall time.
 
 python benchmarks/pictures.py
 """
@@ -31,7 +31,7 @@ MOVES = {
 
 
 def least_seconds(call: Callable[[], Any]) -> float:
-    """The least is the cost itself: other runs have what else the machine did."""
+    """The least time of several runs: the others include disturbance by other programs."""
     times = []
     for _ in range(N_RUNS):
         begin = time.process_time()

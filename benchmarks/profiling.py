@@ -1,4 +1,4 @@
-"""What profile() adds to the training of a tensor-parallel transformer layer.
+"""The time that profile() adds to the training of a tensor-parallel transformer layer.
 
     export PYTHONPATH=build/python                            # where Shardwise is built and not installed
     torchrun --nproc-per-node 4 benchmarks/profiling.py         # half a minute
@@ -99,7 +99,7 @@ def compare(options):
 
 
 def run_counted(options):
-    """Under valgrind, on one rank, whose layouts are those of four and whose messages are none."""
+    """Runs under valgrind on one rank, which has the layouts of four ranks and sends nothing."""
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     step = step_of(options.width, options.heads, options.tokens, options.batch)

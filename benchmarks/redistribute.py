@@ -1,15 +1,16 @@
-"""Moving a tensor from layout to layout: collectives by hand, torch.distributed.tensor and Shardwise side by side.
+"""Moves of a tensor from one layout to another: collectives by hand, torch.distributed.tensor and Shardwise in one run.
 
     export PYTHONPATH=build/python                                    # where Shardwise is built and not installed
     torchrun --nproc-per-node 4 benchmarks/redistribute.py            # every move, about two minutes
     torchrun --nproc-per-node 4 benchmarks/redistribute.py --moves "S0 -> S1" --json redistribute.json
-    python benchmarks/redistribute.py --planning                      # what planning costs, without processes
+    python benchmarks/redistribute.py --planning                      # time to plan, without processes
 
 Four ranks over Gloo, float32, one thread each. The sides take turns; a call starts behind a barrier and lasts until the
-slowest rank has its values; the fastest of all turns counts. Bytes are counted, not assumed: what the loopback interface
-receives during a batch of calls, all ranks together, less what the batch's barriers take. Other programs' messages are in it,
-too, so the least of several batches counts. "x" is these bytes over the bound: what ranks need and do not hold, or what
-reduce-scatter and all-reduce must move. "traced" is the same of what CommDebugMode reports.
+slowest rank has its values; the fastest of all turns counts. Bytes are counted: the bytes that the loopback interface
+receives during a batch of calls, for all ranks together, minus the bytes of the batch's barriers. They include messages of
+other programs, so the least of several batches counts. "x" is these bytes divided by the bound. The bound is the bytes that
+ranks need and do not hold, or that reduce-scatter and all-reduce must move. "traced" is the bytes that CommDebugMode reports,
+divided by the bound.
 """
 
 import argparse
@@ -74,7 +75,7 @@ def number(value):
 
 
 def dense_of(shape):
-    """Integers: sums over ranks are exact."""
+    """A tensor of integers, so that sums over ranks are exact."""
     return (torch.arange(prod(shape)) % 1000).float().view(shape)
 
 
@@ -84,7 +85,7 @@ def placements(package, marks):
 
 
 def operand(package, move, shape):
-    """The source tensor; of a Partial, rank r's piece is (r + 1) times the dense one."""
+    """The source tensor. For a Partial, the piece of rank r is (r + 1) times the dense tensor."""
     mesh = package.init_device_mesh("cpu", move.mesh)
     if move.is_partial():
         local = dense_of(shape) * (dist.get_rank() + 1)
@@ -93,7 +94,7 @@ def operand(package, move, shape):
 
 
 def calls_of(move, shape):
-    """By side, a call without arguments that gives this rank's new piece."""
+    """For each side, a call without arguments that returns this rank's new piece."""
     calls = {}
     for name in (TORCH, SHARDWISE):
         package = importlib.import_module(name)
@@ -106,7 +107,7 @@ def calls_of(move, shape):
 
 
 def check(calls, move, shape):
-    """All sides give what the layout says."""
+    """Checks that all sides give the values that the layout demands."""
     mesh = shardwise.init_device_mesh("cpu", move.mesh)
     factor = sum(range(1, N_RANKS + 1)) if move.is_partial() else 1
     dense = dense_of(shape) * factor
@@ -118,13 +119,13 @@ def check(calls, move, shape):
 
 
 def loopback_bytes():
-    """Received since the machine started."""
+    """The bytes that the loopback interface has received since the machine started."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return int(next(line for line in lines if line.strip().startswith("lo:")).split(":")[1].split()[0])
 
 
 def wire_bytes(call):
-    """Per call, all ranks together; the same on every rank."""
+    """The bytes per call of all ranks together; equal on every rank."""
 
     def batch(n_calls):
         dist.barrier()
@@ -146,7 +147,7 @@ def wire_bytes(call):
 
 
 def over_bound(n_bytes, bound):
-    """Where nothing must be sent, 1 means that nothing was."""
+    """The bytes divided by the bound. If nothing must be sent, 1 means that nothing was sent."""
     return n_bytes / bound if bound else (1.0 if n_bytes < 10_000 else float("inf"))
 
 
@@ -222,7 +223,7 @@ def best_us(call, repeats, per_batch=1):
 
 
 def miss_on_paper(shape, mesh, source, target):
-    """A call that plans, and works out rank 0's part."""
+    """A call that makes a plan and computes rank 0's part of it."""
     before, after = (shardwise.Layout(shape, mesh, placements(shardwise, marks)) for marks in (source, target))
     return lambda: shardwise.plan_redistribution(before, after).traffic(0)
 

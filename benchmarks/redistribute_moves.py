@@ -1,4 +1,4 @@
-"""What benchmarks/redistribute times: one line per move, and how it is made by hand where that is simple.
+"""The moves that benchmarks/redistribute times, one per line, with an implementation by hand if that is simple.
 
 A move names its mesh and marks its placements: a number is Shard of that dim, None is Replicate(), "P" is Partial().
 """
@@ -34,7 +34,7 @@ def text(marks):
 
 
 def lengths(total, mesh):
-    """Extents of nested torch.chunk splits: 10 in 4 is 3,3,3,1."""
+    """The sizes of nested torch.chunk splits: 10 in 4 parts is 3,3,3,1."""
     pieces = [total]
     for n_parts in mesh:
         pieces = [part for piece in pieces for part in chunk(piece, n_parts)]
@@ -51,7 +51,7 @@ def chunk(length, n_parts):
 
 
 def all_to_all(local, shape, move):
-    """S0 -> S1: the columns for each rank are packed beforehand, and what arrives is in place."""
+    """S0 -> S1: the columns for each rank are packed beforehand, and received in place."""
     rows, columns = lengths(shape[0], move.mesh), lengths(shape[1], move.mesh)
     own_rows, own_columns = rows[dist.get_rank()], columns[dist.get_rank()]
     packed = torch.cat([part.reshape(-1) for part in local.split(columns, dim=1)])
@@ -87,7 +87,7 @@ def slice_rows(local, shape, move):
 
 
 def all_reduce(local, shape, move):
-    """P -> R: into a copy, as the input is to stay."""
+    """P -> R: in a copy, because the input must not change."""
 
     def call():
         result = local.clone()
@@ -98,7 +98,7 @@ def all_reduce(local, shape, move):
 
 
 def reduce_scatter(local, shape, move):
-    """P -> S0: the blocks of rows go to their owners, who add them up."""
+    """P -> S0: the blocks of rows are sent to their owners, which add them up."""
     rows = lengths(shape[0], move.mesh)
     own = rows[dist.get_rank()]
     arrived = local.new_empty(N_RANKS, own, shape[1])
@@ -112,7 +112,7 @@ def reduce_scatter(local, shape, move):
 
 
 def transpose_ranks(local, shape, move):
-    """[S0,S1] -> [S1,S0] and [S0,R] -> [R,S0] on 2x2: ranks 1 and 2 exchange what they have."""
+    """[S0,S1] -> [S1,S0] and [S0,R] -> [R,S0] on 2x2: ranks 1 and 2 exchange their pieces."""
     peer = {0: None, 1: 2, 2: 1, 3: None}[dist.get_rank()]
     rows = lengths(shape[0], (2,))[dist.get_rank() % 2]
     columns = lengths(shape[1], (2,))[dist.get_rank() // 2] if move.source[1] == 1 else shape[1]

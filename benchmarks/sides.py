@@ -1,8 +1,8 @@
 """The sides a benchmark compares: plain tensors, torch.distributed.tensor, Shardwise.
 
-A side turns plain data into its own tensors. `dims` say how, one per mesh dim: `0` is Shard(0), `None` is Replicate(),
-so `distribute(x, 0)` shards rows over a 1-D mesh and `distribute(x, 0, None)` does so over the first dim of a 2-D mesh.
-Meshes are on the device that the program chose with use_device(), the CPU before that.
+A side converts plain data to its own tensors. `dims` has one entry per mesh dim: `0` is Shard(0), `None` is Replicate(). So
+`distribute(x, 0)` shards rows over a 1-D mesh, and `distribute(x, 0, None)` shards them over the first dim of a 2-D mesh.
+Meshes are on the device of the last use_device(), by default the CPU.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ PLAIN, TORCH, SHARDWISE = "plain", "torch.distributed.tensor", "shardwise"
 
 
 class Plain:
-    """Tensors as they are: every shard of a world of one is the whole."""
+    """Plain tensors: in a world of one rank, every shard is the whole tensor."""
 
     name = PLAIN
 
@@ -43,7 +43,7 @@ class Distributed:
         return self._package.distribute_tensor(data, self._mesh(len(dims)), self._placements(dims))
 
     def from_local(self, *dims):
-        """A callable from a local tensor to a distributed one; nothing but the package's own function is in it."""
+        """A callable that makes a distributed tensor of a local one. It contains only the package's own function."""
         return functools.partial(
             self._package.DTensor.from_local,
             device_mesh=self._mesh(len(dims)),
@@ -55,12 +55,12 @@ class Distributed:
         return self._package.DTensor.to_local
 
     def full_tensor(self):
-        """To the whole tensor on every rank."""
+        """The whole tensor on every rank."""
         return self._package.DTensor.full_tensor
 
     @functools.cache  # noqa: B019 (a side lives as long as the program)
     def _mesh(self, n_dims):
-        """All ranks along the first mesh dim, extent 1 along the others."""
+        """A mesh with all ranks along its first dim, and extent 1 along the others."""
         return self._package.init_device_mesh(device(), (dist.get_world_size(), *[1] * (n_dims - 1)))
 
     def _placements(self, dims):
@@ -87,7 +87,7 @@ _device = "cpu"
 
 
 def use_device(name):
-    """Not torch's default device: that is a mode through which all calls go, which takes time."""
+    """Sets the device of the meshes. It does not set torch's default device: that is a mode, which slows all calls down."""
     global _device
     _device = name
 
@@ -101,7 +101,7 @@ def backend():
 
 
 def machine_line():
-    """The machine of a figure: processor and GPU, versions, threads."""
+    """The processor and GPU, versions, and number of threads, for the figures."""
     with open("/proc/cpuinfo") as lines:
         models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
         model = next(models, "unknown processor")

@@ -1,10 +1,11 @@
-"""A training step with a table in files, whose hot rows are in memory, against the same table in memory, four Gloo ranks.
+"""A training step with a table in files, with its hot rows in memory, compared with the same table in memory; four Gloo ranks.
 
     torchrun --nproc-per-node 4 benchmarks/tables_beyond_memory.py --folder /a/local/disk
 
-One table by rows over the ranks, Adagrad in the backward, ids by Zipf's law, new ones in every step. A turn runs one step of every side. "hit
-rate", "evictions" and bytes to and from the file are rank 0's, per step, after the warming steps. Vectors are compared between the sides in
-every step. The system keeps pages of the file in memory while it has room: what a disk costs is seen only with tables larger than that.
+One table, sharded by rows over the ranks, with Adagrad in the backward, and new ids by Zipf's law in every step. A turn runs one step of
+every side. "hit rate", "evictions" and bytes to and from the file are rank 0's, per step, after the warm-up steps. Vectors are compared
+between the sides in every step. The system caches pages of the file in free memory, so only tables larger than that show the cost of a
+disk.
 """
 
 import argparse
@@ -22,7 +23,7 @@ SHARES = (0.01, 0.1, 0.5)
 
 
 class Ids:
-    """Batches of ids by Zipf's law, the frequent ones dealt to rows at random; the same on all ranks."""
+    """Batches of ids by Zipf's law; the frequent ids belong to random rows. They are equal on all ranks."""
 
     def __init__(self, options):
         weights = torch.arange(1, options.rows + 1, dtype=torch.float64).pow(-options.exponent)

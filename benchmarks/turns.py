@@ -1,4 +1,4 @@
-"""Calls of several sides, timed in turns: a call starts behind a barrier and lasts until the slowest rank, and its device, is done."""
+"""Times calls of several sides in turns. A call starts behind a barrier and lasts until the slowest rank, and its device, is done."""
 
 import time
 
@@ -8,7 +8,7 @@ from sides import device
 
 
 def ms_in_turns(calls, repeats):
-    """By side: the milliseconds of each of its `repeats` calls."""
+    """The milliseconds of each of the `repeats` calls, by side."""
     times = torch.empty(len(calls), repeats, dtype=torch.float64)
     synchronize = torch.accelerator.synchronize if device() != "cpu" else lambda: None
     for turn in range(repeats):
@@ -24,7 +24,7 @@ def ms_in_turns(calls, repeats):
 
 
 def best_ms(calls, repeats):
-    """By side: the fastest of `repeats` calls."""
+    """The fastest of `repeats` calls, by side."""
     return {side: min(ms) for side, ms in ms_in_turns(calls, repeats).items()}
 
 
@@ -33,7 +33,7 @@ def median(values):
 
 
 def min_and_median(ms, base, digits):
-    """Cells of a table: both in milliseconds, and both over those of `base`, another side's, or None."""
+    """Cells of a table: the minimum and the median in milliseconds, and both divided by those of the side `base`, if it is not None."""
     own, others = [[statistic(each) for statistic in (min, median)] if each else [] for each in (ms, base)]
     ratios = [f"{a / b:.2f}" for a, b in zip(own, others, strict=True)] if base else ["-", "-"]
     return [*(f"{value:.{digits}f}" for value in own), *ratios]

@@ -1,9 +1,9 @@
 """DLRM (Naumov et al., 2019) on four ranks: 26 categorical features behind one DistributedEmbedding, 13 dense ones, clicks to predict.
 
-Tables have the sizes of the Criteo Terabyte data set as MLPerf's benchmark states them, scaled down to at most 20,000 rows. No
-package carries that data, so samples are generated: ids by Zipf's law with exponent 1.1, dense features normal, and clicks by a hidden
-model of both that the training has to find. Tables train by fused row-wise Adagrad in the backward, the dense part by Adam under
-DistributedDataParallel. The checkpoint is read again on another number of ranks, where the loss is the same.
+The tables have the sizes of the Criteo Terabyte data set in MLPerf's benchmark, scaled down to at most 20,000 rows. No package
+contains that data, so samples are generated: ids by Zipf's law with exponent 1.1, normal dense features, and clicks by a hidden model
+of both, which the training has to learn. Tables are trained by fused row-wise Adagrad in the backward, the dense part by Adam under
+DistributedDataParallel. The checkpoint is loaded on another number of ranks, and the loss is the same.
 
     $ torchrun --nproc-per-node 4 examples/dlrm.py --folder /tmp/shardwise-dlrm
     26 tables on 4 ranks, memory_optimized: a step takes 2.5 ms on rank 0, the most loaded; none takes less than 2.4 ms (ratio 1.053)

@@ -1,9 +1,9 @@
-"""A published model of transformers, fine-tuned on four ranks by a program that does not know of Shardwise.
+"""A published model of transformers, fine-tuned on four ranks by a program that does not mention Shardwise.
 
-all-MiniLM-L6-v2, a BertModel of 6 layers, gets a new head and learns which chapter of Python's help a sentence is from. All names are
-those of torch and of transformers: parallel styles shard the layers over two ranks, and fully_shard shards them further over two, which read
-different sentences. `python -m shardwise.compat` puts Shardwise in the place of torch's DTensor. One rank, on which nothing is sharded, is
-the judge: it has the same losses.
+all-MiniLM-L6-v2, a BertModel of 6 layers, gets a new head and learns which chapter of Python's help a sentence is from. The program uses
+only names of torch and transformers. Parallel styles shard the layers over two ranks. fully_shard shards these parts again over the other
+mesh dim, whose ranks read different sentences. `python -m shardwise.compat` replaces torch's DTensor by Shardwise. The second command runs
+the program on one rank, where nothing is sharded: the losses are equal.
 
     $ torchrun --nproc-per-node 4 -m shardwise.compat examples/finetune_hf.py
     Text of Python 3.11.7: 523 sentences to learn, 96 to judge by, 5 chapters
@@ -91,7 +91,7 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def megabytes(model: nn.Module) -> float:
-    """What this rank has of the parameters."""
+    """The size of this rank's parts of the parameters."""
     own = (each.to_local() if isinstance(each, DTensor) else each for each in model.parameters())
     return sum(each.nbytes for each in own) / 1e6
 
@@ -129,7 +129,7 @@ def main() -> None:
             print(words, flush=True)
 
     def mean(value: Tensor) -> float:
-        """Of what the ranks found for their parts of the sentences."""
+        """The mean of the ranks' values for their parts of the sentences."""
         total = value.detach().clone()
         dist.all_reduce(total, group=mesh.get_group("dp"))
         return total.item() / n_parts

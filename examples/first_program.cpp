@@ -1,4 +1,4 @@
-// A table of ten rows on four ranks, one of which has none, and a lookup in it. No Python runs here.
+// A table of ten rows on four ranks, one of them without rows, and a lookup in it. No Python runs here.
 //
 //     $ torchrun --no-python --nproc-per-node 4 build/examples/first_program
 //     [10, 3]
@@ -30,7 +30,7 @@
 //          3  [5, 3]  [5, 0]      60  50.0%
 //       imbalance 2.00: rank 3 holds 60 bytes, the mean is 30
 //
-// docs/start.md has the same in Python.
+// docs/start.md has the same program in Python.
 #include <shardwise/shardwise.h>
 
 #include <iostream>

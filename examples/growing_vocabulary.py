@@ -1,8 +1,8 @@
-"""A vocabulary that grows while a table is trained: raw 64-bit ids get rows of a table of fixed height, over four ranks.
+"""A vocabulary that grows while a table is trained: raw 64-bit ids get rows of a table with a fixed number of rows, over four ranks.
 
-Users come and go over six days, forty a day on all ranks together, and the table has 120 rows. A new user takes a free row, later the row of
-whoever was away longest; that row and its optimizer state start anew. The vectors learn a function of the id, so that each day shows
-whose are known.
+Users come and go over six days. All ranks together have forty users a day, and the table has 120 rows. A new user gets a free row. If no
+row is free, the user gets the row that was used longest ago; that row and its optimizer state are initialised again. The vectors learn a
+function of the id, so the program can count how many users have a trained vector each day.
 
     $ torchrun --nproc-per-node 4 examples/growing_vocabulary.py
     day  users  new  rows taken  rows used  known from the day before
@@ -27,12 +27,12 @@ from shardwise.id_transform import ExactMapping
 
 
 def users_of(day):
-    """Their numbers as some other system made them; half of them came the day before."""
+    """The ids of a day's users, as another system made them. Half of these users also came the day before."""
     return torch.arange(20 * day, 20 * day + 40) * 0x1234567890AB - (1 << 62)
 
 
 def wanted(ids):
-    """The vector that a user's is to become."""
+    """The target of a user's vector."""
     return torch.stack([(ids >> 8) % 17, (ids >> 20) % 17], dim=-1) / 8 - 1
 
 
@@ -72,7 +72,7 @@ def main():
 
 
 def say(text):
-    """Once."""
+    """Prints on rank 0."""
     if dist.get_rank() == 0:
         print(text)
 

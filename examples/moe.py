@@ -1,9 +1,9 @@
 """A mixture of experts learns to spell: expert parallelism x data parallelism on four ranks.
 
-The text is the reference that Python's own help() quotes, letter by letter. In each of two layers every letter goes to 2 of 7 experts, which
-lie on two ranks: 4 on one, 3 on the other. The other two ranks have copies of them, and each of the four has letters of its own, any of which
-may go to any expert: none is dropped and none is padded. An expert's load is its share of the letters' choices; a term of the loss keeps the
-loads even (Switch Transformers, Fedus, Zoph and Shazeer, 2021).
+The text is the reference that Python's own help() quotes, letter by letter. In each of two layers, every letter goes to 2 of 7 experts. Two
+ranks hold the experts: 4 on one, 3 on the other. The other two ranks have copies of them. Each of the four ranks has its own letters, and a
+letter may go to any expert: no letter is dropped or padded. The load of an expert is its share of the letters' choices; a term of the loss
+keeps the loads even (Switch Transformers, Fedus, Zoph and Shazeer, 2021).
 
     $ torchrun --nproc-per-node 4 examples/moe.py
     Text of Python 3.11.7: 464,970 letters, 103 different; 7 experts on the mesh DeviceMesh((dp=2, ep=2), 'cpu')
@@ -90,7 +90,8 @@ class Speller(nn.Module):
 
 
 def average_gradients(model: nn.Module, mesh: sw.DeviceMesh) -> None:
-    """Each gradient becomes that of the mean over all ranks' samples. An expert's has the terms of the two ranks of its mesh["ep"]."""
+    """Each gradient becomes the gradient of the mean over all ranks' samples. The gradient of an expert has the terms of the two ranks in
+    its mesh["ep"]."""
     for parameter in model.parameters():
         is_expert = isinstance(parameter, sw.DTensor)
         grad = parameter.grad.to_local() if is_expert else parameter.grad

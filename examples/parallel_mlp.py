@@ -1,8 +1,8 @@
-"""A model-parallel MLP: an embedding sharded by columns, a layer that computes some columns each, and one that sums over them.
+"""A model-parallel MLP: an embedding sharded by columns, a column-parallel layer, and a row-parallel layer.
 
-Between the last two nothing is sent: each rank goes on with the hidden units it has. The communication trace shows what is: the
-embedding's columns, then one all-reduce forward and one backward. Sizes do not divide by four. The same values in torch.nn's layers,
-on one rank, learn alike.
+Between the two layers nothing is sent: each rank continues with its hidden units. The communication trace shows the messages: an
+all-gather of the embedding's columns, then one all-reduce in the forward and one in the backward. The sizes are not multiples of
+four. torch.nn's layers with the same values, on one rank, have the same losses.
 
     $ torchrun --nproc-per-node 4 examples/parallel_mlp.py
     layer                 weight     placement rank 0     rank 3
@@ -38,7 +38,7 @@ class Mlp(nn.Module):
 
 
 def dense(model: Mlp) -> nn.Sequential:
-    """torch.nn's layers of the same values."""
+    """torch.nn's layers with the same values."""
     layers = nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH))
     whole = {name: parameter.full_tensor().detach() for name, parameter in model.named_parameters()}
     for ours, theirs in (("table", "0"), ("up", "1"), ("down", "3")):
@@ -49,7 +49,7 @@ def dense(model: Mlp) -> nn.Sequential:
 
 
 def show(model: Mlp) -> None:
-    """Each weight, how it is placed, and what the first and the last rank have of it."""
+    """Prints each weight, its placement, and its local shapes on the first and the last rank."""
     lines = []
     for layer in (model.table, model.up, model.down):
         shapes: list[list[int]] = [[] for _ in range(dist.get_world_size())]
@@ -62,7 +62,7 @@ def show(model: Mlp) -> None:
 
 
 def trace(model: Mlp, ids: torch.Tensor) -> None:
-    """What one step sends."""
+    """Prints the messages of one step."""
     with sw.CommDebugMode() as looked_up:
         rows = model.table(ids)
     with sw.CommDebugMode() as forward:

@@ -14,8 +14,9 @@
 //       14  0.336  0.336
 //       19  0.053  0.053
 //
-// The model is written for one process. parallelize_module() and fully_shard() exchange its parameters for DTensors; forward() calls it with this
-// rank's part of the batch: 3 sequences along one half of "dp", 5 along the other. The dense loss is that of the same model, whole, on all 8.
+// The model is written for one process. parallelize_module() and fully_shard() replace its parameters by DTensors. forward() calls it with
+// this rank's part of the batch: 3 sequences at "dp" coordinate 0, 5 at coordinate 1. The dense loss is the loss of the unsharded model on
+// all 8 sequences.
 #include <shardwise/modules.h>
 #include <shardwise/shardwise.h>
 

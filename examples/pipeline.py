@@ -1,8 +1,8 @@
-"""A pipeline of two stages, each of which is tensor-parallel on two ranks of its own; gradients are those of one process.
+"""A pipeline of two stages, each tensor-parallel on its own two ranks. Gradients equal those of one process.
 
-torch.distributed.pipelining sends activations forward and gradients back, by the schedules GPipe and 1F1B, for a batch in four parts. The
-parameters of a stage are DTensors on its row of the mesh, (pp=2, tp=2), and so are the activations that it sends: each rank sends
-its piece to its neighbour in the other row. A wide layer has 37 features, which two ranks share as 19 and 18.
+torch.distributed.pipelining sends activations forward and gradients back, with the schedules GPipe and 1F1B and four micro-batches. The
+mesh is (pp=2, tp=2). The parameters of a stage, and the activations that it sends, are DTensors on its row of the mesh: each rank sends its
+piece to the rank with the same coordinate in the other row. A wide layer has 37 features: one rank has 19 of them, the other 18.
 
     $ torchrun --nproc-per-node 4 examples/pipeline.py
     the mesh (pp=2, tp=2): stage 0 on ranks 0, 1 and stage 1 on ranks 2, 3

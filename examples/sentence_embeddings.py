@@ -1,8 +1,8 @@
-"""A published model, all-MiniLM-L6-v2, on four ranks: the same module and the same answers from parts of the weights.
+"""A published model, all-MiniLM-L6-v2, on four ranks: the same module and the same results, with sharded weights.
 
-minilm.py is the model and knows nothing of ranks. Here its parameters are exchanged for DTensors. The word table arrives
-as TorchRec-style local shards of uneven height; the linear layers are sharded by outputs and then by inputs, so that three
-of the twelve attention heads run on each rank; the small rest is replicated.
+minilm.py has the model, without any code for ranks. This program replaces its parameters by DTensors. The word table is given
+as TorchRec-style local shards with different numbers of rows. The linear layers are sharded by outputs and then by inputs, so that
+three of the twelve attention heads run on each rank. All other parameters are small, and replicated.
 
     $ torchrun --nproc-per-node 4 examples/sentence_embeddings.py
     [30522, 384] as [Shard(0, sizes=[4000, 6000, 9000, 11522])] on 4 ranks (0-3), 46,881,792 bytes
@@ -79,7 +79,7 @@ SENTENCES = [
 
 
 def word_table(file: safe_open, mesh: sw.DeviceMesh) -> sw.DTensor:
-    """The word table, of which each rank reads its own rows and no others."""
+    """The word table. Each rank reads only its own rows."""
     table = file.get_slice(minilm.name_in_file("words.weight"))
     n_rows, width = table.get_shape()
     end = list(accumulate(TABLE_ROWS))[mesh.get_rank()]
@@ -97,7 +97,7 @@ def placement_of(layer: str, parameter: str) -> sw.Placement:
 
 
 def exchange_parameters(file: safe_open, name: str, module: nn.Module, mesh: sw.DeviceMesh) -> None:
-    """Gives `module`, the part of the model called `name`, its weights as DTensors."""
+    """Loads the weights of `module`, the part of the model called `name`, as DTensors."""
     layer = name.rpartition(".")[2]
     for parameter, _ in list(module.named_parameters(recurse=False)):
         if layer == "words":

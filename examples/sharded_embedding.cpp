@@ -1,8 +1,8 @@
 // Lookups in an embedding table that is sharded over four ranks: by rows, by columns, in bags, with max_norm and with padding. No Python
 // runs here.
 //
-// What is called is libtorch's own F::embedding and F::embedding_bag. Row r of a table holds r + 0.00, r + 0.01, r + 0.02 and so on;
-// every part is compared with the same lookup in the whole table.
+// The program calls libtorch's own F::embedding and F::embedding_bag. Row r of a table holds r + 0.00, r + 0.01, r + 0.02 and so on.
+// Every result is compared with the same lookup in the whole table.
 //
 //     $ torchrun --no-python --nproc-per-node 4 build/examples/sharded_embedding
 //     Rows: ten of them on four ranks, ids sharded by batch. A rank gets its rows from those that have them.

@@ -1,7 +1,7 @@
 """Lookups in an embedding table that is sharded over four ranks: by rows, by columns, in bags, with max_norm and with padding.
 
-What is called is torch's own F.embedding and F.embedding_bag. Row r of a table holds r + 0.00, r + 0.01, r + 0.02 and so on; every
-part is compared with the same lookup in the whole table.
+The program calls torch's own F.embedding and F.embedding_bag. Row r of a table holds r + 0.00, r + 0.01, r + 0.02 and so on. Every
+result is compared with the same lookup in the whole table.
 
     $ torchrun --nproc-per-node 4 examples/sharded_embedding.py
     Rows: ten of them on four ranks, ids sharded by batch. A rank gets its rows from those that have them.
@@ -59,7 +59,7 @@ def table_of(n_rows: int, n_columns: int) -> Tensor:
 
 
 def distribute(tensor: Tensor, placement: sw.Placement) -> sw.DTensor:
-    """This rank's part of what every rank has."""
+    """This rank's part of a tensor that every rank has."""
     mesh = sw.init_device_mesh("cpu", (N_RANKS,))
     return sw.distribute_tensor(tensor, mesh, [placement], src_data_rank=None)
 

@@ -1,4 +1,4 @@
-// Embedding tables as TorchRec shards them, carried into distributed tensors and back without a copy. No Python runs here.
+// Embedding tables as TorchRec shards them, converted to distributed tensors and back without a copy. No Python runs here.
 //
 //     $ torchrun --no-python --nproc-per-node 4 build/examples/torchrec_sharding -e row-wise-uneven
 //     [8, 16] as [Shard(0, sizes=[1, 3, 1, 3])] on 4 ranks (0-3), 512 bytes
@@ -31,7 +31,7 @@
 //
 //     Every rank has its pieces back: same storage, same values, same sizes and offsets.
 //
-// Further choices of -e: row-wise-even, column-wise, grid-wise, table-wise. torchrec_sharding.py prints the same from Python.
+// Other values of -e: row-wise-even, column-wise, grid-wise, table-wise. torchrec_sharding.py prints the same from Python.
 #include <shardwise/shardwise.h>
 
 #include <ATen/ATen.h>

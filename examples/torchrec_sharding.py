@@ -1,4 +1,4 @@
-"""Embedding tables as TorchRec shards them, carried into DTensors and back without a copy.
+"""Embedding tables as TorchRec shards them, converted to DTensors and back without a copy.
 
     $ torchrun --nproc-per-node 4 examples/torchrec_sharding.py -e row-wise-uneven
     [8, 16] as [Shard(0, sizes=[1, 3, 1, 3])] on 4 ranks (0-3), 512 bytes
@@ -52,7 +52,7 @@
 
     Every rank has its pieces back: same storage, same values, same sizes and offsets.
 
-Further choices of -e: row-wise-even, grid-wise, table-wise. torchrec_sharding.cpp prints the same from C++.
+Other values of -e: row-wise-even, grid-wise, table-wise. torchrec_sharding.cpp prints the same from C++.
 """
 
 import argparse
@@ -95,7 +95,7 @@ PIECES = {
 
 
 def local_shards(table: Tensor, pieces: list[Piece]) -> sw.LocalShardsWrapper:
-    """What TorchRec hands over on this rank: its pieces of `table` and where they stand in it."""
+    """The local shards that TorchRec has on this rank: its pieces of `table` and their offsets."""
     own = [piece for piece in pieces if piece.rank == dist.get_rank()]
     boxes = [tuple(slice(o, o + n) for o, n in zip(piece.offsets, piece.sizes, strict=True)) for piece in own]
     return sw.LocalShardsWrapper(
@@ -105,7 +105,7 @@ def local_shards(table: Tensor, pieces: list[Piece]) -> sw.LocalShardsWrapper:
 
 
 def show(table: Tensor, pieces: list[Piece], mesh: sw.DeviceMesh, placement: sw.Placement) -> None:
-    """There and back: shards -> DTensor -> picture -> the same shards."""
+    """Converts shards to a DTensor, prints its picture, and converts it back to the same shards."""
     shards = local_shards(table, pieces)
     dtensor = sw.DTensor.from_local(
         shards, mesh, [placement], run_check=False, shape=table.shape, stride=table.stride()

@@ -1,9 +1,10 @@
-"""A transformer learns to spell on a mesh (dp, tp): its layers are sharded along "tp" and what each rank has of them along "dp".
+"""A transformer learns to spell on a mesh (dp, tp): layers are sharded along "tp", and the shards are sharded again along "dp".
 
-The text is the reference that Python's own help() quotes, letter by letter. Tensor parallelism gives a rank some heads of each attention and
-some of the 171 features of each hidden layer: 86 or 85. fully_shard shards these parts and all other parameters over the ranks that have
-samples of their own, 14 together. A checkpoint has the model, the optimizer and the place in the text, and knows no mesh: three data-parallel
-ranks go on from it as the four that wrote it do, and so does a tensor-parallel pair whose blocks are compiled.
+The text is the reference that Python's own help() quotes, letter by letter. Tensor parallelism gives a rank some heads of each attention
+and 85 or 86 of the 171 features of each hidden layer. fully_shard shards these parts and all other parameters over the data-parallel ranks,
+which have 14 samples together. A checkpoint has the model, the optimizer and the position in the text, and does not depend on the mesh.
+Three data-parallel ranks, and two tensor-parallel ranks with compiled blocks, continue from it with the same losses as the four ranks that
+wrote it.
 
     $ torchrun --nproc-per-node 4 examples/train_transformer.py --mesh 2 2 --save-at 20 --folder /tmp/shardwise-transformer
     Text of Python 3.11.7: 464,970 letters, 103 different; 28,214 of 94,614 parameters on rank 0 of DeviceMesh((dp=2, tp=2), 'cpu')
@@ -113,7 +114,7 @@ class Reader:
 
 
 class Training(Stateful):
-    """What a checkpoint holds."""
+    """The contents of a checkpoint."""
 
     def __init__(self, model: nn.Module, reader: Reader) -> None:
         self.model, self.reader = model, reader

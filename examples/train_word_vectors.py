@@ -1,8 +1,9 @@
 """Word vectors by skip-gram with negative sampling, from tables whose rows are sharded unevenly over four ranks.
 
-The text is the reference that Python's own help() quotes. Words stand in the tables by frequency, and a rank gets rows until it has its
-share of lookups: few words that are everywhere, or many that are rare. Each rank has the pairs of words of its part of a batch, looks
-them up in rows of all ranks, and sends the gradients back to them. Nothing depends on the number of ranks: one gives the same curve.
+The text is the reference that Python's own help() quotes. Words are ordered by frequency in the tables, and each rank gets rows until it
+has its share of lookups: a few frequent words, or many rare words. Each rank has the word pairs of its part of a batch. It looks them up in
+rows of all ranks, and sends the gradients back to these rows. The losses do not depend on the number of ranks: one rank gives the same
+curve.
 
     $ torchrun --nproc-per-node 4 examples/train_word_vectors.py
     Text of Python 3.11.7: 54,539 words, 1,228 different ones
@@ -74,7 +75,7 @@ def draw_pairs(text: Tensor, keep: Tensor, random: torch.Generator) -> Tensor:
 
 
 def skip_gram_loss(words: Tensor, context: Tensor, pairs: Tensor, negatives: Tensor) -> Tensor:
-    """Low where a word's vector is near those of its neighbours and far from those of random words."""
+    """The loss. It is low if a word's vector is close to the vectors of its neighbours and far from the vectors of random words."""
     word = F.embedding(pairs[:, 0], words).redistribute(placements=pairs.placements)
     others = torch.cat([pairs[:, 1:], negatives], 1)
     other = F.embedding(others, context).redistribute(placements=pairs.placements)

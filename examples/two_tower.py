@@ -1,9 +1,9 @@
-"""Two-tower retrieval: a query's vector lies near that of the passage it belongs to, and far from those of all other passages.
+"""Two-tower retrieval: a query's vector is close to the vector of its passage, and far from the vectors of all other passages.
 
-The text is the reference that Python's own help() quotes, in passages of 60 words. A query is 12 words of a passage, which is asked for by
-the other 48 and its topic (the inverse cloze task of Lee, Chang and Toutanova, 2019). Both towers look up words in one table. A query's
-negatives are the other passages of the batch, those of all ranks: vectors are gathered, and their gradients come back to the ranks that
-computed them. Nothing depends on the number of ranks: one gives the same losses.
+The text is the reference that Python's own help() quotes, in passages of 60 words. A query is 12 words of a passage; the other 48 words and
+the topic are the passage to find (the inverse cloze task of Lee, Chang and Toutanova, 2019). Both towers look up words in one table. A
+query's negatives are all other passages of the batch, on all ranks: vectors are gathered, and their gradients go back to the ranks that
+computed them. The losses do not depend on the number of ranks: one rank gives the same losses.
 
     $ torchrun --nproc-per-node 4 examples/two_tower.py
     Text of Python 3.11.7: 915 passages of 1,852 words, 79 topics
@@ -52,7 +52,7 @@ def read_passages() -> tuple[int, Tensor, Tensor]:
 
 
 def draw_queries(passages: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """12 words that stand together, somewhere in each passage, and the other 48."""
+    """12 consecutive words at a random position in each passage, and the other 48 words."""
     first = torch.randint(PASSAGE - QUERY + 1, (len(passages), 1), generator=random)
     places = (torch.arange(PASSAGE) + first) % PASSAGE
     turned = passages.gather(1, places)
@@ -85,14 +85,14 @@ class TwoTowers(nn.Module):
 
 
 def parts(n: int, mesh: sw.DeviceMesh) -> tuple[list[int], slice]:
-    """How many of n samples each rank has, and which are this one's."""
+    """The number of samples on each rank, of n samples in total, and the samples of this rank."""
     sizes = [len(part) for part in torch.arange(n).tensor_split(mesh.size())]
     begin = sum(sizes[: mesh.get_local_rank()])
     return sizes, slice(begin, begin + sizes[mesh.get_local_rank()])
 
 
 def of_all_ranks(own: Tensor, sizes: list[int], mesh: sw.DeviceMesh) -> Tensor:
-    """The rows of all ranks. What their gradients are on each rank is summed, and goes back to the row's own."""
+    """The rows of all ranks. The gradients of a row are summed over the ranks, and go back to the rank that has the row."""
     shape = torch.Size([sum(sizes), own.shape[1]])
     rows = sw.DTensor.from_local(
         own.contiguous(), mesh, [sw.Shard(0, sizes=sizes)], run_check=False, shape=shape, stride=(own.shape[1], 1)
@@ -102,7 +102,7 @@ def of_all_ranks(own: Tensor, sizes: list[int], mesh: sw.DeviceMesh) -> Tensor:
 
 @torch.no_grad()
 def recall_at_10(model: nn.Module, queries: Tensor, rests: Tensor, topic: Tensor, mesh: sw.DeviceMesh) -> float:
-    """How many queries of held-out passages find theirs among the first ten of all passages."""
+    """The share of queries of held-out passages whose passage is among the first ten of all passages."""
     sizes, own = parts(len(queries), mesh)
     asked, offered = (of_all_ranks(v, sizes, mesh) for v in model(queries[own], rests[own], topic[own]))
     held_out = torch.arange(0, len(queries), HELD_OUT)

@@ -1,8 +1,8 @@
 """Models as their libraries ship them, on four ranks: transformers' BertModel and torch.nn.Transformer.
 
-Nothing of either is changed but its parameters, which distribute_module() makes DTensors: linear layers sharded by outputs and then by
-inputs, as in Megatron-LM, embedding tables by rows, the rest replicated. Forward and backward are compared with the same model
-unsharded.
+Only the parameters of the models change: distribute_module() makes them DTensors. Linear layers are sharded by outputs and then by inputs,
+as in Megatron-LM, embedding tables by rows; all other parameters are replicated. Forward and backward are compared with the same model
+without sharding.
 
     $ torchrun --nproc-per-node 4 examples/unmodified_models.py
     BertModel: loss 0.048458, unsharded 0.048458

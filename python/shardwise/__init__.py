@@ -4,9 +4,8 @@
     table = distribute_tensor(torch.rand(10, 3), mesh, [Shard(0)])      # 3, 3, 3 and 1 rows
     (table * 2).sum().backward()                                        # any operator of torch
 
-The names and signatures are those of torch.distributed.tensor, whose placements and meshes are accepted, too: `parallel`,
-`experimental`, `debug`, `placement_types` and `device_mesh` stand where its modules of these names stood. Start ranks with
-torchrun, or as threads with shardwise.testing.run_ranks.
+Names and signatures equal those of torch.distributed.tensor, also in the modules `parallel`, `experimental`, `debug`, `placement_types` and
+`device_mesh`. torch's placements and meshes are also accepted. Start ranks with torchrun, or as threads with shardwise.testing.run_ranks.
 """
 
 import atexit

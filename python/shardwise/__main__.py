@@ -38,8 +38,8 @@ PROG = "python -m shardwise"
 def parser() -> argparse.ArgumentParser:
     main = Parser(
         prog=PROG,
-        description="Pictures and plans without communication: who holds what, what a redistribution would send,\n"
-        "and where embedding tables would go. What a running or hanging program does, and what a machine lacks.",
+        description="Draws layouts, and plans redistributions and embedding tables, without communication.\n"
+        "Shows the state of a running or hanging program, and checks a machine.",
         epilog=PLACEMENTS,
     )
     main.add_argument("--version", action="version", version=f"shardwise {__version__}")

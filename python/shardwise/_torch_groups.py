@@ -31,7 +31,7 @@ on_world: Callable[[], None] | None = None  # called where this process is a ran
 
 
 def default_group() -> ProcessGroup | None:
-    """The group of all processes, initialised where torchrun's variables are there; None where they are not."""
+    """The group of all processes, initialised if torchrun's variables are set; None if they are not."""
     if not dist.is_available():
         return None
     if not dist.is_initialized():

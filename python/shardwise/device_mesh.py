@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def _reading_ranks(function: Callable[P, T]) -> Callable[P, T]:
-    """`function`, run outside of FakeTensorMode: the ranks of a mesh are real numbers there, too."""
+    """`function`, run outside of FakeTensorMode, because the ranks of a mesh are always real numbers."""
 
     @wraps(function)
     def with_values(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -56,7 +56,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
     It is also a torch.distributed.device_mesh.DeviceMesh: torch's functional collectives and other libraries accept it.
 
     `mesh`: global ranks in any order (nested lists or an integer tensor); shards are given to ranks in that order. A rank outside the mesh
-    may hold the object, too: it has no part of tensors on it. Equal meshes are equal objects, and communicate over the same groups.
+    may also hold the object; it has no part of tensors on the mesh. Equal meshes are equal objects, and communicate over the same groups.
     `backend_override`: per mesh dim a backend, its options, or both, or None. The mesh then has separate groups along these dims, and an
     operator cannot mix its tensors with those of another mesh of the same ranks. With `_init_backend=False` the mesh has no groups, and
     making it is not collective: it knows ranks, coordinates and the layouts of tensors, and raises an error when it has to communicate.
@@ -482,7 +482,8 @@ Place: TypeAlias = tuple[int, int] | None  # a rank and the number of ranks; Non
 
 
 def _in_world_of(place: Place) -> AbstractContextManager[Any]:
-    """A `with` block in which a mesh is unpickled: in this process's world, or without groups, as the rank that saved it, if it is no rank."""
+    """A `with` block in which a mesh is unpickled in this process's world. A process that is no rank unpickles it without groups, as the
+    rank that saved it."""
     return nullcontext() if place is None or is_rank() else _C.without_groups(*place)
 
 
@@ -503,7 +504,7 @@ def rebuild_slice(
     dims: tuple[tuple[str, ...] | str, ...],
     place: Place = None,
 ) -> DeviceMesh:
-    """Unpickles a slice of another mesh, `root`. The groups of all such slices are made, because other ranks unpickle theirs.
+    """Unpickles a slice of another mesh, `root`. The groups of all such slices are made, because other ranks unpickle the other slices.
 
     `dims`: for each dim, the dims of `root` that it consists of; a flat list in older files.
     """

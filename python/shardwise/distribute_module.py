@@ -1,4 +1,4 @@
-"""Turning the parameters of a module into DTensors."""
+"""distribute_module: makes the parameters of a module DTensors."""
 
 import inspect
 import warnings
@@ -32,10 +32,10 @@ def distribute_module(
     A tensor that several submodules share stays shared: if `partition_fn` replaces it in one of them, the others get the replacement. If it
     makes several replacements of one tensor, a warning names them. DTensors of torch.distributed.tensor are first converted.
 
-    Within a forward of the module, or of one of its submodules called alone, plain tensors next to DTensors count as replicas: the model may
-    make masks, positions and constants, and be given plain ids. The plain arguments of that call (tensors and numbers, in tuples, lists, dicts
-    and dataclasses; nothing else is looked into) are compared by the ranks at the first call of each signature, and at every call under
-    SHARDWISE_CHECK=1: each rank sends two numbers for all of them. If they differ, all ranks raise a ValueError or TypeError that names the
+    Within a forward of the module, or of one of its submodules called alone, plain tensors next to DTensors count as replicas: the model
+    may make masks, positions and constants, and be given plain ids. The ranks compare the plain arguments of that call: tensors and
+    numbers, also in tuples, lists, dicts and dataclasses. They compare at the first call of each signature, and with SHARDWISE_CHECK=1 at
+    every call: each rank sends two numbers for all arguments. If they differ, all ranks raise a ValueError or TypeError that names the
     argument where a plain tensor meets a DTensor. Arguments that `input_fn` or a ParallelStyle of the called module wraps are not compared.
     Under implicit_replication() nothing is compared: the caller is responsible.
 

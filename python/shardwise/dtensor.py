@@ -35,8 +35,8 @@ class DTensor(torch.Tensor):
     """One logical tensor whose pieces live on the ranks of a device mesh.
 
     Make one with DTensor.from_local, distribute_tensor, or a factory such as shardwise.zeros. `shape` is the shape of the whole tensor, in
-    elements. Every operator of torch works on it, in C++, and gives DTensors again. An operator without a sharding rule gathers its inputs,
-    and warns once.
+    elements. Every operator of torch works on it, in C++, and returns DTensors. An operator without a sharding rule gathers its inputs, and
+    warns once.
 
     >>> x = sw.distribute_tensor(torch.arange(10.0), mesh, [sw.Shard(0)])
     >>> y = x * 2 + 1
@@ -111,7 +111,8 @@ class DTensor(torch.Tensor):
         return f"DTensor({local}, device_mesh={self.device_mesh}, placements={self.placements})"
 
     def __format__(self, format_spec: str) -> str:
-        """With a format and a 0-dim tensor, the formatted value, which is collective over the mesh; else the repr."""
+        """Formats the value of a 0-dim tensor if `format_spec` is not empty, which is collective over the mesh. In all other cases, formats
+        the repr."""
         is_value = format_spec and self.dim() == 0
         return format(self.item(), format_spec) if is_value else object.__format__(self, format_spec)
 
@@ -262,7 +263,8 @@ class DTensor(torch.Tensor):
 
     @_reader
     def __create_chunk_list__(self) -> Any:
-        """A load calls it on all ranks before it writes to the pieces, so it counts as a write, which views and gathered parameters see."""
+        """A load calls it on all ranks before it writes to the pieces. So the call counts as a write: views are fetched and parameters
+        gathered again."""
         from shardwise.checkpoint import chunks
 
         _C.note_write(self)

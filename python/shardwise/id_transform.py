@@ -1,4 +1,4 @@
-"""Maps raw 64-bit ids, such as hashes or user numbers, to rows of a table of fixed height.
+"""Maps raw 64-bit ids, such as hashes or user numbers, to rows of a table with a fixed number of rows.
 
     to_rows = ExactMapping(1_000_000, mesh)                      # each id its own row, while there are rows
     table = torch.nn.Parameter(sw.rand(1_000_000, 64, device_mesh=mesh, placements=to_rows.placements))
@@ -41,9 +41,9 @@ class IdTransform(nn.Module):
 class ModuloHash(IdTransform):
     """The row of an id is its hash (splitmix64) modulo `n_rows`. It has no state, sends nothing, and gives the same rows on every rank.
 
-    Ids share rows, and the mapping does not know which. With n ids in n_rows rows, a given id has its row alone with probability
-    (1 - 1/n_rows)^(n - 1): with 1,000,000 rows, 0.1 % of 1,000 ids share a row, and 63 % of 1,000,000 ids. Another `seed` makes other ids share
-    rows: the sum of the rows of two tables with two seeds tells most ids apart.
+    Ids share rows, and the mapping does not know which. With n ids in n_rows rows, an id is alone in its row with probability
+    (1 - 1/n_rows)^(n - 1): in 1,000,000 rows, 0.1 % of 1,000 ids share a row with another id, and 63 % of 1,000,000 ids do. With another
+    `seed`, other ids share rows. So the sum of the rows of two tables with different seeds distinguishes most ids.
 
     Raises TypeError for ids that are not integers, and ValueError for a Partial tensor and for n_rows below 1.
 
@@ -63,7 +63,7 @@ class ModuloHash(IdTransform):
         return _C.modulo_hash(ids, self.n_rows, self.seed)
 
     def share_of_collisions(self, n_ids: int) -> float:
-        """The expected share of `n_ids` ids that have a row in common with another one."""
+        """The expected share of `n_ids` ids that share a row with another id."""
         return 1.0 - (1.0 - 1.0 / self.n_rows) ** max(n_ids - 1, 0)
 
     def extra_repr(self) -> str:
@@ -73,9 +73,9 @@ class ModuloHash(IdTransform):
 class ExactMapping(IdTransform):
     """Each raw id gets its own row, of all `n_rows` except the default row.
 
-    In training (module.training), new ids get rows. In a bucket without free rows, a new id takes the row used longest ago; of rows of equal
-    age, the first. Ids of the same step keep their rows. In evaluation nothing is inserted, and unknown ids get `default_row`, which belongs
-    to no id.
+    In training (module.training), new ids get rows. In a bucket without free rows, a new id takes the row used longest ago, or the first of
+    these if several have the same age. Ids of the same step keep their rows. In evaluation nothing is inserted, and unknown ids get
+    `default_row`, which belongs to no id.
 
     Rows are divided into `n_buckets` buckets of consecutive rows (0: one bucket per 256 rows). The hash of an id says which bucket it belongs
     to, on any number of ranks. Buckets fill up separately: with buckets of 256 rows the first one is full when about 80 % of all rows are
@@ -133,7 +133,7 @@ class ExactMapping(IdTransform):
 
     @property
     def n_reassigned(self) -> int:
-        """The number of such rows on all ranks."""
+        """The number of rows on all ranks that the last training step took from another id."""
         return self._mapping.n_reassigned
 
     def reset_rows(
@@ -151,9 +151,9 @@ class ExactMapping(IdTransform):
         standard deviation `scale`. Random numbers are a function of id, column and `seed`, so they are equal in any layout and on any number of
         ranks. `optimizer`: its state for these rows is reset, too: Adagrad's sums to initial_accumulator_value, all other state to 0.
 
-        Every rank must call it. It sends nothing if the table has the placements `placements`, or if the last step reassigned no row. Otherwise
-        it sends one message to each rank, once per step. Raises ValueError for a table of another height, a Partial one, and one that
-        `optimizer` does not have.
+        Every rank must call it. It sends nothing if the table has the placements `placements`, or if the last step reassigned no row.
+        Otherwise it sends one message to each rank, once per step. Raises ValueError for a table with another number of rows, a Partial
+        table, and a table that `optimizer` does not have.
         """
         states = [] if optimizer is None else _states_by_row(optimizer, table, self.n_rows)
         self._mapping.reset_rows(table, init, scale, seed)

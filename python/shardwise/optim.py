@@ -244,8 +244,9 @@ class FusedAdagrad(_FusedOptimizer):
 class FusedAdam(_FusedOptimizer):
     """Adam (Kingma, Ba, 2014) on the rows that ids name, the same as torch.optim.SparseAdam: the moments of other rows do not change. With
     `row_wise` the second moment is one number per row, of mean squares, as in FBGEMM's partial row-wise Adam. `weight_decay` adds
-    weight_decay * row to the gradient, as torch.optim.Adam does; with `decoupled_weight_decay` it is that of AdamW (Loshchilov, Hutter, 2019).
-    State: "exp_avg" and "exp_avg_sq", float32 (float64 for tables of doubles), of the table's shape; with `row_wise` the second is [rows].
+    weight_decay * row to the gradient, as torch.optim.Adam does; with `decoupled_weight_decay` it is applied as in AdamW (Loshchilov,
+    Hutter, 2019). State: "exp_avg" and "exp_avg_sq", float32 (float64 for tables of doubles), of the table's shape; with `row_wise` the
+    second is [rows].
 
     >>> table = torch.nn.Parameter(sw.ones(100, 4, device_mesh=mesh, placements=[sw.Shard(0)]))
     >>> optimizer = sw.optim.FusedAdam([table], lr=0.01)

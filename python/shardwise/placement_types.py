@@ -18,7 +18,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`_StridedShard` is torch's own class; a Shard against the order of mesh dims is of it. Its module is imported only when asked for."""
+    """`_StridedShard` is torch's own class, for a Shard against the order of mesh dims. Its module is imported only when the name is
+    used."""
     if name != "_StridedShard":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from shardwise.interop.facade import torchs_own

@@ -18,8 +18,8 @@ except ModuleNotFoundError:  # the help then has no colours
 from shardwise._C import EnumerableShard, Layout, Partial, Placement, Replicate, Shard
 from shardwise.placement_types import KINDS
 
-PLACEMENTS = """Placements, one per mesh dim: S0 (sharded along tensor dim 0), S0[1,3,1,3] (in these sizes),
-R (replicated), P, Pavg, Pmax, Pmin, Pproduct (partial); or as Python spells them:
+PLACEMENTS = """Placements, one per mesh dim: S0 (sharded along tensor dim 0), S0[1,3,1,3] (sharded with these sizes),
+R (replicated), P, Pavg, Pmax, Pmin, Pproduct (partial); or as in Python:
 RaggedShard((0,1),(2,3,0,5)) (ranges of the flattened dims 0 and 1 in these proportions)."""
 
 UNITS = {"": 1, "B": 1}

@@ -1,4 +1,4 @@
-"""python -m shardwise doctor: what this machine and this installation have, how fast messages are, and what is wrong."""
+"""python -m shardwise doctor: checks this machine and this installation, and measures the speed of messages."""
 
 import argparse
 import json
@@ -25,14 +25,14 @@ from shardwise.debug.text_tables import WIDTH, aligned
 State = Literal["ok", "note", "wrong"]
 STYLES = {"ok": "32", "note": "33", "wrong": "1;31"}  # green, yellow, bold red of ANSI
 
-# Our variables, each with its effect. The variables of other libraries are shown without.
+# Our variables, each with its effect. The variables of other libraries are shown without their effects.
 SHARDWISE_VARIABLES = {
-    "SHARDWISE_CHECK": "1 compares each communication of all ranks before it is made",
+    "SHARDWISE_CHECK": "1: the ranks compare each communication before they make it",
     "SHARDWISE_CHECK_SECONDS": "how long a rank waits for the others when calls are compared",
-    "SHARDWISE_DUMP_FOLDER": "where the last communications of ranks that hang or fail are written",
-    "SHARDWISE_DUMP_SIGNAL": "1 has SIGUSR1 make a rank write its last communications",
-    "SHARDWISE_THREADS": "strict has ranks that are threads communicate as over NCCL",
-    "SHARDWISE_WAIT_WARNING": "seconds after which a rank that waits says in what",
+    "SHARDWISE_DUMP_FOLDER": "the folder to which ranks that hang or fail write their last communications",
+    "SHARDWISE_DUMP_SIGNAL": "1: a rank that gets SIGUSR1 writes its last communications",
+    "SHARDWISE_THREADS": "strict: ranks that are threads communicate as over NCCL",
+    "SHARDWISE_WAIT_WARNING": "seconds after which a waiting rank names the call in which it waits",
     "SHARDWISE_WATCH": "1, or a port: feeds the page of python -m shardwise watch",
 }
 OTHER_PREFIXES = (
@@ -42,7 +42,7 @@ OTHER_PREFIXES = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. "note" may slow a program down or stop larger ones; "wrong" stops programs."""
+    """One line of the report. "note": it may slow a program down, or stop a larger program. "wrong": it stops programs. `mend`: how to fix it."""
 
     section: str
     name: str
@@ -52,22 +52,22 @@ class Finding:
 
 
 def judged(section: str, name: str, value: str, mend: str, state: State = "note") -> Finding:
-    """A finding whose state is `state` if there is something to mend, else ok."""
+    """A finding whose state is `state` if there is something to fix, else ok."""
     return Finding(section, name, value, state if mend else "ok", mend)
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "doctor",
-        help="versions, backends, devices, memory, limits, links measured, and what is wrong",
-        description="Looks at this installation and this machine, measures what a message costs between two processes, and says "
-        "what is wrong and how to mend it. Exits with 1 where something is wrong.",
+        help="checks versions, backends, devices, memory and limits, and measures links",
+        description="Checks this installation and this machine, measures the speed of messages between two processes, and says "
+        "how to fix problems. Exits with 1 if something is wrong.",
         epilog='Examples: "python -m shardwise doctor"; "torchrun --nproc-per-node 4 -m shardwise doctor" measures between the '
-        'ranks of a job, over several machines, too; "python -m shardwise doctor --json" for a bug report.',
+        'ranks of a job, also on several machines; "python -m shardwise doctor --json" for a bug report.',
         formatter_class=argparse.HelpFormatter,
     )
     command.add_argument("--json", action="store_true", help="prints the findings as a JSON list")
-    command.add_argument("--no-links", action="store_true", help="measures no link")
+    command.add_argument("--no-links", action="store_true", help="skips the measurement of links")
     command.set_defaults(run=run)
 
 
@@ -124,7 +124,9 @@ def devices() -> Iterator[Finding]:
         of = torch.cuda.get_device_properties(index)
         yield Finding(here, f"cuda:{index}", f"{of.name}, {_bytes(of.total_memory)}, {of.major}.{of.minor}")
     if torch.cuda.is_available() and not _build_facts.CUDA:
-        mend = "Rows of tables are looked up by torch's kernels. Compile shardwise where nvcc is on the PATH."
+        mend = (
+            "Lookups in tables use torch's kernels. For Shardwise's kernels, compile shardwise with nvcc on the PATH."
+        )
         yield judged(here, "kernels for GPUs", "none", mend)
 
 
@@ -144,9 +146,7 @@ def shared_memory(folder: Path) -> Finding:
     except OSError as error:
         return judged("memory", name, error.strerror or "missing", "DataLoader's workers need it: mount a tmpfs there.")
     size, free = of.f_blocks * of.f_frsize, of.f_bavail * of.f_frsize
-    mend = (
-        "NCCL and DataLoader's workers need more: docker run --shm-size=1g (or --ipc=host), or remove what lies there."
-    )
+    mend = "NCCL and DataLoader's workers need more: docker run --shm-size=1g (or --ipc=host), or remove files there."
     value = f"{_bytes(size)}, of which {_bytes(free)} free"
     return judged("memory", name, value, mend if free < 256 << 20 else "")
 
@@ -160,7 +160,7 @@ def limits() -> Iterator[Finding]:
 
 
 def open_files(soft: int, hard: int) -> Finding:
-    """A rank has a connection to every other one per process group."""
+    """A rank has a connection to every other rank in each process group."""
     few = soft != resource.RLIM_INFINITY and soft < 1024
     mend = f"A rank opens a file per other rank and mesh dim: ulimit -n {_limit(hard)}." if few else ""
     value = f"{_limit(soft)}, at most {_limit(hard)}"
@@ -170,7 +170,7 @@ def open_files(soft: int, hard: int) -> Finding:
 def locked_memory(soft: int, *, has_rdma: bool) -> Finding:
     few = has_rdma and soft != resource.RLIM_INFINITY
     value = _limit(soft) if soft == resource.RLIM_INFINITY else _bytes(soft)
-    mend = "InfiniBand needs memory that stays: ulimit -l unlimited (docker run --ulimit memlock=-1)." if few else ""
+    mend = "InfiniBand needs locked memory: ulimit -l unlimited (docker run --ulimit memlock=-1)." if few else ""
     return judged("limits", "locked memory (ulimit -l)", value, mend)
 
 
@@ -186,17 +186,15 @@ def network() -> Iterator[Finding]:
     try:
         address = str(socket.getaddrinfo(host, None)[0][4][0])
     except OSError:
-        mend = (
-            "Gloo takes this name's address: set GLOO_SOCKET_IFNAME to an interface, or put the name into /etc/hosts."
-        )
+        mend = "Gloo uses the name's address: set GLOO_SOCKET_IFNAME to an interface, or put the name into /etc/hosts."
         yield judged(here, f"host {host}", "has no address", mend)
         return
-    mend = "Fine for one machine. For several, set GLOO_SOCKET_IFNAME to the interface between them."
+    mend = "This works on one machine. For several machines, set GLOO_SOCKET_IFNAME to the interface between them."
     yield judged(here, f"host {host}", address, mend if address.startswith("127.") or address == "::1" else "")
 
 
 def interface(chosen: str, names: Sequence[str]) -> Finding:
-    """GLOO_SOCKET_IFNAME may name several, by commas."""
+    """GLOO_SOCKET_IFNAME may name several interfaces, separated by commas."""
     missing = [name for name in chosen.split(",") if name not in names]
     mend = f"{', '.join(missing)} does not exist: Gloo fails. Set one of {', '.join(names)}." if missing else ""
     return judged("network", "GLOO_SOCKET_IFNAME", chosen, mend, "wrong")
@@ -212,7 +210,7 @@ def job_links() -> Iterator[Finding]:
 
 def link(name: str, speed: link_speed.LinkSpeed | str) -> Finding:
     if isinstance(speed, str):
-        mend = "Processes cannot talk: look at GLOO_SOCKET_IFNAME, the host's name in /etc/hosts, and firewalls."
+        mend = "Processes cannot communicate: check GLOO_SOCKET_IFNAME, the host's name in /etc/hosts, and firewalls."
         return judged("links", f"{name}, gloo", speed, mend, "wrong")
     value = f"{speed.latency * 1e6:,.0f} us per small message, {speed.bandwidth / 1e9:.2f} GB/s"
     mend = "Over 1 ms: the cores are busy, or the network is slow." if speed.latency > 1e-3 else ""
@@ -230,17 +228,17 @@ def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(here, name, variables[name])
     missing = [name for name in TORCHRUN_VARIABLES if name not in variables]
     if missing and len(missing) < len(TORCHRUN_VARIABLES):
-        mend = f"Without {', '.join(missing)} no process group starts. Start by torchrun, which sets them all, or unset the others."
+        mend = f"Without {', '.join(missing)} no process group starts. Start with torchrun, which sets all of them, or unset the others."
         yield judged(here, "torchrun's variables", f"{', '.join(missing)} not set", mend, "wrong")
     if "OMP_NUM_THREADS" not in variables:
-        mend = "torchrun sets 1 where it is not set. A rank that is started otherwise takes all cores."
+        mend = "torchrun sets it to 1. A rank that is started in another way uses all cores."
         yield Finding(here, "OMP_NUM_THREADS", "not set", "note" if not missing else "ok", mend)
 
 
 def own_variable(name: str, value: str) -> Finding:
     if name in SHARDWISE_VARIABLES:
         return Finding("environment", name, value, "ok", SHARDWISE_VARIABLES[name])
-    return judged("environment", name, value, f"Not one of Shardwise's: {', '.join(SHARDWISE_VARIABLES)}.")
+    return judged("environment", name, value, f"Shardwise does not read it. It reads {', '.join(SHARDWISE_VARIABLES)}.")
 
 
 def show(found: Sequence[Finding]) -> None:

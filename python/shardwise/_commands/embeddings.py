@@ -17,22 +17,22 @@ STRATEGIES = ("basic", "memory_balanced", "memory_optimized", "cost_balanced")
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "plan-embeddings",
-        help="where embedding tables would go: a table, a picture, and a bound",
+        help="a plan for embedding tables: a table, a picture, and a bound",
         epilog='The file is a list as in [{"name": "users", "n_rows": 1000000, "n_columns": 64, "dtype": "float32",\n'
-        '"combiner": "sum", "ids_per_sample": 1, "skew": 1.05}], of which the first three are needed, or a saved plan,\n'
-        "whose tables are planned anew.\n\n"
+        '"combiner": "sum", "ids_per_sample": 1, "skew": 1.05}], where only the first three fields are required, or a\n'
+        "saved plan, whose tables are planned again.\n\n"
         "example:\n  python -m shardwise plan-embeddings tables.json --ranks 64 --memory 80GB --strategy cost_balanced",
     )
     add = command.add_argument
-    add("tables", type=Path, metavar="TABLES.JSON", help="the tables")
-    add("--ranks", type=whole(1, MAX_RANKS), required=True, help="how many")
-    add("--memory", type=n_bytes, metavar="BYTES", help="of tables and optimizer state per rank, as in 80GB or 512MiB")
+    add("tables", type=Path, metavar="TABLES.JSON", help="the file with the tables")
+    add("--ranks", type=whole(1, MAX_RANKS), required=True, help="the number of ranks")
+    add("--memory", type=n_bytes, metavar="BYTES", help="for tables and optimizer state, per rank, such as 80GB")
     add("--strategy", choices=STRATEGIES, default="cost_balanced", help="default: %(default)s")
     add("--batch", type=whole(1, MAX_INTEGER), default=1024, help="samples per rank and step (default: %(default)s)")
     for least, name, help in (
-        (0, "data-parallel", "tables of at most so many are replicated"),
-        (1, "row-slice", "tables of at least so many are sharded by rows"),
-        (1, "column-slice", "a slice of columns has at most so many"),
+        (0, "data-parallel", "tables of at most this size are replicated"),
+        (1, "row-slice", "tables of at least this size are sharded by rows"),
+        (1, "column-slice", "the largest size of a slice of columns"),
     ):
         add(f"--{name}-threshold", type=whole(least, MAX_INTEGER), metavar="ELEMENTS", help=help)
     state = whole(0, MAX_STATE_BYTES)
@@ -41,11 +41,11 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         type=state,
         default=0,
         metavar="BYTES",
-        help="of the optimizer: 4 for Adagrad, 8 for Adam",
+        help="optimizer state: 4 for Adagrad, 8 for Adam",
     )
-    add("--state-per-row", type=state, default=0, metavar="BYTES", help="of the optimizer: 4 for row-wise Adagrad")
-    add("--mesh", type=mesh_extents, default=(), help="of the ranks, as in 8x8: links are given per mesh dim")
-    add("--link", type=link, action="append", metavar="US:GB/S", help="once per mesh dim (default: 20:10)")
+    add("--state-per-row", type=state, default=0, metavar="BYTES", help="optimizer state: 4 for row-wise Adagrad")
+    add("--mesh", type=mesh_extents, default=(), help="the shape of the mesh, such as 8x8: each mesh dim has a --link")
+    add("--link", type=link, action="append", metavar="US:GB/S", help="give it once per mesh dim (default: 20:10)")
     add("--save", type=Path, metavar="PLAN.JSON", help="saves the plan")
     command.set_defaults(run=run)
 

@@ -8,9 +8,10 @@ from shardwise.debug.flight_files import read_flights
 from shardwise.debug.hang import describe_hang, hang_rows
 from shardwise.debug.text_tables import table_text
 
-EPILOG = """A program writes the files where a wait takes long, where a communication fails, by shardwise.debug.dump(), and on
-SIGUSR1 (kill -USR1 PID) if it was started with SHARDWISE_DUMP_SIGNAL=1: into the folder that SHARDWISE_DUMP_FOLDER
-names, or that of temporary files. Of several files of one rank the newest counts; files of other runs are left out.
+EPILOG = """A program writes the files when a wait takes long, when a communication fails, by shardwise.debug.dump(), and on
+SIGUSR1 (kill -USR1 PID) if it was started with SHARDWISE_DUMP_SIGNAL=1. They are written to the folder that
+SHARDWISE_DUMP_FOLDER names, or to the folder of temporary files. If a rank has several files, the newest is read; files
+of other runs are ignored.
 
 examples:
   python -m shardwise hang
@@ -22,7 +23,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command = commands.add_parser(
         "hang",
         help="who waits for whom, from the files that a hanging program wrote",
-        description="Says who waits for whom, in which call and since when, and what each rank does.",
+        description="Shows who waits for whom, in which call and since when, and what each rank does.",
         epilog=EPILOG,
     )
     command.add_argument(

@@ -36,37 +36,37 @@ DIFF_EXAMPLES = """examples:
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     show = commands.add_parser(
         "show",
-        help="a picture of who holds what of a tensor, or of a mesh",
-        description="Draws who holds what of a tensor of this shape, with bytes and imbalance;\nwithout --shape, the mesh.",
+        help="a picture of a tensor's parts on the ranks, or of a mesh",
+        description="Draws which rank holds which part of a tensor, with bytes and imbalance.\nWithout --shape it draws the mesh.",
         epilog=f"{PLACEMENTS}\n\n{SHOW_EXAMPLES}",
     )
     add = show.add_argument
-    add("--shape", type=shape, help='of the whole tensor, as in 10x7; "scalar" for one without dims')
-    add("--mesh", type=mesh_extents, required=True, help="extents, as in 2x2")
-    add("--placements", type=placements, metavar="PLACEMENTS", help='as in "S0,S1"')
-    add("--ranks", type=ranks, help="of --mesh, row-major: 0,2,1,3 or 4-7 (default: 0, 1, 2, ...)")
-    add("--names", type=names, help="of the mesh dims, as in dp,tp")
+    add("--shape", type=shape, help='the shape of the whole tensor, such as 10x7; "scalar" for a tensor without dims')
+    add("--mesh", type=mesh_extents, required=True, help="the shape of the mesh, such as 2x2")
+    add("--placements", type=placements, metavar="PLACEMENTS", help='such as "S0,S1"')
+    add("--ranks", type=ranks, help="the ranks of --mesh, row-major: 0,2,1,3 or 4-7 (default: 0, 1, 2, ...)")
+    add("--names", type=names, help="the names of the mesh dims, such as dp,tp")
     add_dtype(show)
     _add_output(show)
     show.set_defaults(run=run_show)
 
     diff = commands.add_parser(
         "diff",
-        help="a picture of what moves where between two layouts",
-        description="Draws both layouts, the bytes from ranks to ranks and per link, and the boxes that move.",
+        help="a picture of a move between two layouts",
+        description="Draws both layouts, the bytes between ranks and per link, and the boxes that move.",
         epilog=f"{PLACEMENTS}\n\n{DIFF_EXAMPLES}",
     )
     add_move(diff)
-    diff.add_argument("--names", type=names, help="of the dims of --mesh, as in dp,tp")
-    diff.add_argument("--to-names", type=names, metavar="NAMES", help="of the dims of --to-mesh")
-    diff.add_argument("--steps", action="store_true", help="each step of the plan, in place of the whole move")
+    diff.add_argument("--names", type=names, help="the names of the dims of --mesh, such as dp,tp")
+    diff.add_argument("--to-names", type=names, metavar="NAMES", help="the names of the dims of --to-mesh")
+    diff.add_argument("--steps", action="store_true", help="draws each step of the plan instead of the whole move")
     _add_output(diff)
     diff.set_defaults(run=run_diff)
 
 
 def _add_output(command: argparse.ArgumentParser) -> None:
     command.add_argument("--format", choices=tuple(FORMATS), help="default: by the suffix of --file, else text")
-    command.add_argument("--file", type=Path, help="where to write it (default: standard output)")
+    command.add_argument("--file", type=Path, help="the file to write (default: standard output)")
 
 
 def run_show(options: argparse.Namespace) -> list[str]:

@@ -1,4 +1,4 @@
-"""python -m shardwise plan and simulate: what a redistribution would send."""
+"""python -m shardwise plan and simulate: the messages that a redistribution would send."""
 
 import argparse
 from collections.abc import Callable
@@ -28,7 +28,7 @@ SIMULATE_EXAMPLE = """example:
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     for name, help, example, show in (
         ("plan", "the plan and its totals, in a line", PLAN_EXAMPLE, lambda plan: [str(plan)]),
-        ("simulate", "a table of the traffic of all ranks, and of some of them", SIMULATE_EXAMPLE, show_ranks),
+        ("simulate", "a table of the traffic of all ranks together, and of some ranks", SIMULATE_EXAMPLE, show_ranks),
     ):
         command = commands.add_parser(name, help=help, epilog=f"{PLACEMENTS}\n\n{example}")
         add_move(command)
@@ -38,17 +38,23 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 def add_move(command: argparse.ArgumentParser) -> None:
     """The arguments that planned() reads."""
     add = command.add_argument
-    add("--shape", type=shape, required=True, help="of the whole tensor, as in 4097x1023")
-    add("--mesh", type=mesh_extents, required=True, help="extents, as in 2x2")
-    add("--from", type=placements, required=True, dest="source", metavar="PLACEMENTS", help='as in "S0,S1"')
-    add("--to", type=placements, required=True, dest="target", metavar="PLACEMENTS", help='as in "S1,S0" or "R,P"')
-    add("--ranks", type=ranks, help="of --mesh, row-major: 0,2,1,3 or 4-7 (default: 0, 1, 2, ...)")
-    add("--to-mesh", type=mesh_extents, metavar="MESH", help="another mesh to move to")
-    add("--to-ranks", type=ranks, metavar="RANKS", help="of --to-mesh (default: 0, 1, 2, ...)")
+    add("--shape", type=shape, required=True, help="the shape of the whole tensor, such as 4097x1023")
+    add("--mesh", type=mesh_extents, required=True, help="the shape of the mesh, such as 2x2")
+    add("--from", type=placements, required=True, dest="source", metavar="PLACEMENTS", help='such as "S0,S1"')
+    add("--to", type=placements, required=True, dest="target", metavar="PLACEMENTS", help='such as "S1,S0" or "R,P"')
+    add("--ranks", type=ranks, help="the ranks of --mesh, row-major: 0,2,1,3 or 4-7 (default: 0, 1, 2, ...)")
+    add("--to-mesh", type=mesh_extents, metavar="MESH", help="the shape of another mesh to move to")
+    add("--to-ranks", type=ranks, metavar="RANKS", help="the ranks of --to-mesh (default: 0, 1, 2, ...)")
     add_dtype(command)
     add("--objective", choices=("bytes", "time"), default="bytes", help="default: %(default)s")
-    add("--link", type=link, action="append", metavar="US:GB/S", help="once per mesh dim (default: 20:10 for each)")
-    add("--memory-cap", type=n_bytes, default=0, metavar="BYTES", help="most in message buffers per rank, as in 1MiB")
+    add(
+        "--link",
+        type=link,
+        action="append",
+        metavar="US:GB/S",
+        help="give it once per mesh dim (default: 20:10 for each)",
+    )
+    add("--memory-cap", type=n_bytes, default=0, metavar="BYTES", help="for message buffers, per rank, such as 1MiB")
 
 
 def planned(options: argparse.Namespace) -> Plan:

@@ -6,8 +6,8 @@ import re
 from shardwise._commands.arguments import quoted
 from shardwise.live.feed import DEFAULT_PORT
 
-EPILOG = """Feed it with SHARDWISE_WATCH=1 (or =PORT) before the program, or with shardwise.debug.watch() in it. The page is
-on 127.0.0.1 alone, and changes nothing: from elsewhere, ssh -L 8765:127.0.0.1:8765 brings it.
+EPILOG = """To feed the page, set SHARDWISE_WATCH=1 (or =PORT) for the program, or call shardwise.debug.watch() in it. The page
+is served on 127.0.0.1 only, and changes nothing. To see it on another machine: ssh -L 8765:127.0.0.1:8765 MACHINE.
 
 examples:
   python -m shardwise watch
@@ -18,11 +18,11 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command = commands.add_parser(
         "watch",
         help="serves a page that shows what a running program does",
-        description="Serves the page until Ctrl+C, and says where it is.",
+        description="Serves the page until Ctrl+C, and prints its address.",
         epilog=EPILOG,
     )
     command.add_argument(
-        "--port", type=port, default=DEFAULT_PORT, help="of the page (default: %(default)s; 0: one that is free)"
+        "--port", type=port, default=DEFAULT_PORT, help="the port of the page (default: %(default)s; 0: any free port)"
     )
     command.set_defaults(run=run)
 

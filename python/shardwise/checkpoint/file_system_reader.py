@@ -29,8 +29,8 @@ class FileSystemReader(torchs.FileSystemReader):
     bytes between them.
 
     - `path`: a folder that torch's FileSystemWriter or Shardwise's wrote.
-    - `strict`: True makes it an error, which names the entries, if a checkpoint has entries that no rank asks for.
-    - `verify`: True makes each rank first read the pieces of which it needs a part, and compare their checksums.
+    - `strict`: if True, entries of the checkpoint that no rank loads are an error, which names them.
+    - `verify`: if True, each rank first reads every piece of which it needs a part, and compares its checksum.
     - `progress`: a progress line (tqdm) on stderr, of rank 0's bytes; None shows it only on terminals.
 
     Raises torch's CheckpointException on all ranks, before anything is loaded, if a file that any rank needs is missing, shorter than it was, or

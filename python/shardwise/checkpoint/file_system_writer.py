@@ -17,8 +17,9 @@ class FileSystemWriter(torchs.FileSystemWriter):
     FileSystemWriter(path, single_file_per_rank=True, sync_files=True, thread_count=1, ...)    # torch's arguments
 
     Files of a new checkpoint have new names. When all are written, one rename of the metadata makes it the folder's checkpoint, and the old
-    files are removed. If a save fails or a rank is killed, the old checkpoint stays, and perhaps files that the next save removes. For a while
-    the folder needs room for both. torch's readers can read it. It works in local folders and with use_collectives=True.
+    files are removed. If a save fails or a rank is killed, the old checkpoint stays. Files of the failed save may also stay; the next save
+    removes them. During a save the folder needs space for both checkpoints. torch's readers can read the result. The writer needs a local
+    folder and use_collectives=True.
 
     >>> import torch.distributed.checkpoint as dcp
     >>> from shardwise.checkpoint import FileSystemWriter
@@ -44,7 +45,8 @@ class FileSystemWriter(torchs.FileSystemWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Gives all ranks' files new names; called on the coordinator only. The writer's `save_id` would not do: it may be that of its last save."""
+        """Gives all ranks' files new names; called on the coordinator only. The writer's `save_id` cannot be used: it may be the id of the
+        save before."""
         name = uuid.uuid4().hex
         prefixes = [torchs._StoragePrefix(f"__{name}_{i}_") for i in range(len(plans))]
         return [dataclasses.replace(plan, storage_data=prefix) for plan, prefix in zip(plans, prefixes, strict=True)]

@@ -10,7 +10,7 @@ that it spawns. A program can also do this itself, preferably before it imports 
     import shardwise.compat
     shardwise.compat.install()
 
-docs/coming_from_torch.md says what is different.
+docs/coming_from_torch.md lists the differences.
 """
 
 from shardwise.compat.installation import install, uninstall

@@ -1,4 +1,4 @@
-"""Seeing what a program does: who holds what, and what is sent."""
+"""Tools that show which rank holds which part of a tensor, and which messages are sent."""
 
 from shardwise._C import CommEvent, OpRecord
 from shardwise.debug.comm_counts import CommCounts

@@ -1,4 +1,4 @@
-"""Counting what is sent, by kind, operator and module."""
+"""CommDebugMode: counts collectives and bytes by kind, operator and module."""
 
 from collections import Counter
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Explains what ran, and why, operator by operator."""
+"""explain(): a line per operator that ran."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ def explain(fn: Callable[..., object], *args: object, **kwargs: object) -> list[
     """Calls `fn(*args, **kwargs)` and prints a line per operator on distributed tensors: its rule, the layouts of the operands as given and as it
     ran, the layouts of the results, and the bytes that this rank received. Returns the lines as records.
 
-    Each rank that calls it prints. Call it on all ranks, as `fn` itself.
+    Each rank that calls it prints. Call it on all ranks that must call `fn`.
 
     >>> a = sw.ones(2, 8, device_mesh=mesh, placements=[sw.Shard(1)])
     >>> b = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])

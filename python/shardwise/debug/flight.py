@@ -1,4 +1,4 @@
-"""Writes what the ranks of this process did last to files."""
+"""Writes the last communications of the ranks of this process to files."""
 
 import os
 

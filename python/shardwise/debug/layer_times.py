@@ -1,4 +1,4 @@
-"""Where a step's time and memory go, layer by layer."""
+"""step_report(): the time and memory of a step, layer by layer."""
 
 import json
 import sys

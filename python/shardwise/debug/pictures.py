@@ -1,4 +1,4 @@
-"""Pictures of layouts, meshes, modules and moves: who holds what, and what goes where."""
+"""Pictures of layouts, meshes, modules and moves."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def diff(
     color: bool = False,
     max_width: int = 100,
 ) -> Picture:
-    """A Picture of what moves where if `source` gets the layout of `destination`: both layouts, bytes between ranks and per mesh dim, and boxes.
+    """A Picture of the move that gives `source` the layout of `destination`: both layouts, bytes between ranks and per mesh dim, and boxes.
 
     `source`: a DTensor (Shardwise's or torch's) or a Layout. `destination`: the same, or placements on the mesh of `source`. The other
     arguments are those of plan_redistribution() and picture(). Nothing is sent.

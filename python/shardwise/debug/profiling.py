@@ -1,4 +1,4 @@
-"""Timing what a program does on each rank."""
+"""profile(): records the operators and communications of each rank, with their times."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class profile:
 
     If torch.profiler runs, it shows communications as spans with names such as "shardwise::all_reduce for aten::mm".
 
-    Cost: about 0.6 us per operator and some us per communication; of the step in benchmarks/profiling.py 0.3 % of the instructions.
+    Cost: about 0.6 us per operator and some us per communication; in benchmarks/profiling.py, 0.3 % of the instructions of a step.
     """
 
     def __init__(self) -> None:
@@ -69,12 +69,12 @@ class profile:
         return self.tables()
 
     def unasked(self, limit: int = 20) -> str:
-        """The communication you did not ask for, by source line: where an operator moved operands on its own."""
+        """The communication you did not ask for, by source line: the lines where an operator moved operands on its own."""
         check_limit(limit)
         return unasked_table(self._own().communications, limit)
 
     def merge(self) -> MergedProfile | None:
-        """On rank 0 the profiles of all ranks, with their clocks aligned; None on the others. In a program of one process that is rank 0.
+        """On rank 0, the profiles of all ranks, with their clocks aligned; on the other ranks, None. A program of one process is rank 0.
 
         Collective over all ranks: some small gathers and one message from each rank.
         """

@@ -1,4 +1,4 @@
-"""Counts the rows of its tables that a DistributedEmbedding is asked for most."""
+"""Counts the rows of a DistributedEmbedding's tables that ids name most often."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

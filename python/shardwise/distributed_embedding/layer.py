@@ -23,8 +23,8 @@ from shardwise.interop.state_differences import facts, other_sizes
 
 
 class EmbeddingLookup:
-    """A lookup that DistributedEmbedding.start() began. It has the parameters of that time; their gradients go to the fused optimizers of that
-    time. The next start() requests its rows if nothing has before, so a lookup that one rank drops keeps no other waiting in a forward.
+    """A lookup that DistributedEmbedding.start() began. It uses the parameters and fused optimizers that the layer had at that call. If
+    nothing has requested its rows before, the next start() does. So if one rank drops a lookup, no other rank waits for it in a forward.
 
     >>> layer = sw.DistributedEmbedding([sw.TableConfig("user", 1000, 8)])
     >>> lookup = layer.start([torch.tensor([3, 4])])  # ids travel
@@ -91,24 +91,25 @@ class DistributedEmbedding(nn.Module):
         user, item = layer([user_ids, item_ids])      # each rank gives its own samples' ids and gets their vectors
         (loss(user, item)).backward()                 # one exchange: each row's gradient goes to its owner
 
-    - `tables`: TableConfigs, or nn.Embedding and nn.EmbeddingBag modules, of which rank 0's values are taken. The values for TableConfigs are
+    - `tables`: TableConfigs, or nn.Embedding and nn.EmbeddingBag modules, whose values on rank 0 are used. The values for TableConfigs are
       drawn from N(0, 1), as nn.Embedding does, and are the same on any number of ranks.
     - `mesh`: 1-D; default: all ranks, on CPUs.
     - `plan`: an EmbeddingPlan; by default plan_embeddings() makes it from `strategy` and the other options.
     - `input_table_map`: the table of each input, by index or name; by default one input per table, in the order of the tables. A table may have
       several inputs.
     - `input_names`: the names of the inputs; by default those of their tables, with a number if a table has several inputs.
-    - `dp_input`: if True, each rank gives the ids of its own samples. If False, a rank gives the ids of all samples for each table of which it has
-      columns, the ids of its own samples for replicated tables, and None for other tables. The samples are ordered by rank, the same number per
-      rank; if that does not divide, the first ranks have one more.
-    - `concatenate`: the result is one tensor [samples, columns of all inputs], in the order of the inputs, without the copy that torch.cat makes.
-    - `gradients`: "mean": the gradients of tables are those of the mean of all ranks' losses, as DistributedDataParallel computes them for the
-      dense part. "sum": those of the sum of the losses.
+    - `dp_input`: if True, each rank gives the ids of its own samples. If False, a rank gives the ids of all samples for each table of which
+      it has columns, the ids of its own samples for replicated tables, and None for other tables. The samples are ordered by rank, with the
+      same number per rank; if the number of samples is not a multiple of the number of ranks, the first ranks have one more.
+    - `concatenate`: the result is one tensor [samples, columns of all inputs], in the order of the inputs, without the copy that torch.cat
+      makes.
+    - `gradients`: "mean": the gradients of tables are of the mean of all ranks' losses, as DistributedDataParallel computes them for the
+      dense part. "sum": they are of the sum of the losses.
     - `sparse`: gradients of tables are sparse DTensors, for SparseAdam, SGD and Adagrad. Fused optimizers (shardwise.optim) use the gradients row
       by row and store none.
-    - `storage`: FileStorage(folder, cache_rows=...) for tables beyond memory, by index or name. Their rows, and the state of fused optimizers, are
-      in files; the most frequently used rows are in memory, too. Results are the same. Call flush() before other reads of such a parameter
-      than lookups, state_dict(), get_weights() and pieces().
+    - `storage`: FileStorage(folder, cache_rows=...) for tables beyond memory, by index or name. Their rows, and the state of fused
+      optimizers, are in files; the most frequently used rows are in memory, too. Results are the same. Lookups, state_dict(), get_weights()
+      and pieces() read current values; call flush() before you read such a parameter in another way.
 
     Inputs: a list in the order of the inputs, a dict by name, or a KeyedJaggedTensor. The ids of an input are [samples], [samples, ids per
     sample], (ids, offsets), RaggedIds, or a jagged nested tensor. Batches may differ between ranks. Results: [samples, columns], combined as

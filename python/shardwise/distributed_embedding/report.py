@@ -24,9 +24,10 @@ CACHE_HEADER = (
 
 
 def explain(layer: LayerParts, *, reasons: bool = False) -> str:
-    """A table of text, with a line per embedding table: its size, treatment, ranks, and bytes on all ranks and on this one; and for the last
-    lookup the ids that the plan expected, the ids that arrived here, the rows that they named, and the bytes of rows that other ranks sent.
-    Totals and the caches of tables in files follow. With `reasons`, it also says why each table is where it is. Sends nothing."""
+    """A table of text, with a line per embedding table: its size, treatment, ranks, and bytes on all ranks and on this one; and for the
+    last lookup the ids that the plan expected, the ids that arrived here, the rows that they named, and the bytes of rows that other ranks
+    sent. Totals and the caches of tables in files follow. With `reasons`, it also gives the reason for the plan of each table. Sends
+    nothing."""
     traffic = layer._core.traffic() or [(0, 0, 0)] * len(layer.configs)
     rows, reason_of = [], []
     totals = [0, 0, 0.0, 0, 0, 0]

@@ -12,8 +12,9 @@ class FileStorage:
 
     - `folder`: a folder on a local disk. Each rank that has rows makes a file there. The file has no name, so nothing is left when the process
       ends or is killed.
-    - `cache_rows`, `cache_bytes`: the size of the cache in memory, per rank and per column slice: a number of rows, or the bytes of their values,
-      without the state of a fused optimizer. Give one of them. The cache must hold the rows that one lookup of all ranks asks of one rank.
+    - `cache_rows`, `cache_bytes`: the size of the cache in memory, per rank and per column slice: a number of rows, or the bytes of their
+      values, without the state of a fused optimizer. Give one of them. The cache must hold all rows that one lookup of all ranks requests
+      from one rank.
 
     >>> storage = {"user": sw.FileStorage(".", cache_rows=64)}  # a folder of a local disk
     >>> layer = sw.DistributedEmbedding([sw.TableConfig("user", 1000, 8)], storage=storage)
@@ -28,7 +29,7 @@ class FileStorage:
 
 
 class CacheCounts(NamedTuple):
-    """The counts of one rank's cache of a table since it was made. An access is one distinct row that a lookup asked of this rank.
+    """The counts of one rank's cache of a table since it was made. An access is one distinct row that a lookup requested from this rank.
 
     >>> counts = sw.CacheCounts(100, hits=90, misses=10, evictions=0, bytes_read=640, bytes_written=0, value_bytes=6400, state_bytes=0)
     >>> counts.hit_rate

@@ -26,11 +26,12 @@ def register_sharding(op: OpOverload | list[OpOverload]) -> Callable[[ShardingFn
         def shardings(x, factor):
             return [([Replicate()], [Replicate(), None]), *(([Shard(d)], [Shard(d), None]) for d in range(x.ndim))]
 
-    The function gets the operator's arguments, with a DTensorSpec instead of each tensor. It returns pairs: the placements of the outputs and
-    of the inputs on one mesh dim. The inputs have one placement per argument, with the elements of lists one by one, and None for an argument
-    that is not a tensor. On each mesh dim, Shardwise chooses the pair that moves the fewest bytes; if none fits, inputs are gathered. Shards
-    may have any sizes: those of the largest operand, which other dims of the same length get, too. The function is called once per set of
-    layouts and values of the other arguments, floats included: in every step, if an argument such as a learning rate changes in every step.
+    The function gets the operator's arguments, with a DTensorSpec instead of each tensor. It returns pairs: the placements of the outputs
+    and of the inputs on one mesh dim. The inputs have one placement per argument, with the elements of lists one by one, and None for an
+    argument that is not a tensor. On each mesh dim, Shardwise chooses the pair that moves the fewest bytes; if none fits, inputs are
+    gathered. Shards may have any sizes: the largest operand determines them, also for other dims of the same length. The function is called
+    once per set of layouts and values of the other arguments, floats included: in every step, if an argument such as a learning rate
+    changes in every step.
 
     The operator itself runs on each rank's pieces, with torch's derivative. It needs a meta (fake) kernel. Call register_sharding on all
     ranks. Raises TypeError if `op` is not an overload; ValueError for an operator that torch composes of others and, when the operator is

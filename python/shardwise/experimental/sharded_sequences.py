@@ -1,4 +1,4 @@
-"""Computes models on long sequences of which each rank has some positions."""
+"""Computes models on long sequences; each rank has some positions of them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,11 +42,11 @@ def context_parallel(
             loss = criterion(model(ids), labels)      # this rank's positions
             loss.backward()
 
-    `buffers`: plain tensors that are equal on all ranks; `buffer_seq_dims` are their dims of positions. In the block the buffers hold this
-    rank's positions; after it they have their old values, except those in `no_restore_buffers`. A sequence may have any length.
-    F.scaled_dot_product_attention gathers keys and values, so each query sees the whole sequence. An attn_mask has columns for all keys, and
-    rows for all queries or for this rank's. Gradients of keys and values are summed over the ranks; gradients of parameters are each rank's
-    own.
+    `buffers`: plain tensors that are equal on all ranks; `buffer_seq_dims`: the dim of positions of each buffer. In the block the buffers
+    hold this rank's positions; after it they have their old values, except those in `no_restore_buffers`. A sequence may have any length.
+    F.scaled_dot_product_attention gathers keys and values, so each query sees the whole sequence. An attn_mask has columns for all keys,
+    and rows for all queries or for this rank's. Gradients of keys and values are summed over the ranks; gradients of parameters are each
+    rank's own.
 
     Cost: every rank holds the keys and values of the whole sequence. The mesh must have one dim. Raises ValueError, before any buffer
     changes, if buffers and dims do not fit each other.

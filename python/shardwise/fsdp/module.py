@@ -33,9 +33,9 @@ class UnshardHandle:
 class FSDPModule:
     """A module that fully_shard() was called on: its class is derived from this one and from the module's own.
 
-    Its parameters are DTensors that hold this rank's parts. During its forward and its backward they are replaced by whole plain tensors (under
-    tensor parallelism, by DTensors on the mesh of that). Between forward and backward the module has the parts again, even if the whole ones
-    keep their memory. Methods with `recurse` also act on the modules within it.
+    Its parameters are DTensors that hold this rank's parts. During its forward and its backward they are replaced by whole plain tensors
+    (under tensor parallelism, by DTensors on the tensor-parallel mesh). Between forward and backward the module has the parts again, even
+    if the gathered parameters are not freed. Methods with `recurse` also act on the modules within it.
 
     >>> model = sw.fsdp.fully_shard(torch.nn.Linear(8, 4), mesh=mesh)
     >>> isinstance(model, sw.fsdp.FSDPModule), isinstance(model, torch.nn.Linear), model.weight.placements
@@ -81,7 +81,7 @@ class FSDPModule:
         _unit(self).settings.schedule.reset()
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """False: after the next backward, further backward passes of the same forwards follow."""
+        """False: the next backward is not the last one of its forwards: further backward passes of the same forwards follow."""
         _unit(self).settings.schedule.set_last_backward(is_last_backward)
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
@@ -92,8 +92,8 @@ class FSDPModule:
             unit.group.set_all_reduces(requires_gradient_sync)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """False: on a mesh of two dims, gradients are reduced over the second alone until a backward with True reduces their sum over the
-        first."""
+        """False: on a mesh of two dims, gradients are reduced only over the second dim, until a backward with True reduces their sum over
+        the first dim."""
         for unit in _units(self, recurse):
             unit.group.set_all_reduces(requires_all_reduce)
 
@@ -130,18 +130,19 @@ class FSDPModule:
         self.set_gradient_divide_factor(factor)
 
     def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
-        """True: a parameter without a gradient is reduced as zeros, and gets zeros. Needed where a rank has gradients of none of a group's
-        parameters, and others of some. Where its loss ignores the outputs of a module that others' losses use, that module needs
-        reshard_after_forward=False, too: else these gather its parameters again, and wait for that rank."""
+        """True: a parameter without a gradient counts as if its gradient were zeros, and gets the reduced gradient. Set it if one rank has
+        no gradient for any parameter of a group and other ranks have some. If one rank's loss ignores the outputs of a module that the
+        losses of other ranks use, this module also needs reshard_after_forward=False: otherwise the other ranks gather its parameters again
+        in the backward, and wait for that rank."""
         for unit in _units(self, recurse):
             unit.settings.fills_unused = reduce_scatter_unused_params
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
-        """False: the backward reads no parameter of this module's group, as that of an embedding."""
+        """False: the group's parameters are not gathered for the backward, because it reads none of them, for example in an embedding."""
         _unit(self).settings.gathers_in_backward = unshard_in_backward
 
     def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
-        """Nothing changes: gradients are always added up, and then divided."""
+        """Has no effect: gradients are always summed, and then divided."""
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """For to(), half() and similar. A group whose parameters `fn` does not change stays as it is."""

@@ -38,7 +38,8 @@ class OffloadPolicy:
 
 @dataclass
 class CPUOffloadPolicy(OffloadPolicy):
-    """Keeps them in the memory of the host. On a mesh of CPUs they are there already, and `pin_memory` has no effect.
+    """Keeps parameters, gradients and optimizer states in host memory. On a CPU mesh they are already there, and `pin_memory` has no
+    effect.
 
     >>> model = sw.fsdp.fully_shard(torch.nn.Linear(8, 4), mesh=mesh, offload_policy=sw.fsdp.CPUOffloadPolicy())
     >>> model.weight.device

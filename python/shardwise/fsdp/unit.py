@@ -40,7 +40,7 @@ class Unit:
         policy: MixedPrecisionPolicy,
         settings: _C.GroupSchedule,
     ) -> None:
-        """Deals the parameters at `places` and puts the parts there. Raises as ParameterGroup, before anything is done."""
+        """Shards the parameters at `places` and puts the parts there. Raises the errors of ParameterGroup, before anything is done."""
         parameters: list[Any] = [module._parameters[name] for (module, name), *_ in places]
         root = mesh._get_root_mesh()
         self.modules, self.names, self.places, self.policy, self.mesh = modules, names, places, policy, mesh

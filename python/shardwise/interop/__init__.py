@@ -1,6 +1,7 @@
 """Support for Shardwise's DTensors in other libraries, and conversions to and from torch's and TorchRec's tensors.
 
-`replacements` is the table of what is replaced in other libraries once there is a mesh; the other modules have what is put there.
+`replacements` is the table of functions of other libraries that are replaced once there is a mesh; the other modules define the
+replacements.
 """
 
 from shardwise.interop.torch_tensors import from_torch, to_torch

@@ -1,4 +1,4 @@
-"""torch.nn.utils' clipping by the norm of all gradients, if some are ours: one message in all, on any meshes."""
+"""torch.nn.utils' clipping by the norm of all gradients, if some are ours: one message in total, also with several meshes."""
 
 from collections.abc import Callable, Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""Makes torch's own data parallelism refuse our parameters, on all ranks: it takes each rank's parameters for whole ones.
+"""Makes torch's own data parallelism refuse our parameters, on all ranks, because it assumes that each rank has whole parameters.
 
 With torch's fully_shard, and replicate, which uses it, each rank would copy another part of a parameter that all ranks hold together. With
 ZeroRedundancyOptimizer one rank would step it, and wait for the others. DistributedDataParallel leaves out the parameters of layers that reduce their

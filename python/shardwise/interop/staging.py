@@ -27,7 +27,8 @@ def offload_tensor(
 
 
 def staged(tensor: DTensor, copies: list[torch.Tensor]) -> torch.Tensor:
-    """Returns the stand-in of `tensor` in a state dict that is saved, elsewhere perhaps: its pieces' copies and their places, without its mesh."""
+    """Returns the stand-in of `tensor` in a state dict that is saved, perhaps by another process: copies of its pieces and their offsets,
+    without its mesh."""
     if tensor.dim() == 0 and copies:
         return copies[0]
     offsets = [offset for offset, _ in tensor._saved_boxes()]

@@ -44,8 +44,8 @@ def from_torch(value: TorchDTensor | nn.Module) -> Any:
     differentiable.
 
     A _StridedShard is converted if later mesh dims split the same dim first, as fully_shard over tensor parallelism does.
-    Given a module, it converts parameters, buffers and their gradients in place, and returns the module. Hooks do not change. Make optimizers
-    afterwards: those made before have the old parameters.
+    Given a module, it converts parameters, buffers and their gradients in place, and returns the module. Hooks do not change. Make
+    optimizers afterwards: an optimizer that was made before has the old parameters.
 
     Collective over the world if the mesh has groups that Shardwise does not know yet; nothing else is sent.
     Raises TypeError for other values, and ValueError for pieces that are not where their placements say, as on mesh dims whose
@@ -74,9 +74,8 @@ def to_torch(value: DTensor | nn.Module) -> Any:
     Given a module, it converts parameters, buffers and their gradients in place, and returns the module, as from_torch does.
 
     Nothing is sent: torch's mesh uses the same process groups.
-    Raises ValueError for what torch does not support: Shards with explicit sizes or along ranks that are not in increasing order,
-    EnumerableShard, RaggedShard, sparse tensors, and ranks that are threads. Raises TypeError for other values. After an error a module is
-    unchanged.
+    Raises ValueError for layouts that torch does not support: Shards with explicit sizes or along ranks that are not in increasing order,
+    EnumerableShard, RaggedShard, sparse tensors, and ranks that are threads. Raises TypeError for other values. After an error a module is unchanged.
 
     >>> ours = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])
     >>> theirs = sw.to_torch(ours)

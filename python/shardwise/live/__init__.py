@@ -3,8 +3,8 @@
     python -m shardwise watch                                                  # serves the page
     SHARDWISE_WATCH=1 torchrun --nproc-per-node 4 train.py                     # feeds it; so does shardwise.debug.watch() in train.py
 
-`feed` sends what `snapshot` finds in a rank, `server` takes it, `board` keeps the last of each rank where `form` finds it whole, and `page.html`
-shows them. The page reads and cannot change anything; a program that feeds no page starts no thread.
+`snapshot` describes a rank, `feed` sends snapshots, `server` receives them, `form` checks them, `board` keeps the last valid one of each
+rank, and `page.html` shows them. The page only reads, and cannot change anything; a program that feeds no page starts no thread.
 """
 
 from shardwise.live.feed import Feed, watch, watch_if_asked

@@ -2,15 +2,15 @@
 
     parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
-makes DTensors of a model's parameters and lays out what goes in and out of its modules. The layers are modules of their own:
+makes the parameters of a model DTensors, and lays out the inputs and outputs of its modules. There are also model-parallel layers:
 
     up = parallel.ColumnParallelLinear(8, 32, gather_output=False)
     down = parallel.RowParallelLinear(32, 8, input_is_parallel=True)
     y = down(torch.relu(up(x)))                      # one all-reduce forward, one backward
 
-Their parameters are DTensors of the whole shape; sizes need not divide by the number of ranks. Inputs may be DTensors, and so
-is the output then, or torch.Tensors that are the same on every rank, and the output is plain. With plain tensors there are
-mp_copy, mp_reduce, mp_scatter and mp_gather, too, to write layers by hand.
+Their parameters are DTensors with the shape of the whole parameter; sizes need not be multiples of the number of ranks. A DTensor as input
+gives a DTensor. A torch.Tensor, which must be equal on every rank, gives a torch.Tensor. mp_copy, mp_reduce, mp_scatter and mp_gather move
+plain tensors, for layers that you write yourself.
 """
 
 from shardwise._C import RoutedTokens, combine_tokens, dispatch_tokens, mp_copy, mp_gather, mp_reduce, mp_scatter

@@ -11,7 +11,7 @@ class VocabParallelCrossEntropy(nn.Module):
     """nn.CrossEntropyLoss with logits sharded along the classes: dim 1, or dim 0 if there is no batch dim. Logits are never moved.
 
     Logits are a DTensor, with a DTensor of targets; or a torch.Tensor of this rank's classes, any number of them, with targets that are the
-    same on every rank. In the second case the loss is plain. `mesh`, `mesh_dim`: those of plain logits; default: all ranks.
+    same on every rank. In the second case the loss is plain. `mesh`, `mesh_dim`: the mesh and mesh dim of plain logits; default: all ranks.
 
     >>> logits = sw.zeros(2, 10, device_mesh=mesh, placements=[sw.Shard(1)])  # ten classes, sharded
     >>> labels = sw.distribute_tensor(torch.tensor([3, 9]), mesh, [sw.Replicate()])

@@ -1,4 +1,4 @@
-"""An embedding table of which each rank has some columns, or some rows."""
+"""An embedding table sharded by columns or rows."""
 
 import torch
 

@@ -20,14 +20,15 @@ class ExpertParallel(ParallelStyle):
     """A style for the experts of a mixture, in one module whose parameters are stacked by expert: each rank has some experts, and receives the
     tokens for them.
 
-    The module is one of transformers' experts (Mixtral, GPT-OSS, Qwen3-MoE and others), called with `(hidden_states, top_k_index,
-    top_k_weights)`, or is called with `(x, num_tokens_per_expert)`, where the rows of `x` are ordered by expert. Tokens are
+    The module is called in one of two forms: with `(hidden_states, top_k_index, top_k_weights)`, as the experts of transformers are
+    (Mixtral, GPT-OSS, Qwen3-MoE and others), or with `(x, num_tokens_per_expert)`, where the rows of `x` are ordered by expert. Tokens are
     [n_tokens, features].
-    Its parameters become DTensors sharded along dim 0. On each rank its forward runs as if this rank's experts were all experts: parameters are
-    plain tensors of these experts, and the arguments, in the same two forms, hold the tokens for them, each token once per expert. If the
-    module has an attribute `num_experts`, it is the number of this rank's experts during the forward. No expert is gathered, and no token
-    dropped. The number of experts need not divide by the number of ranks, but each rank needs one. The module's load_state_dict() also takes
-    plain values that are equal on all ranks: each rank takes its experts.
+
+    The module's parameters become DTensors sharded along dim 0. On each rank its forward runs as if this rank's experts were all experts:
+    parameters are plain tensors of these experts, and the arguments, in the same two forms, hold the tokens for them, each token once per
+    expert. If the module has an attribute `num_experts`, it is the number of this rank's experts during the forward. No expert is gathered,
+    and no token dropped. The number of experts need not be a multiple of the number of ranks, but each rank needs at least one expert. The
+    module's load_state_dict() also takes plain values that are equal on all ranks: each rank takes its experts.
 
     `input_layouts`: Shard(0) (the default) if plain tokens are this rank's own, any number of them; Replicate() if they are the same on all
     ranks. The output has the layout of the tokens. `use_local_output`: if True, plain tokens give a plain output; if False, plain replicated

@@ -1,4 +1,4 @@
-"""The base of layers with sharded parameters: their mesh, and how parameters are made, drawn, and get and give whole values."""
+"""The base class of layers with sharded parameters: makes and draws the parameters, and sets and gathers whole values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear layers of which each rank computes some output columns, or a term of the sum."""
+"""Linear layers: each rank computes some output columns, or a term of the sum."""
 
 import torch
 from torch import nn

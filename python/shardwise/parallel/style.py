@@ -129,8 +129,8 @@ class ColwiseParallel(_LayerStyle):
     """Each rank has some output features of an nn.Linear, or some columns of an nn.Embedding.
 
     `input_layouts`: the placement of plain inputs; default: Replicate(). `output_layouts`: the placement of the output; default: Shard(-1),
-    which sends nothing. `use_local_output`: the output is this rank's piece, a plain tensor. The number of features need not divide by the
-    number of ranks.
+    which sends nothing. `use_local_output`: the output is this rank's piece, a plain tensor. The number of features need not be a multiple
+    of the number of ranks.
 
     >>> from shardwise.parallel import ColwiseParallel, parallelize_module
     >>> layer = parallelize_module(torch.nn.Linear(8, 30), mesh, ColwiseParallel())
@@ -348,7 +348,7 @@ class PrepareModuleInputOutput(ParallelStyle):
 def shard_parameters(
     module: nn.Module, mesh: DeviceMesh, layouts: dict[str, Placement], src_data_rank: int | None
 ) -> None:
-    """Exchanges the named parameters of `module` for DTensors. Collective over the mesh."""
+    """Replaces the named parameters of `module` by DTensors. Collective over the mesh."""
     for name, layout in layouts.items():
         parameter = module.get_parameter(name)
         sharded = distribute_tensor(parameter.detach(), mesh, [layout], src_data_rank=src_data_rank)
