@@ -156,7 +156,7 @@ at::Tensor differentiable_sum(const at::Tensor& self, int64_t dim, bool is_backw
 /// Forward-mode derivatives use torch's formula.
 at::Tensor differentiable_cumsum(c10::DispatchKeySet keys, const at::Tensor& self, int64_t dim,
                                  std::optional<at::ScalarType> dtype) {
-  if (!self._fw_grad(/*level=*/0).defined())
+  if (!self._fw_grad(/*level=*/0).defined() && !maybe_dtensor(self)->holds_subclass())
     return differentiable_sum(as_scanned("aten::cumsum", self, dtype), dim, /*is_backward=*/false);
   static const auto op =
       operator_of<at::Tensor(const at::Tensor&, int64_t, std::optional<at::ScalarType>)>("aten::cumsum");
@@ -248,7 +248,7 @@ void register_scans(RuleTable& table) {
   kernels.impl_in_memory("logcumsumexp", &running_log_sum);
   kernels.impl_in_memory("cummax", &running_extremes<true>);
   kernels.impl_in_memory("cummin", &running_extremes<false>);
-  aten_autograd_kernels().impl_in_memory("cumsum", &differentiable_cumsum);
+  aten_autograd_kernels().impl("cumsum", &differentiable_cumsum);
   add_composition("cumprod_backward", &cumprod_backward);
 }
 

@@ -8,12 +8,12 @@
 
 namespace shardwise {
 
-/// This rank's object of the tensor laid out as `to`, in memory of its own. Below autograd. Collective over the mesh; if every rank has all
-/// the data it needs, nothing is sent.
+/// This rank's object of the tensor laid out as `to`, in memory of its own. Below autograd. Collective over the mesh. If every rank has all
+/// the data it needs, the ranks only tell each other whether the class refused a part.
 ///
 /// Pre: the tensor holds_subclass() on every member of its mesh.
 /// Throws, alike on all ranks and before a part is sent: c10::NotImplementedError for another mesh, a Partial, a layout in pieces, and a
-/// class that lacks a needed operator; c10::ValueError if the ranks' classes differ.
+/// class that lacks a needed operator; c10::ValueError if the ranks' classes differ. A missing aten.cat is found when the parts have arrived.
 /// Cost: a gather of some numbers, an all_to_all of the parts' descriptions, and one message with inner tensors to each rank.
 Shards move_subclass(const DTensorImpl& source, const SpecPtr& to);
 

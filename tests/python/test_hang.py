@@ -35,7 +35,9 @@ def no_worlds_of_other_tests():
     gc.collect()
     run_ranks(
         MOST_RANKS,
-        lambda rank: sw.ones(2, device_mesh=sw.init_device_mesh("cpu", (MOST_RANKS,)), placements=[Shard(0)]).placements,
+        lambda rank: (
+            sw.ones(2, device_mesh=sw.init_device_mesh("cpu", (MOST_RANKS,)), placements=[Shard(0)]).placements
+        ),
     )
     gc.collect()
 
