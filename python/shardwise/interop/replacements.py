@@ -59,6 +59,7 @@ torch.compile of functions with DTensors
   # A graph knows pieces alone, and torch has no protocol for what surrounds it: returned views of inputs, and writes to inputs.
   torch._functorch._aot_autograd.runtime_wrappers gen_alias_from_base compiled_programs.view_of_base
   torch._functorch._aot_autograd.runtime_wrappers _create_runtime_wrapper compiled_programs.runtime_wrapper
+  torch._functorch._aot_autograd.runtime_wrappers _AnalyzeCustomOpInputOutputMode.__torch_dispatch__ compiled_programs.check_operator 2.13
 marks of dynamic dims of DTensors
   # The mark demands a symbol for the size, and layouts consist of numbers: a program that runs without the mark would fail.
   torch._dynamo mark_dynamic dynamo.mark_dynamic
