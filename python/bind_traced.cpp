@@ -100,7 +100,9 @@ at::Tensor piece_at(const at::Tensor& tensor, size_t i) {
 void note_graph_write(const at::Tensor& tensor) {
   spec_of(tensor);  // throws for other tensors
   const DTensorImpl& impl = *maybe_dtensor(tensor);
-  { const MemoryWrite write = impl.begin_write(); }
+  {
+    const MemoryWrite write = impl.begin_write();
+  }
   after_write(impl);
 }
 

@@ -38,20 +38,20 @@ def register_constant(kind: type) -> None:
 def register_mesh(kind: type, parent: type, inlined: Sequence[str]) -> None:
     """Lets graphs use all members of a class of meshes derived from `parent`, torch's own. A tracer calls the members on the real mesh, and looks
     into those `inlined`, which return meshes or groups. torch 2.11 knows no such classes: there, a graph breaks at the member."""
-    register = getattr(device_mesh, "_register_distributed_opaque_types", None)
-    if register is None:
+    register_theirs: Any = getattr(device_mesh, "_register_distributed_opaque_types", None)
+    if register_theirs is None:
         return
-    register()
-    of_parent = opaque_object.get_opaque_obj_info(parent)
+    register_theirs()
+    theirs: Any = opaque_object.get_opaque_obj_info(parent)
     public = (name for name in dir(kind) if not name.startswith("__"))
     members = dict.fromkeys(public, MemberType.USE_REAL) | dict.fromkeys(inlined, MemberType.INLINED)
-    register = getattr(opaque_object, "register_custom_class", opaque_object.register_opaque_type)
+    register: Any = getattr(opaque_object, "register_custom_class", None) or opaque_object.register_opaque_type
     register(
         kind,
-        typ=of_parent.opaque_typ,
-        guard_fn=of_parent.guard_fn,
-        members=of_parent.members | members,
-        reconstruct_fn=of_parent.reconstruct_fn,
+        typ=theirs.opaque_typ,
+        guard_fn=theirs.guard_fn,
+        members=theirs.members | members,
+        reconstruct_fn=theirs.reconstruct_fn,
     )
 
 

@@ -161,8 +161,8 @@ class ReplicatedRun {
   std::optional<CopiedView::Reason> view_reason_;
   const DTensorImpl* traced_source_ = nullptr;  // the tensor that results are views of, in a traced program
   std::vector<c10::IValue> view_args_;          // the original arguments, if results are copied views or traced ones
-  ViewOrigin origin_;                   // of the tensor that results are views of
-  int64_t begin_of_replica_ = 0;        // of the replica that is viewed, in elements
+  ViewOrigin origin_;                           // of the tensor that results are views of
+  int64_t begin_of_replica_ = 0;                // of the replica that is viewed, in elements
   c10::SmallVector<c10::IValue, 2> originals_;
   std::vector<std::tuple<size_t, size_t, at::Tensor>> replacements_;
   std::vector<Written> written_;

@@ -137,7 +137,8 @@ class Unit:
 
     def _after_loading(self, *_: Any) -> None:
         """Takes the parameters that were loaded. The forward of another unit may gather them ahead, before this unit's own."""
-        if not any(module._parameters[name].is_meta for (module, name), *_ in self.places):  # else a part of them is still to be loaded
+        now: list[Any] = [module._parameters[name] for (module, name), *_ in self.places]
+        if not any(each.is_meta for each in now):  # else some are still to be loaded
             self.take_replacements()
 
     def take_replacements(self, have_changed: bool = False) -> None:
