@@ -3,7 +3,9 @@
 #include "runtime/api/gradients.h"
 #include "runtime/api/local_form.h"
 #include "runtime/comm/tracing.h"
+#include "runtime/dispatch/copied_view.h"
 #include "runtime/dispatch/gradient_layout.h"
+#include "runtime/dispatch/view_call.h"
 #include "runtime/redistribute/traced_move.h"
 #include "runtime/tensor/dtensor_impl.h"
 
@@ -24,8 +26,12 @@ namespace {
 struct TensorLayout {
   SpecPtr spec;
   const LocalForm* form;  // of to_local()
+  // Of a view that a traced program returns: how to make it, and its offset from the first element of the tensor that it is a view of.
+  ViewPathPtr path = {};
+  int64_t offset = 0;
 
-  bool operator==(const TensorLayout&) const = default;  // specs are interned
+  /// A graph does not depend on how a view was made.
+  bool operator==(const TensorLayout& other) const { return spec == other.spec && form == other.form; }  // interned
   size_t n_pieces() const { return spec->boxes().size(); }
 
   /// The tensor with these pieces on this rank, aliased, without history. `is_traced`: used if there are no pieces, which would tell otherwise.
@@ -38,6 +44,8 @@ struct TensorLayout {
                         " on this rank. Pass the tensors named by __tensor_flatten__().");
     at::Tensor tensor = shardwise::wrap(spec, Shards(pieces.begin(), pieces.end()));
     if (form) keep_local_form(tensor, form);
+    set_path(*maybe_dtensor(tensor), path);
+    tensor.unsafeGetTensorImpl()->set_storage_offset(offset);
     if (pieces.empty() && is_traced) {  // tracers identify tensors by storage, and resize it
       auto* const impl = tensor.unsafeGetTensorImpl();
       impl->set_python_dispatch(true);
@@ -76,7 +84,9 @@ at::Tensor as_gradient(const at::Tensor& tensor) {
 TensorLayout tensor_layout_of(const at::Tensor& tensor) {
   const SpecPtr& spec = spec_of(tensor);
   DTensorImpl& impl = *maybe_dtensor(tensor);
-  if (wants_gradient_layout(impl) && !impl.key_set().has(c10::DispatchKey::Python)) lay_out_gradient(impl);
+  if (is_traced(impl))
+    return {spec, impl.local_form(), path_of(impl), impl.has_symbolic_sizes_strides() ? 0 : impl.storage_offset()};
+  if (wants_gradient_layout(impl)) lay_out_gradient(impl);
   return {spec, impl.local_form()};
 }
 
@@ -84,6 +94,16 @@ TensorLayout tensor_layout_of(const at::Tensor& tensor) {
 at::Tensor piece_at(const at::Tensor& tensor, size_t i) {
   spec_of(tensor);  // throws for other tensors
   return maybe_dtensor(tensor)->local_tensors().at(i);
+}
+
+/// Call this after a graph wrote to the pieces of `tensor`. Collective over the source's mesh for a copied view.
+void note_graph_write(const at::Tensor& tensor) {
+  spec_of(tensor);  // throws for other tensors
+  const DTensorImpl& impl = *maybe_dtensor(tensor);
+  {
+    const MemoryWrite write = impl.begin_write();
+  }
+  after_write(impl);
 }
 
 /// `number` as a tensor that does not determine the dtype of an operator's result.
@@ -142,6 +162,10 @@ void bind_traced(py::module_& module) {
              py::arg("tensor"));
   module.def("piece_at", wrap_pybind_function(&piece_at), "This rank's i-th piece itself.", py::arg("tensor"),
              py::arg("i"));
+  module.def("note_graph_write", torch::wrap_pybind_function_no_gil(&note_graph_write),
+             "Counts a write of a graph to the pieces of a DTensor.", py::arg("tensor"));
+  module.def("view_again", torch::wrap_pybind_function_no_gil(&view_again),
+             "The view of `base` that a compiled program returned as `view`.", py::arg("base"), py::arg("view"));
   module.def("wrapped_number", wrap_pybind_function(&wrapped_number), "A number as an operand next to tensors.",
              py::arg("number"));
   module.def("pieces_of_move", wrap_pybind_function(&pieces_of_move),

@@ -7,6 +7,7 @@
 #include "ops/support/kernels.h"
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
+#include "runtime/dispatch/view_call.h"
 #include "runtime/dispatch/view_replay.h"
 #include "runtime/rules/propagate.h"
 
@@ -124,12 +125,15 @@ at::Tensor select_index(const at::Tensor& self, int64_t dim, int64_t index) {
   return self.slice(dim, first, first + 1).squeeze(dim);
 }
 
-/// Marks views as torch does for an operator that returns several of them: under autograd none may be written to in place.
+/// Marks views as torch does for an operator that returns several of them: under autograd none may be written to in place. So a compiled program may
+/// return several without telling autograd that they share memory.
 std::vector<at::Tensor> as_one_of_several(std::vector<at::Tensor> views) {
   if (c10::GradMode::is_enabled())
     for (const at::Tensor& view : views)
-      if (auto* meta = torch::autograd::impl::get_view_autograd_meta(view); meta && meta->has_bw_view())
+      if (auto* meta = torch::autograd::impl::get_view_autograd_meta(view); meta && meta->has_bw_view()) {
         meta->set_creation_meta(torch::autograd::CreationMeta::MULTI_OUTPUT_NODE);
+        if (auto* impl = maybe_dtensor(view); impl && is_traced(*impl)) hide_memory(*impl);
+      }
   return views;
 }
 

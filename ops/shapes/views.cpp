@@ -215,6 +215,13 @@ at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntAr
                   self.storage_offset()));
 }
 
+/// Defines an operator that is composed of torch's views. Tracers take no other operators for views.
+template <class Compute>
+void define_view(const char* schema, Compute* compute) {
+  const auto kernel = [=] { return torch::CppFunction(compute); };
+  define_operator(schema, OwnKernels{.compute = kernel, .traced = kernel});
+}
+
 }  // namespace
 
 void register_views(RuleTable& table) {
@@ -224,10 +231,10 @@ void register_views(RuleTable& table) {
   table.add({"aten::view", "aten::_unsafe_view"},
             passing("view", describe_view).sizes_in("size").computed_by("aten::reshape"));
   table.add("aten::expand", passing("expand", describe_expand).sizes_in("size"));
-  define_operator("view_as_dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)", &view_as_dtype);
+  define_view("view_as_dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)", &view_as_dtype);
   table.add("aten::view.dtype", Rule("view as dtype", describe_view_as_dtype).computed_by("shardwise::view_as_dtype"));
-  define_operator("strided_from_begin(Tensor(a) self, int[] size, int[] stride, int offset) -> Tensor(a)",
-                  &strided_from_begin);
+  define_view("strided_from_begin(Tensor(a) self, int[] size, int[] stride, int offset) -> Tensor(a)",
+              &strided_from_begin);
   table.add("shardwise::strided_from_begin", Rule::gathered());
   aten_kernels().impl("_reshape_alias", &reshape_alias);
   aten_kernels().impl("squeeze", &squeeze);

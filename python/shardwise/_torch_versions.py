@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._library import opaque_object
 from torch._library.opaque_object import MemberType
-from torch.distributed import distributed_c10d
+from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed._mesh_layout import _MeshLayout
 
 MeshLayout: Any = _MeshLayout  # torch 2.11 makes it of sizes and strides, newer ones of a list of dims
@@ -33,6 +33,26 @@ def register_constant(kind: type) -> None:
     else:
         with contextlib.suppress(TypeError):
             opaque_object.register_opaque_type(kind, typ="value", members=members)
+
+
+def register_mesh(kind: type, parent: type, inlined: Sequence[str]) -> None:
+    """Lets graphs use all members of a class of meshes derived from `parent`, torch's own. A tracer calls the members on the real mesh, and looks
+    into those `inlined`, which return meshes or groups. torch 2.11 knows no such classes: there, a graph breaks at the member."""
+    register_theirs: Any = getattr(device_mesh, "_register_distributed_opaque_types", None)
+    if register_theirs is None:
+        return
+    register_theirs()
+    theirs: Any = opaque_object.get_opaque_obj_info(parent)
+    public = (name for name in dir(kind) if not name.startswith("__"))
+    members = dict.fromkeys(public, MemberType.USE_REAL) | dict.fromkeys(inlined, MemberType.INLINED)
+    register: Any = getattr(opaque_object, "register_custom_class", None) or opaque_object.register_opaque_type
+    register(
+        kind,
+        typ=theirs.opaque_typ,
+        guard_fn=theirs.guard_fn,
+        members=theirs.members | members,
+        reconstruct_fn=theirs.reconstruct_fn,
+    )
 
 
 def mesh_layout(shape: Sequence[int]) -> Any:

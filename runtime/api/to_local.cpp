@@ -8,7 +8,9 @@
 #include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/local_reads.h"
 #include "runtime/tensor/subclass.h"
+#include "runtime/tensor/traced_pieces.h"
 
+#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -47,13 +49,16 @@ bool needs_form(const Layout& layout) {
 
 bool has_history(const at::Tensor& tensor) { return records(tensor) || tensor._fw_grad(0).defined(); }
 
+/// `hides_alias`: torch.compile makes views of an alias again, and gets the alias by to_local() without arguments.
 /// Pre: has_history(tensor).
 variable_list with_history(const at::Tensor& tensor, const Shards& shards, const SpecPtr& grad_spec,
-                           bool is_flat = false) {
+                           bool is_flat = false, bool hides_alias = false) {
   variable_list pieces;
   const Shards given = is_flat ? Shards{flat_part(*spec_of(tensor), shards)} : shards;
   for (const at::Tensor& piece : given)
     pieces.push_back(is_subclass(piece) ? alias_of(piece) : detached(piece, *maybe_dtensor(tensor)));
+  if (hides_alias)
+    for (at::Tensor& piece : pieces) piece = at::_unsafe_view(piece, piece.sizes());
   if (records(tensor)) {
     auto node = make_node<ToPiecesBackward>();
     node->set_next_edges(torch::autograd::collect_next_edges(tensor));
@@ -99,7 +104,7 @@ at::Tensor to_piece(const at::Tensor& tensor, std::optional<Placements> grad_pla
   }
   if (has_history(tensor))
     return with_history(tensor, shards, grad_placements ? spec->with_placements(*grad_placements) : spec_of_grad(spec),
-                        is_flat)[0];
+                        is_flat, grad_placements && is_traced(shards))[0];
   if (is_flat) return detached(flat_part(*spec, shards), impl);
   // With grad mode on, the caller may call requires_grad_() on the result, which must not affect the tensor's own piece.
   return c10::GradMode::is_enabled() ? detached(shards[0], impl) : piece_for_caller(shards[0], impl);

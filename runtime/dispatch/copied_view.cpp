@@ -1,6 +1,7 @@
 #include "runtime/dispatch/copied_view.h"
 
 #include "runtime/comm/comm_trace.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/object_lock.h"
@@ -21,13 +22,10 @@ at::Tensor without_repeats(at::Tensor tensor, c10::IntArrayRef strides) {
 }  // namespace
 
 CopiedView::CopiedView(Reason reason, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output)
-    : reason_(reason), op_(op), args_(args.begin(), args.end()), output_(output) {
-  while (source_arg_ < op.n_args() && !op.args[source_arg_].is_aliased) ++source_arg_;
-  TORCH_INTERNAL_ASSERT(source_arg_ < op.n_args(), "[", op.name, "] is no view");
+    : reason_(reason), call_(op, args, output) {
   // An alias of the source, because an in-place operator (t_) may change the shape of the tensor itself.
-  const auto* source = maybe_dtensor(args_[source_arg_].toTensor());
+  const auto* source = maybe_dtensor(ViewCall::source_in(op, args));
   source_ = at::Tensor(source->shallow_copy_and_detach(source->version_counter(), /*allow_change=*/false));
-  args_[source_arg_] = c10::IValue();
   memory_ = source_impl().memory();
   n_writes_ = memory_->n_writes();
 }
@@ -38,14 +36,6 @@ bool CopiedView::needs_other_ranks() const {
   if (!is_stale()) return false;
   const DTensorImpl& source = source_impl();
   return reason_ == Reason::kMoved ? source.spec()->mesh()->size() > 1 : source.is_stale();
-}
-
-at::Tensor CopiedView::view_of(const at::Tensor& source) const {
-  torch::jit::Stack stack = args_;
-  stack[source_arg_] = source;
-  op_.handle.callBoxed(&stack);
-  const c10::IValue& result = stack[0];
-  return result.isTensor() ? result.toTensor() : result.toTensorVector()[output_];
 }
 
 void CopiedView::refresh(const SpecPtr& spec, const Shards& shards) {
@@ -62,9 +52,9 @@ void CopiedView::refresh(const SpecPtr& spec, const Shards& shards) {
 }
 
 void CopiedView::fetch(const SpecPtr& spec, const Shards& shards) const {
-  const at::Tensor fetched = view_of(*source_);
+  const at::Tensor fetched = call_.of(*source_);
   const auto* impl = maybe_dtensor(fetched);
-  TORCH_INTERNAL_ASSERT(impl->spec() == spec, "[", op_.name, "] gave ", to_string(*spec), " and now ",
+  TORCH_INTERNAL_ASSERT(impl->spec() == spec, "[", call_.op().name, "] gave ", to_string(*spec), " and now ",
                         to_string(*impl->spec()));
   for (size_t i = 0; i < shards.size(); ++i) {
     const c10::IntArrayRef strides = shards[i].strides();  // some are 0 in an expanded view
@@ -76,7 +66,8 @@ void CopiedView::fetch(const SpecPtr& spec, const Shards& shards) const {
 bool CopiedView::covers(const Spec& spec) const {
   const Spec& source = *source_impl().spec();
   if (spec.numel() != source.numel() || spec.dtype() != source.dtype()) return false;
-  const at::Tensor view = view_of(at::detail::empty_strided_meta(source.sizes(), source.strides(), source.dtype()));
+  const OutsideTracers outside;
+  const at::Tensor view = call_.of(at::detail::empty_strided_meta(source.sizes(), source.strides(), source.dtype()));
   return view.is_non_overlapping_and_dense();
 }
 
@@ -99,7 +90,7 @@ void CopiedView::write_back(const DTensorImpl& view) {
 }
 
 void CopiedView::bring(const SpecPtr& spec, const Shards& shards) {
-  const CommScope scope(op_.name.c_str());
+  const CommScope scope(call_.op().name.c_str());
   const DTensorImpl& target = source_impl();
   const SpecPtr& layout = target.spec();
   const Shards values = move(spec, shards, spec->replicated());
@@ -108,7 +99,7 @@ void CopiedView::bring(const SpecPtr& spec, const Shards& shards) {
     whole = move(layout, target.shards(), layout->replicated());
   else if (layout->mesh()->is_member())
     whole = {at::empty_strided(layout->sizes(), layout->strides(), values[0].options().dtype(layout->dtype()))};
-  if (!whole.empty()) view_of(whole[0]).copy_(values[0]);
+  if (!whole.empty()) call_.of(whole[0]).copy_(values[0]);
   const Shards pieces = move(layout->replicated(), whole, layout);
   for (size_t i = 0; i < pieces.size(); ++i)
     if (!pieces[i].is_same(target.shards()[i])) target.shards()[i].copy_(pieces[i]);

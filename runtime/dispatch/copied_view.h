@@ -5,11 +5,9 @@
 //   table.fill_(1);              // is noticed: the next operator on row fetches it again
 #pragma once
 
-#include "runtime/rules/op_info.h"
+#include "runtime/dispatch/view_call.h"
 #include "runtime/tensor/dtensor_impl.h"
 #include "runtime/tensor/view_link.h"
-
-#include <ATen/core/stack.h>
 
 #include <atomic>
 
@@ -41,14 +39,9 @@ class CopiedView final : public ViewLink {
   bool covers(const Spec& spec) const;
   void fetch(const SpecPtr& spec, const Shards& shards) const;
   void bring(const SpecPtr& spec, const Shards& shards);
-  /// The view of `source`, plain or distributed.
-  at::Tensor view_of(const at::Tensor& source) const;
 
   const Reason reason_;
-  const OpInfo& op_;
-  torch::jit::Stack args_;
-  size_t source_arg_ = 0;
-  size_t output_;
+  const ViewCall call_;
   std::optional<at::Tensor> source_;
   TensorMemoryPtr memory_;          // of the source and this view: a write to either one counts
   std::atomic<uint64_t> n_writes_;  // when the values were last fetched or copied back

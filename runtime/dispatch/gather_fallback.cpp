@@ -4,6 +4,7 @@
 #include "runtime/dispatch/copied_view.h"
 #include "runtime/dispatch/operand_move.h"
 #include "runtime/dispatch/view_begin.h"
+#include "runtime/dispatch/view_call.h"
 #include "runtime/redistribute/exchange_run.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/rules/rule.h"
@@ -74,7 +75,7 @@ class ReplicatedRun {
       if (arg.is_written) written_.push_back({tensor_at(value, operand.index), replica});
       replacements_.push_back({operand.arg, operand.index, replica});
     }
-    if (view_reason_) view_args_ = call_.args().vec();
+    if (view_reason_ || traced_source_) view_args_ = call_.args().vec();
     for (const auto& [arg, index, replica] : replacements_) replace_tensor(call_.arg(arg), index, replica);
     const bool is_meant = call_.op.rule && call_.op.rule->is_gathered();
     if (moved && !is_meant) warn_once(call_.op.name);
@@ -82,6 +83,7 @@ class ReplicatedRun {
 
   void note_view(bool is_moved, const DTensorImpl& source, const at::Tensor& replica) {
     origin_ = origin_of(source);
+    if (is_traced(source)) traced_source_ = &source;
     begin_of_replica_ = replica.storage_offset();
     if (is_moved)
       view_reason_ = CopiedView::Reason::kMoved;
@@ -116,6 +118,7 @@ class ReplicatedRun {
     at::Tensor result = wrap(replicated_like(local), {local});
     if (view_reason_)
       maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(*view_reason_, call_.op, view_args_, output));
+    if (traced_source_) note_traced_view(result, *traced_source_, call_.op, view_args_, output);
     if (call_.op.is_view) begin_view(result, origin_, local.storage_offset() - begin_of_replica_);
     return result;
   }
@@ -161,9 +164,10 @@ class ReplicatedRun {
   MeshPtr mesh_;
   MeshPtr mesh_of_results_;  // an argument may name another device than the operands have
   std::optional<CopiedView::Reason> view_reason_;
-  std::vector<c10::IValue> view_args_;  // the original arguments, if results are copied views
-  ViewOrigin origin_;                   // of the tensor that results are views of
-  int64_t begin_of_replica_ = 0;        // of the replica that is viewed, in elements
+  const DTensorImpl* traced_source_ = nullptr;  // the tensor that results are views of, in a traced program
+  std::vector<c10::IValue> view_args_;          // the original arguments, if results are copied views or traced ones
+  ViewOrigin origin_;                           // of the tensor that results are views of
+  int64_t begin_of_replica_ = 0;                // of the replica that is viewed, in elements
   c10::SmallVector<c10::IValue, 2> originals_;
   std::vector<std::tuple<size_t, size_t, at::Tensor>> replacements_;
   std::vector<Written> written_;

@@ -9,6 +9,7 @@
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <atomic>
 #include <map>
@@ -132,6 +133,14 @@ class GradientLayout final : public torch::autograd::FunctionPreHook {
     variable_list result{laid_out_as(grads[0], *wanted)};
     if (OpTrace::is_active()) record(*grad->spec(), *wanted, sent.total_count(), sent.bytes_received());
     return result;
+  }
+
+  /// In a compiled backward the hook is a call of its own between graphs.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    const auto call = [hook = *this](const at::TensorBase& grad) mutable -> at::TensorBase {
+      return hook({at::Tensor(grad)})[0];
+    };
+    args.add_cpp_single_tensor_pre_hook(call, 0);
   }
 
  private:

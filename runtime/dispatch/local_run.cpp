@@ -7,6 +7,7 @@
 #include "runtime/dispatch/copied_view.h"
 #include "runtime/dispatch/operand_move.h"
 #include "runtime/dispatch/view_begin.h"
+#include "runtime/dispatch/view_call.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
@@ -34,7 +35,8 @@ class LocalRun {
       for (const BoundOperand& operand : call.operands)
         if (!view_reason_ && operand.impl && operand.impl->view_link()) view_reason_ = CopiedView::Reason::kShared;
     if (call.op.is_view) origin_ = origin_of(call.leader());
-    if (call.op.is_view && (view_reason_ || call.op.rule->kernel())) view_args_ = call.args().vec();
+    is_traced_view_ = call.op.is_view && is_traced(call.leader());
+    if (call.op.is_view && (view_reason_ || is_traced_view_ || call.op.rule->kernel())) view_args_ = call.args().vec();
   }
 
   void run(const std::exception_ptr& refusal) {
@@ -278,6 +280,8 @@ class LocalRun {
         gives_normal_view_ ? wrap_normal(spec, std::move(outputs_[i])) : wrap(spec, std::move(outputs_[i]));
     if (view_reason_)
       maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(*view_reason_, call_.op, view_args_, i));
+    if (is_traced_view_) [[unlikely]]
+      note_traced_view(result, call_.leader(), call_.op, view_args_, i);
     if (like_ && spec->layout() == like_->layout()) keep_form(result);
     if (call_.op.is_view) begin_view(result, origin_, decision_.view_offset);
     if (call_.op.is_view && !decision_.moves)
@@ -326,9 +330,10 @@ class LocalRun {
   c10::SmallVector<Shards, 2> outputs_;
   c10::SmallVector<c10::IValue, 2> originals_;
   std::optional<CopiedView::Reason> view_reason_;
-  std::vector<c10::IValue> view_args_;  // the original arguments, if results may be copied views
+  std::vector<c10::IValue> view_args_;  // the original arguments, if results may be copied views or are traced ones
   bool is_flat_ = false;                // one call for all pieces of a ragged layout
   bool gives_normal_view_;
+  bool is_traced_view_;
   ViewOrigin origin_;  // of the tensor that results are views of
   SpecPtr like_;       // spec of an operand with a local form; results of its layout get the form
   const LocalForm* form_ = nullptr;

@@ -11,6 +11,7 @@
 #include "runtime/dispatch/gradient_layout.h"
 #include "runtime/dispatch/op_trace.h"
 #include "runtime/dispatch/view_begin.h"
+#include "runtime/dispatch/view_call.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/dtensor_impl.h"
@@ -94,7 +95,7 @@ class Unboxed<Op, Return(Args...)> {
   static Return call(Args... args) {
     UnboxedKey key(info());
     (key.add(args), ...);
-    if (key.is_simple())
+    if (key.is_simple() && !is_traced_view(args...))
       if (const Decision* decision = DecisionCache::of_thread().find_direct(key.key())) return run(*decision, args...);
     return run_boxed(args...);
   }
@@ -116,6 +117,13 @@ class Unboxed<Op, Return(Args...)> {
       return size_t{1};
   }();
   static constexpr bool kIsView = std::string_view(Op::schema_str).find("-> Tensor(a)") != std::string_view::npos;
+
+  /// True for a view in a traced program, for which the general path keeps more.
+  template <class First, class... Rest>
+  static bool is_traced_view(const First& first, const Rest&...) {
+    if constexpr (kIsView) return is_traced(*maybe_dtensor(first));
+    return false;
+  }
 
   template <class Value>
   static const Value& local(const Value& value) {

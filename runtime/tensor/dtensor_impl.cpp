@@ -194,8 +194,9 @@ const c10::Storage& DTensorImpl::storage() const {
     const Reading guard("storage");
     wait();
   }
-  if (is_sparse() || shards_.empty()) return storage_ ? storage_ : no_storage();
-  return shards_[0].storage();
+  if (storage_) [[unlikely]]
+    return storage_;
+  return is_sparse() || shards_.empty() ? no_storage() : shards_[0].storage();
 }
 
 template <typename Version>

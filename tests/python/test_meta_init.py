@@ -339,6 +339,38 @@ def test_values_are_loaded_into_a_meta_model():
     on_ranks(check)
 
 
+def test_loaded_values_are_gathered_ahead():
+    """A unit whose parameters another unit's forward gathers takes them before its own forward."""
+
+    def check(mesh):
+        torch.manual_seed(0)
+        dense = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        with torch.device("meta"):
+            model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        for layer in model:
+            sw.fully_shard(layer, mesh=mesh)
+        for layer, ahead in zip(model, list(model)[1:], strict=False):
+            layer.set_modules_to_forward_prefetch([ahead])
+            ahead.set_modules_to_backward_prefetch([layer])
+        x = torch.ones(2, 4)
+        for scale in (1, 2):
+            values = {
+                name: sw.distribute_tensor(scale * value.detach(), part.device_mesh, part.placements)
+                for (name, value), part in zip(dense.state_dict().items(), model.state_dict().values(), strict=True)
+            }
+            model.load_state_dict(values, assign=True)
+            with torch.no_grad():
+                for parameter in dense.parameters():
+                    parameter.mul_(scale)
+            for each in (model, dense):
+                each.zero_grad()
+                each(x).sum().backward()
+            for part, parameter in zip(model.parameters(), dense.parameters(), strict=True):
+                torch.testing.assert_close(part.grad.full_tensor(), parameter.grad)
+
+    on_ranks(check, 2)
+
+
 def test_meta_and_values_do_not_mix():
     def check(mesh):
         meta = sw.distribute_tensor(torch.empty(4, 4, device="meta"), mesh, [Shard(0)])

@@ -28,6 +28,10 @@ OPTIMIZER = torch.optim.SGD(LAYER.parameters(), lr=0.1)
 CALLS = {
     "fake_tensors.dispatch": (None, torch.ops.aten.add.Tensor, (), (PLAIN, PLAIN), {}),
     "proxies.dispatch": (None, torch.ops.aten.add.Tensor, (), (PLAIN, PLAIN), {}),
+    "dynamo.mark_dynamic": (PLAIN, 0),
+    "compiled_programs.view_of_base": (PLAIN, PLAIN, False),
+    "compiled_programs.runtime_wrapper": (print,),
+    "compiled_programs.check_operator": (None, torch.ops.aten.add.Tensor, (), (PLAIN, PLAIN), {}),
     "module_hooks._must_be_exchanged": (PLAIN,),
     "module_hooks.register_forward_pre_hook": (LAYER, print),
     "clipping.total_norm": ([PLAIN], 2.0, False, None),

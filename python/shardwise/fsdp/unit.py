@@ -61,6 +61,7 @@ class Unit:
             module.__dict__["_shardwise_unit"] = self
             module.register_forward_pre_hook(_before_forward, prepend=True, with_kwargs=True)
             module.register_forward_hook(_after_forward, always_call=True)
+            module.register_load_state_dict_post_hook(self._after_loading)
         for module in {id(module): module for place in places for module, _ in place}.values():
             module.register_state_dict_post_hook(partial(self._into_state_dict))  # torch sets an attribute of the hook
             module.register_load_state_dict_pre_hook(self._before_loading)
@@ -133,6 +134,12 @@ class Unit:
     def _before_loading(self, *_: Any) -> None:
         """Puts the parts into the modules, so that values are loaded into them."""
         self.group.release()
+
+    def _after_loading(self, *_: Any) -> None:
+        """Takes the parameters that were loaded. The forward of another unit may gather them ahead, before this unit's own."""
+        now: list[Any] = [module._parameters[name] for (module, name), *_ in self.places]
+        if not any(each.is_meta for each in now):  # else some are still to be loaded
+            self.take_replacements()
 
     def take_replacements(self, have_changed: bool = False) -> None:
         """Takes the parameters that a program has put in the place of the parts, as loading with assign=True does, for the new parts.

@@ -1,14 +1,24 @@
 """Tells torch.compile's front end about our C++ functions, which it cannot trace into."""
 
+import warnings
+from collections.abc import Callable
+from functools import wraps
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch._library.fake_class_registry import FakeScriptObject
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C, forward_scope
+from shardwise._torch_versions import register_mesh
 from shardwise._tracing import static
+from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.fsdp import unit
+
+# Methods of a mesh whose results are meshes or groups. For a tracer they are constants.
+_GIVE_MESHES = ("get_group", "get_all_groups", "__getitem__", "_flatten", "_unflatten", "_get_root_mesh")
 
 
 def register(dynamo: ModuleType) -> None:
@@ -17,6 +27,10 @@ def register(dynamo: ModuleType) -> None:
     dynamo.substitute_in_graph(DTensor.from_local, skip_signature_check=True)(_from_local)
     dynamo.allow_in_graph(_layer_input_in_graph)
     dynamo.substitute_in_graph(_C.layer_input, skip_signature_check=True)(_layer_input)
+    register_mesh(DeviceMesh, TorchDeviceMesh, _GIVE_MESHES)
+    for name in _GIVE_MESHES:
+        if name in vars(DeviceMesh):
+            setattr(DeviceMesh, name, dynamo.assume_constant_result(_of_real_mesh(vars(DeviceMesh)[name])))
     forward_scope._open = dynamo.disable(forward_scope._open)
     for name in ("enter", "leave"):
         disabled = dynamo.disable(
@@ -25,6 +39,27 @@ def register(dynamo: ModuleType) -> None:
         setattr(unit.Unit, name, disabled)
     for hook in (forward_scope._enter, forward_scope._leave, unit._before_forward, unit._after_forward):
         dynamo.eval_frame.skip_code(hook.__code__)
+
+
+def mark_dynamic(original: Any, tensor: Any, index: Any, **bounds: Any) -> None:
+    """Ignores the mark of a DTensor, and warns."""
+    if not isinstance(tensor, DTensor):
+        original(tensor, index, **bounds)
+        return
+    warnings.warn(
+        "[mark_dynamic] has no effect on a DTensor: a graph is made for its sizes. A call with other sizes makes another graph.",
+        stacklevel=3,
+    )
+
+
+def _of_real_mesh(method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method` of a mesh, which a tracer may call with its stand-in for the mesh."""
+
+    @wraps(method)
+    def call(mesh: Any, *args: Any, **options: Any) -> Any:
+        return method(mesh.real_obj if isinstance(mesh, FakeScriptObject) else mesh, *args, **options)
+
+    return call
 
 
 def _from_local(

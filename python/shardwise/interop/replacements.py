@@ -54,8 +54,16 @@ class Replacement:
 _TEXT = """
 torch.compile of functions with DTensors
   # torch.compile cannot look into our functions in C++. torch.compiler.allow_in_graph and disable would do at import, and import all of
-  # torch._dynamo (2 s): so they are called when the program has imported it. Nothing of torch is replaced.
+  # torch._dynamo (2 s): so they are called when the program has imported it.
   torch._dynamo - dynamo.register value
+  # A graph knows pieces alone, and torch has no protocol for what surrounds it: returned views of inputs, and writes to inputs.
+  torch._functorch._aot_autograd.runtime_wrappers gen_alias_from_base compiled_programs.view_of_base
+  torch._functorch._aot_autograd.runtime_wrappers _create_runtime_wrapper compiled_programs.runtime_wrapper
+  torch._functorch._aot_autograd.runtime_wrappers _AnalyzeCustomOpInputOutputMode.__torch_dispatch__ compiled_programs.check_operator 2.13
+marks of dynamic dims of DTensors
+  # The mark demands a symbol for the size, and layouts consist of numbers: a program that runs without the mark would fail.
+  torch._dynamo mark_dynamic dynamo.mark_dynamic
+  torch._dynamo.decorators mark_dynamic dynamo.mark_dynamic
 the error for DTensors under FakeTensorMode
   # Errors alone: these modes run before any key of ours, so that a kernel cannot say it.
   torch._subclasses.fake_tensor FakeTensorMode.__torch_dispatch__ fake_tensors.dispatch

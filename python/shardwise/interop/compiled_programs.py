@@ -1,0 +1,81 @@
+"""Around a compiled program: views that it returns, and writes to its inputs. Its graph knows pieces alone."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from shardwise import _C
+from shardwise.dtensor import DTensor
+from shardwise.interop.fake_tensors import has_values
+
+
+def view_of_base(
+    original: Any, base: torch.Tensor, view: torch.Tensor, requires_grad: bool, *views: Any, **options: Any
+) -> torch.Tensor:
+    """Makes a view that the program returned from `base` again, with its history. torch does it with as_strided(), which does not know layouts."""
+    if not isinstance(base, DTensor) and not isinstance(view, DTensor):
+        return original(base, view, requires_grad, *views, **options)
+    result = _view_of_base(base, view)
+    if not requires_grad:
+        return result.detach() if result.requires_grad else result
+    return result if result.requires_grad else result.requires_grad_()
+
+
+def _view_of_base(base: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    if not isinstance(view, DTensor):  # the result of base.to_local(), or a view of it
+        assert isinstance(base, DTensor)
+        return _strided_as(view, base.to_local())
+    if isinstance(base, DTensor):
+        return _C.view_again(base, view)
+    if _C.layout_of(view).n_pieces != 1:
+        return view
+    local = _strided_as(_C.piece_at(view, 0), base)  # `view` is the result of from_local(base), or a view of it
+    return DTensor.from_local(local, view.device_mesh, view.placements, shape=view.shape, stride=view.stride())
+
+
+def _strided_as(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """The part of the memory of `base` that `view` is. If the program wrote to `base`, it is a part of a copy that begins where `base` does."""
+    shares_memory = view.untyped_storage()._cdata == base.untyped_storage()._cdata
+    begin = view.storage_offset() + (0 if shares_memory else base.storage_offset())
+    if view.is_complex() != base.is_complex():
+        base = torch.view_as_complex(base) if view.is_complex() else torch.view_as_real(base)
+    result = base.as_strided(view.shape, view.stride(), begin)
+    return result if result.dtype == view.dtype else result.view(view.dtype)
+
+
+def check_operator(original: Any, mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Runs an operator on our tensors under the mode with which torch checks the operators of a program's first call: it knows classes that have a
+    __torch_dispatch__ alone."""
+    result = original(mode, func, types, args, kwargs)
+    if result is NotImplemented and any(map(has_values, tree_leaves((args, kwargs)))):
+        return func(*args, **(kwargs or {}))
+    return result
+
+
+def runtime_wrapper(original: Any, compiled: Any, **options: Any) -> Callable[..., Any]:
+    """Makes writes of a graph to the pieces of its inputs count as writes to the DTensors: views and gathered parameters see them."""
+    run: Callable[..., Any] = original(compiled, **options)
+    written = _written_by_graph(options.get("runtime_metadata"))
+    if not written:
+        return run
+
+    @wraps(run)
+    def note_writes(args: list[Any]) -> Any:
+        inputs = [args[i] for i in written]
+        results = run(args)
+        for tensor in inputs:
+            _C.note_graph_write(tensor)
+        return results
+
+    return note_writes
+
+
+def _written_by_graph(metadata: Any) -> list[int]:
+    """The indices of DTensors among the inputs whose pieces the graph writes to."""
+    if metadata is None:
+        return []
+    classes = [getattr(each, "original_subclass_type", None) for each in metadata.subclass_inp_meta]
+    return [i for i in metadata.mutated_graph_handled_indices if classes[i] is DTensor]
