@@ -26,7 +26,7 @@ namespace {
 struct TensorLayout {
   SpecPtr spec;
   const LocalForm* form;  // of to_local()
-  // Of a view that a traced program returns: how to make it, and its offset from the first element of the tensor that it is a view of.
+  // How to make a view that a traced program returns, and its offset from the first element of the tensor that it views.
   ViewPathPtr path = {};
   int64_t offset = 0;
 
