@@ -79,6 +79,7 @@ void bind_groups(py::module_& module) {
       .def("gather", torch::wrap_pybind_function_no_gil(&ParameterGroup::gather))
       .def("release", torch::wrap_pybind_function_no_gil(&ParameterGroup::release))
       .def("set_divide_factor", torch::wrap_pybind_function(&ParameterGroup::set_divide_factor), py::arg("factor"))
+      .def("on_reduced", &ParameterGroup::on_reduced, py::arg("reduced"))
       .def("set_all_reduces", torch::wrap_pybind_function(&ParameterGroup::set_all_reduces), py::arg("all_reduces"));
 }
 

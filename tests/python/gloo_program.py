@@ -6,6 +6,7 @@ import pickle
 import sys
 import time
 import warnings
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 
@@ -16,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.nn.functional as distributed_nn
 from layouts import CASES
 from torch import nn
+from torch.distributed._composable import replicate as replicate_by_buckets
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from torch.distributed.device_mesh import init_device_mesh as torch_init_device_mesh
@@ -26,7 +28,7 @@ from torch.utils.checkpoint import checkpoint as checkpoint_of
 
 import shardwise as sw
 from shardwise import Partial, Replicate, Shard
-from shardwise.parallel import ColwiseParallel, parallelize_module
+from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 
 def layouts(folder):
@@ -280,12 +282,16 @@ def torch_data_parallel(folder):
         "Use shardwise.fully_shard, which does": lambda: fully_shard(
             columns(nn.Sequential(nn.Linear(4, 4))), mesh=data
         ),
-        "torch's fully_shard does not shard it further": lambda: replicate(
-            columns(nn.Sequential(nn.Linear(4, 4))), mesh=data
-        ),
-        "Use shardwise.fully_shard(model, mesh=...)": lambda: DistributedDataParallel(
+        "or use shardwise.fully_shard(model, mesh=...)": lambda: DistributedDataParallel(
             columns(nn.Sequential(nn.Linear(4, 4)))
         ),
+        "[replicate] weight of Linear is a DTensor": lambda: replicate_by_buckets(
+            columns(nn.Sequential(nn.Linear(4, 4))), process_group=grid.get_group("tp")
+        ),
+        "weight of FSDPLinear is fully sharded on": lambda: DistributedDataParallel(
+            sw.fully_shard(nn.Linear(4, 4), mesh=grid["tp"]), process_group=grid.get_group("dp")
+        ),
+        "which has the ranks": lambda: replicate(columns(nn.Sequential(nn.Linear(4, 4))), mesh=grid["tp"]),
     }
     for words, call in refused.items():
         try:
@@ -305,6 +311,68 @@ def torch_data_parallel(folder):
     beside = columns(nn.Sequential(nn.Linear(4, 4)))
     expected = beside(x).detach()
     torch.testing.assert_close(sw.fully_shard(beside, mesh=grid["dp"])(x).detach(), expected)
+    dist.destroy_process_group()
+
+
+def replicas_of_tensor_parallel_modules(folder):
+    """DistributedDataParallel and both forms of replicate() train as one rank does on all rows. Ranks save and load whole DTensors."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    grid = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    data = torch_init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["dp"]
+    batches = torch.rand(3, 8, 6, generator=torch.Generator().manual_seed(1))
+
+    class Checkpointed(nn.Sequential):
+        def forward(self, x):
+            for each in self:
+                x = checkpoint_of(each, x, use_reentrant=False)
+            return x
+
+    def made():
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6), nn.LayerNorm(6), nn.Linear(6, 5))
+        return Checkpointed(*layers) if is_checkpointed else layers
+
+    def train(model, part, no_sync=nullcontext):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step, batch in enumerate(batches):
+            with no_sync() if step == 1 else nullcontext():
+                model(part(batch)).square().mean().backward()
+            if step != 1:  # and one step of two batches
+                optimizer.step()
+                optimizer.zero_grad()
+
+    is_checkpointed = False
+    dense = made()
+    train(dense, lambda batch: batch)
+    of_dp = grid.get_group("dp")
+    ways = {
+        "of a group": lambda model: DistributedDataParallel(model, process_group=of_dp),
+        "checkpointed": lambda model: DistributedDataParallel(model, process_group=of_dp),
+        "of a mesh": lambda model: DistributedDataParallel(model, device_mesh=data, gradient_as_bucket_view=True),
+        "replicate of a group": lambda model: replicate_by_buckets(model, process_group=of_dp),
+        "replicate of a mesh": lambda model: replicate_by_buckets(model, device_mesh=data),
+        "replicate by fully_shard": lambda model: replicate(model, mesh=data),
+        "replicate by fully_shard on our mesh": lambda model: replicate(model, mesh=grid["dp"]),
+    }
+    for name, wrapped in ways.items():
+        is_checkpointed = name == "checkpointed"
+        model = made()
+        parallelize_module(model, grid["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        whole = wrapped(model)
+        train(whole, lambda batch: batch.chunk(2)[dist.get_rank() // 2], getattr(whole, "no_sync", nullcontext))
+        torch.testing.assert_close(whole(batches[0]), dense(batches[0]), msg=lambda text, name=name: f"{name}: {text}")
+        assert not isinstance(model[0].weight, sw.DTensor), name
+        if name.startswith("replicate by"):
+            continue  # its states are torch's DTensors
+        states = {key: value.clone() for key, value in model.state_dict().items()}
+        for key, expected in dense.state_dict().items():
+            given = states[key].full_tensor() if isinstance(states[key], sw.DTensor) else states[key]
+            torch.testing.assert_close(given, expected, msg=lambda text, name=name: f"{name}: {text}")
+        model.load_state_dict({key: torch.zeros_like(value) for key, value in states.items()})
+        assert all(not each.any() for each in model.parameters()), name
+        model.load_state_dict(states)
+        torch.testing.assert_close(whole(batches[0]), dense(batches[0]))
+        assert isinstance(states["0.weight"], sw.DTensor) and states["2.weight"].placements == (Shard(1),)
     dist.destroy_process_group()
 
 

@@ -463,7 +463,7 @@ def test_two_modules_in_one_group():
         model = copy.deepcopy(given)
         fully_shard([model.norm, model.head], mesh=mesh)
         shard_blocks(model, mesh)
-        with sw.CommDebugMode() as comm:
+        with sw.CommDebugMode() as comm, torch.no_grad():
             loss_of(model, rows_of(IDS[0], mesh.get_rank(), 4))
         assert dict(comm.get_comm_counts()) == {"all_gather": 5}
         losses = train(model, mesh, mesh.get_rank(), 4)

@@ -9,7 +9,7 @@ from torch import nn
 
 import shardwise as sw
 from shardwise import Replicate, Shard
-from shardwise.fsdp import fully_shard
+from shardwise.fsdp import fully_shard, share_comm_ctx
 from shardwise.testing import run_ranks
 
 
@@ -157,15 +157,9 @@ def test_what_is_refused():
         cube = sw.init_device_mesh("cpu", (2, 1, 1), mesh_dim_names=("a", "b", "c"))
         grid = sw.init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
         model = fully_shard(nn.Linear(4, 4), mesh=mesh)
-        model_of_ignored = nn.Linear(2, 2)
+        replicas = fully_shard(nn.Linear(4, 4), mesh=grid)
         cases = [
             (lambda: fully_shard(model, mesh=mesh), ValueError, "fully sharded already"),
-            (lambda: fully_shard(nn.ReLU(), mesh=mesh), ValueError, "no parameters to shard"),
-            (
-                lambda: fully_shard(model_of_ignored, mesh=mesh, ignored_params=set(model_of_ignored.parameters())),
-                ValueError,
-                "no parameters to shard",
-            ),
             (lambda: fully_shard(nn.Linear(2, 2), mesh=cube), ValueError, "has 3 dims"),
             (lambda: fully_shard(nn.ModuleList([nn.Linear(2, 2)]), mesh=mesh), ValueError, "has no forward"),
             (lambda: fully_shard("model", mesh=mesh), TypeError, "no nn.Module"),
@@ -176,7 +170,20 @@ def test_what_is_refused():
                 r"no multiple of it\. Give one of \[1, 2\]",
             ),
             (lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward=0), ValueError, "no multiple"),
-            (lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward="2"), TypeError, "of type str"),
+            (lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward="2"), ValueError, "of type str"),
+            (lambda: fully_shard(nn.Linear(2, 2), mesh="cpu"), TypeError, "'cpu' is no mesh"),
+            (
+                lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, shard_after=True),
+                TypeError,
+                "unexpected keyword argument",
+            ),
+            (lambda: share_comm_ctx([model, nn.ReLU()]), ValueError, "ReLU is not fully sharded"),
+            (lambda: model.set_custom_all_gather(print), NotImplementedError, "one exchange"),
+            (lambda: model.set_custom_reduce_scatter(print), NotImplementedError, r"or use set_all_reduce_hook\(\)"),
+            (lambda: model.set_symm_mem_for_comm(), NotImplementedError, r'set_symm_mem_for_comm\("NCCL"\)'),
+            (lambda: model.set_reduce_scatter_max_input_buffers(True), TypeError, "is of type bool"),
+            (lambda: model.set_reduce_scatter_max_input_buffers(0), ValueError, "is not positive"),
+            (lambda: replicas.set_all_reduce_hook(print, stream=object()), ValueError, "Leave the stream out"),
             (
                 lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, shard_placement_fn=lambda parameter: Shard(1)),
                 IndexError,

@@ -28,6 +28,7 @@ def run(command):
         "mixed_pieces",
         "torch_collectives",
         "torch_data_parallel",
+        "replicas_of_tensor_parallel_modules",
         "fully_sharded",
         "random_numbers",
         "checkpoint",

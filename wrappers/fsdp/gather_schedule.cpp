@@ -105,7 +105,7 @@ void GatherSchedule::gather_ahead_in_forward(const GroupSchedule& unit) {
     start_gather(*entered_before_[n]->group_);
 }
 
-void GatherSchedule::leave_forward(GroupSchedule& unit, int64_t module, bool releases) {
+void GatherSchedule::leave_forward(GroupSchedule& unit, int64_t module, bool releases, bool has_backward) {
   if (is_backward_running()) return;
   if (n_open_ > 0) --n_open_;
   if (at::GradMode::is_enabled()) {
@@ -113,7 +113,7 @@ void GatherSchedule::leave_forward(GroupSchedule& unit, int64_t module, bool rel
     unit.has_run_ = true;
   }
   if (unit.n_forwards_ > 0) --unit.n_forwards_;
-  if (unit.n_forwards_ == 0) unit.group_->put_back();
+  if (unit.n_forwards_ == 0 && (unit.reshards_after_forward_ || !has_backward)) unit.group_->put_back();
   if (releases) unit.ran_.insert(module);
   const auto end = [&](GroupSchedule& each) {
     each.ran_.clear();

@@ -72,8 +72,9 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
   /// Called before the forward of a module of `unit`. Within a backward (activation checkpointing computes a forward again) nothing is released.
   void enter_forward(GroupSchedule& unit);
   /// Called after the forward. `module` identifies the module among those of the unit: the group is released when all of them have run, or when the
-  /// forward of the outermost module ends. `releases`: false keeps it until the backward.
-  void leave_forward(GroupSchedule& unit, int64_t module, bool releases = true);
+  /// forward of the outermost module ends. `releases`: false keeps it until the backward. `has_backward`: an output has a gradient. Then a group that
+  /// is not resharded after the forward stays in its modules until the backward.
+  void leave_forward(GroupSchedule& unit, int64_t module, bool releases, bool has_backward);
   /// Called before and after the backward of a module's call, once for each call. The backward of a call may begin before that of a later call has
   /// ended.
   void before_backward(GroupSchedule& unit);

@@ -14,6 +14,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -45,6 +46,17 @@ c10::ScalarType reduced_as(c10::ScalarType dtype, const GroupPrecision& precisio
 c10::ScalarType summed_as(c10::ScalarType dtype) {
   return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
 }
+
+/// Turns off the program's inference mode and transforms of torch.func, which are for the program's tensors.
+class ModesOff {
+ public:
+  ModesOff() = default;
+
+ private:
+  c10::InferenceMode inference_{false};
+  c10::impl::ExcludeDispatchKeyGuard transforms_{c10::DispatchKeySet(
+      {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode})};
+};
 
 class GradientArrived final : public torch::autograd::PostAccumulateGradHook {
  public:
@@ -116,6 +128,7 @@ std::shared_ptr<ParameterGroup> ParameterGroup::with(const std::vector<at::Tenso
   result->number_ = number_;
   result->divide_factor_ = divide_factor_;
   result->all_reduces_ = all_reduces_;
+  result->reduced_ = reduced_;
   result->was_accumulated_ = was_accumulated_;
   for (size_t i = 0; i < accumulated_.size(); ++i) {
     if (!accumulated_[i].defined()) continue;
@@ -143,7 +156,7 @@ ParameterGroup::ParameterGroup(std::vector<std::string> names, std::vector<Shard
 ParameterGroup::~ParameterGroup() = default;
 
 void ParameterGroup::make_memory() {
-  const c10::InferenceMode not_inference(false);
+  const ModesOff modes_off;
   const at::NoGradGuard no_grad;
   const c10::Device device = maybe_dtensor(sharded_[0])->local_tensors()[0].device();
   memory_ = std::make_unique<GatheredMemory>(device);
@@ -241,7 +254,7 @@ std::vector<at::Tensor> ParameterGroup::own_parts() {
 void ParameterGroup::start_gather() {
   if (state_ != State::kSharded || !memory_) return;
   check_has_memory();
-  const c10::InferenceMode not_inference(false);
+  const ModesOff modes_off;
   const uint64_t n_writes_now = n_writes();
   const bool were_written = n_writes_now != n_writes_;
   if (were_written) memory_->drop_slices();
@@ -270,7 +283,7 @@ void ParameterGroup::gather() {
 }
 
 void ParameterGroup::finish_gather() {
-  const c10::InferenceMode not_inference(false);
+  const ModesOff modes_off;
   {
     const BelowAutograd guard;
     memory_->finish();
@@ -295,7 +308,7 @@ void ParameterGroup::release() {
 
 void ParameterGroup::release_to(int64_t n_ranks) {
   if (state_ == State::kGathered) {
-    const c10::InferenceMode not_inference(false);
+    const ModesOff modes_off;
     const at::NoGradGuard no_grad;
     const BelowAutograd guard;
     memory_->keep_slices(*data_.shard_group(), n_ranks);
@@ -307,7 +320,7 @@ void ParameterGroup::free_memory() {
   put_back();
   if (state_ == State::kSharded) return;
   state_ = State::kSharded;
-  const c10::InferenceMode not_inference(false);
+  const ModesOff modes_off;
   const BelowAutograd guard;
   memory_->release();
   classes_.release();
@@ -357,6 +370,7 @@ std::vector<at::Tensor> ParameterGroup::take_gradients() {
 }
 
 void ParameterGroup::accumulate() {
+  const ModesOff modes_off;
   const at::NoGradGuard no_grad;
   was_accumulated_ = true;
   auto gradients = take_gradients();
@@ -373,7 +387,7 @@ void ParameterGroup::accumulate() {
 void ParameterGroup::start_reduce(bool fills) {
   finish_reduce();
   const at::NoGradGuard no_grad;
-  const c10::InferenceMode not_inference(false);
+  const ModesOff modes_off;
   auto gradients = take_gradients();
   const BelowAutograd guard;
   const bool were_accumulated = std::exchange(was_accumulated_, false);
@@ -407,7 +421,7 @@ void ParameterGroup::finish_reduce() {
   if (!reduction_) return;
   const auto reduction = std::move(reduction_);
   const at::NoGradGuard no_grad;
-  const c10::InferenceMode not_inference(false);
+  const ModesOff modes_off;
   const int64_t own = own_index();
   const auto& which = reduction->which();
   std::vector<at::Tensor> parts(sharded_.size());
@@ -426,7 +440,9 @@ void ParameterGroup::finish_reduce() {
     }
     const int64_t n_flags = has_replicas ? static_cast<int64_t>(which.size()) : 0;
     const auto options = at::TensorOptions(dtype).device(memory_->device());
-    at::Tensor flat = has_replicas ? at::zeros({n_elements + n_flags}, options) : at::empty({n_elements}, options);
+    // Zeros between the sums, because they are sent, too, or a hook may read them.
+    at::Tensor flat =
+        has_replicas || reduced_ ? at::zeros({n_elements + n_flags}, options) : at::empty({n_elements}, options);
     std::vector<at::Tensor> sums;
     for (size_t k = 0; k < which.size(); ++k) {
       const Dims sizes = parameters_[which[k]].part_sizes(own);
@@ -450,6 +466,7 @@ void ParameterGroup::finish_reduce() {
       }
     }
     flat.div_(divide_factor_.value_or(static_cast<double>(data_.n_ranks())));
+    if (reduced_) reduced_(flat.narrow(0, 0, n_elements));
     for (size_t k = 0; k < which.size(); ++k)
       if (has[k]) {
         const c10::ScalarType as = sharded_[which[k]].scalar_type();

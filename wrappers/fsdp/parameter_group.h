@@ -115,6 +115,9 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void set_divide_factor(std::optional<double> factor) { divide_factor_ = factor; }
   /// With replicas: if false, reductions stop at the sums among the sharding ranks, which are kept until a reduction with true.
   void set_all_reduces(bool all_reduces) { all_reduces_ = all_reduces; }
+  /// Sets a callback for this rank's reduced gradients, which it may change before they are added to .grad of sharded(). It gets all of them as one
+  /// tensor of one dim, with zeros between them. It is not called while reductions stop at the sums among the sharding ranks.
+  void on_reduced(std::function<void(const at::Tensor&)> reduced) { reduced_ = std::move(reduced); }
 
  private:
   enum class State : uint8_t { kSharded, kGathering, kGathered };
@@ -164,6 +167,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
       unreplicated_;  // flat sums among the sharding ranks, not yet reduced among replicas, and flags of gradients
   std::optional<double> divide_factor_;
   bool all_reduces_ = true;
+  std::function<void(const at::Tensor&)> reduced_;
 };
 
 }  // namespace shardwise

@@ -140,8 +140,11 @@ void leave_call(const std::shared_ptr<GroupSchedule>& unit, int64_t module, cons
   if (unit->calls.empty() || unit->calls.back()->module() != module) return;
   const auto call = std::move(unit->calls.back());
   unit->calls.pop_back();
-  unit->schedule()->leave_forward(*unit, module, releases);
-  if (!at::GradMode::is_enabled()) return;
+  const bool records = at::GradMode::is_enabled();
+  const bool has_backward =
+      records && std::ranges::any_of(outputs, [](const auto* each) { return has_gradient(*each); });
+  unit->schedule()->leave_forward(*unit, module, releases, has_backward);
+  if (!records) return;
   for (at::Tensor* const output : outputs) {
     if (!has_gradient(*output)) continue;
     if (call->is_input(*output)) *output = view_of(*output);

@@ -19,7 +19,8 @@ class CommCounts(dict[str, int]):
     """How often each kind of collective ran: {"all_reduce": 2, "all_to_all": 1}. A kind that did not run counts 0.
 
     torch's operators are keys, too: counts[torch.ops.c10d_functional.all_reduce]. Communication of DTensors
-    counts as the equivalent functional collective; a collective that the program called counts as itself.
+    counts as the equivalent functional collective, and that of fully_shard as the collective of c10d, such as
+    torch.ops.c10d._allgather_base_; a collective that the program called counts as itself.
 
     >>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])
     >>> with sw.CommDebugMode() as comm:
@@ -50,6 +51,14 @@ class CommCounts(dict[str, int]):
         return {_operator(name): count for name, count in self._by_name.items()}
 
 
+# torch's fully_shard calls these.
+_BY_FULLY_SHARD = {
+    "all_gather": "c10d::_allgather_base_",
+    "reduce_scatter": "c10d::_reduce_scatter_base_",
+    "all_reduce": "c10d::allreduce_",
+}
+
+
 def _torch_name(event: CommEvent) -> str:
     """ "c10d_functional::all_reduce"."""
     space, _, name = event.op.partition("::")
@@ -57,6 +66,8 @@ def _torch_name(event: CommEvent) -> str:
         return f"c10d_functional::{name.rstrip('_')}"
     if space == "c10d":
         return event.op
+    if space == "fully_shard" and event.collective in _BY_FULLY_SHARD:
+        return _BY_FULLY_SHARD[event.collective]
     return f"c10d_functional::{FUNCTIONAL.get(event.collective, event.collective)}"
 
 

@@ -10,10 +10,10 @@ ranks, and each rank computes on its own part of the batch.
 """
 
 from shardwise.fsdp.fully_shard import fully_shard
-from shardwise.fsdp.module import FSDPModule, UnshardHandle, register_fsdp_forward_method
+from shardwise.fsdp.module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx
 from shardwise.fsdp.policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
 __all__ = [
     "CPUOffloadPolicy", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "UnshardHandle", "fully_shard",
-    "register_fsdp_forward_method",
+    "register_fsdp_forward_method", "share_comm_ctx",
 ]  # fmt: skip

@@ -54,10 +54,13 @@ def fully_shard(
     parameters that it lacks, twice (once without resharding), and n-1 times the size of its part in gradients, with one byte per parameter.
     For n even parts that is 3 (n-1)/n of the size of the parameters.
 
-    Raises on all ranks before anything is sharded: ValueError for a module that is fully sharded already or has no parameters left, an inner
-    module after the outer one, parameters that other groups share, a mesh of more than two dims, one without a common root with a
-    parameter's mesh, and a number in `reshard_after_forward` that does not divide the number of ranks; IndexError for a Shard of a dim that a
-    parameter does not have; TypeError for arguments of other types, and for a parameter of a class without these two methods.
+    A module without parameters becomes an FSDPModule that gathers nothing. fully_shard.state(module) is an object that stands for the group of
+    a module, the same for all modules of one call, or None if the module is not fully sharded.
+
+    Raises on all ranks before anything is sharded: ValueError for a module that is fully sharded already, an inner module after the outer
+    one, parameters that other groups share, a mesh of more than two dims, one without a common root with a parameter's mesh, and a
+    `reshard_after_forward` that is no bool or divisor of the number of ranks; IndexError for a Shard of a dim that a parameter does not have;
+    TypeError for other arguments of other types, and for a parameter of a class without these two methods.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1))
     >>> first = sw.fsdp.fully_shard(model[0], mesh=mesh)
@@ -83,11 +86,6 @@ def fully_shard(
     found = _parameters(modules, ignored_params or set())
     along = [_along(name, places, shard_placement_fn) for name, places in found]
     inner = units_of(chain.from_iterable(each.modules() for each in modules))
-    if not found and not inner:
-        raise ValueError(
-            f"[fully_shard] {type(modules[0]).__name__} has no parameters to shard, or all of them are in ignored_params. Leave the call "
-            "out."
-        )
     Unit(
         modules, [name for name, _ in found], [places for _, places in found], along, mesh,
         mp_policy or MixedPrecisionPolicy(), settings,
@@ -99,6 +97,9 @@ def fully_shard(
     for each in modules:
         become_fsdp_module(each)
     return module
+
+
+fully_shard.state = unit_of  # type: ignore[attr-defined]
 
 
 def _modules(module: object) -> list[nn.Module]:
@@ -115,7 +116,7 @@ def _modules(module: object) -> list[nn.Module]:
 
 def _settings(reshard_after_forward: object, mesh: DeviceMesh) -> _C.GroupSchedule:
     if reshard_after_forward is not None and not isinstance(reshard_after_forward, int):
-        raise TypeError(
+        raise ValueError(
             f"[fully_shard] reshard_after_forward is of type {type(reshard_after_forward).__name__}. Give True, which saves memory, "
             "False, which saves messages, or a number of ranks."
         )

@@ -33,9 +33,9 @@ class UnshardHandle:
 class FSDPModule:
     """A module that fully_shard() was called on: its class is derived from this one and from the module's own.
 
-    Its parameters are DTensors that hold this rank's parts. During its forward and its backward they are replaced by whole plain tensors
-    (under tensor parallelism, by DTensors on the tensor-parallel mesh). Between forward and backward the module has the parts again, even
-    if the gathered parameters are not freed. Methods with `recurse` also act on the modules within it.
+    Its parameters are DTensors that hold this rank's parts. During its forward and its backward they are replaced by whole plain tensors (under
+    tensor parallelism, by DTensors on the tensor-parallel mesh). Between a forward that does not reshard and its backward the module keeps the whole
+    ones, so a loss may use them; if no output has a gradient, it has the parts. Methods with `recurse` also act on the modules within it.
 
     >>> model = sw.fsdp.fully_shard(torch.nn.Linear(8, 4), mesh=mesh)
     >>> isinstance(model, sw.fsdp.FSDPModule), isinstance(model, torch.nn.Linear), model.weight.placements
@@ -137,6 +137,61 @@ class FSDPModule:
         for unit in _units(self, recurse):
             unit.settings.fills_unused = reduce_scatter_unused_params
 
+    def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None], *, stream: torch.Stream | None = None) -> None:
+        """Calls `hook` with this rank's reduced gradients, before they are added to those of the parameters: for an all-reduce over further
+        ranks. It gets all of a group in one tensor of one dim, with zeros between them, and may write to it. `stream`: where it runs, on a mesh
+        of one dim; default: the current stream."""
+        unit = _unit(self)
+        if stream is not None and unit.mesh.ndim > 1:
+            raise ValueError(
+                f"[fully_shard] set_all_reduce_hook() got a stream, and the mesh {unit.mesh} has replicas, which are reduced on the current "
+                "stream. Leave the stream out."
+            )
+        unit.group.on_reduced(hook if stream is None else functools.partial(_call_on, stream, hook))
+
+    def set_custom_all_gather(self, comm: object) -> None:
+        """Raises NotImplementedError: parameters are gathered by one exchange of parts of any sizes, which such a function cannot do."""
+        raise NotImplementedError(
+            f"[fully_shard] set_custom_all_gather() got comm of type {type(comm).__name__}: parts of any sizes and dtypes are gathered by one exchange, "
+            "which an all-gather of equal parts cannot stand for. Leave the call out."
+        )
+
+    def set_custom_reduce_scatter(self, comm: object) -> None:
+        """Raises NotImplementedError: gradients are reduced by one exchange of parts of any sizes, which such a function cannot do."""
+        raise NotImplementedError(
+            f"[fully_shard] set_custom_reduce_scatter() got comm of type {type(comm).__name__}: gradients of any sizes and dtypes are reduced by one "
+            "exchange, which a reduce-scatter of equal parts cannot stand for. Leave the call out, or use set_all_reduce_hook()."
+        )
+
+    def set_post_optim_event(self, event: torch.Event | None) -> None:
+        """Makes the current stream, on which parameters are gathered, wait for `event`, recorded after the optimizer's step."""
+        if event is not None:
+            event.wait()
+
+    def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
+        """Nothing changes: a reduction and a gather are on their way at once without a group for each."""
+
+    def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
+        """Nothing changes for a positive number: gradients are sent from their own memory, and one group's reduction is on its way at a time."""
+        if isinstance(max_input_buffers, bool) or not isinstance(max_input_buffers, int):
+            raise TypeError(
+                f"[fully_shard] max_input_buffers={max_input_buffers!r} is of type {type(max_input_buffers).__name__}. Give an int from 1."
+            )
+        if max_input_buffers < 1:
+            raise ValueError(
+                f"[fully_shard] max_input_buffers={max_input_buffers} is not positive. Give an int from 1."
+            )
+
+    def set_symm_mem_for_comm(self, backend: str = "NCCL") -> None:
+        """Raises NotImplementedError: the exchange sends from and to ordinary memory on every backend."""
+        raise NotImplementedError(
+            f'[fully_shard] set_symm_mem_for_comm("{backend}"): parameters on {_unit(self).mesh} are exchanged from ordinary memory, not from '
+            "symmetric memory. Leave the call out: results are the same."
+        )
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
+        """Nothing changes, as in torch for a backend without an allocator: messages are sent from ordinary memory."""
+
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
         """False: the group's parameters are not gathered for the backward, because it reads none of them, for example in an embedding."""
         _unit(self).settings.gathers_in_backward = unshard_in_backward
@@ -144,25 +199,47 @@ class FSDPModule:
     def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
         """Has no effect: gradients are always summed, and then divided."""
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        """For to(), half() and similar. A group whose parameters `fn` does not change stays as it is."""
-        changed, hidden = [], []
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Also clears the gradients of parts that whole parameters stand for until the backward."""
+        super().zero_grad(set_to_none)  # type: ignore[misc]
         for unit in _units(self, recurse=True):
+            unit.zero_grad(set_to_none)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """For to(), half() and similar. A group whose parameters `fn` does not change stays as it is. Groups convert their parameters themselves,
+        because torch would exchange tensors that the groups hold, after set_swap_module_params_on_conversion()."""
+        units = [
+            unit for unit in _units(self, recurse=True) if not unit.is_hidden()
+        ]  # hidden by the call for a module around this one
+        for unit in units:
             if unit.is_changed_by(fn):
-                changed.append(unit)
-                unit.group.release()
-            else:
-                hidden += [(module, name, module._parameters[name]) for place in unit.places for module, name in place]
+                unit.convert(fn)
+        places = [place for unit in units for places in unit.places for place in places]
+        hidden = [(module, name, module._parameters[name]) for module, name in places]
         try:
-            for module, name, _ in hidden:
+            for module, name in places:
                 module._parameters[name] = None
-            result = super()._apply(fn, recurse)  # type: ignore[misc]
+            return super()._apply(fn, recurse)  # type: ignore[misc]
         finally:
             for module, name, parameter in hidden:
                 module._parameters[name] = parameter
-        for unit in changed:
-            unit.take_replacements(have_changed=True)
-        return result
+
+
+def _call_on(stream: torch.Stream, hook: Callable[[torch.Tensor], None], gradients: torch.Tensor) -> None:
+    current = torch.accelerator.current_stream(gradients.device)
+    stream.wait_stream(current)
+    with stream:
+        hook(gradients)
+    current.wait_stream(stream)
+
+
+def share_comm_ctx(modules: list[FSDPModule]) -> None:
+    """Checks that all `modules` are fully sharded. Nothing else changes: gathers and reductions have no streams that modules could share.
+
+    >>> models = [sw.fsdp.fully_shard(torch.nn.Linear(8, 4), mesh=mesh) for _ in range(2)]
+    >>> sw.fsdp.share_comm_ctx(models)
+    """
+    _checked(modules)
 
 
 def become_fsdp_module(module: nn.Module) -> None:
@@ -222,7 +299,7 @@ def _checked(modules: Iterable[object]) -> list["FSDPModule"]:
     for module in modules:
         if not isinstance(module, FSDPModule):
             raise ValueError(
-                f"[fully_shard] {type(module).__name__} is not fully sharded, so there is nothing to gather ahead. Give modules that "
+                f"[fully_shard] {type(module).__name__} is not fully sharded, so it has no parameters to gather. Give modules that "
                 "fully_shard() was called on."
             )
         result.append(module)

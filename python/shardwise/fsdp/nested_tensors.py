@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -21,6 +22,21 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from tensors_in(getattr(value, field.name))
+
+
+def differentiated(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """`tensors`, then their tangents, and the tensors that transforms of torch.func wrap in any of these. Each may have a graph of its own."""
+    has_tangents = forward_ad._current_level >= 0
+    is_transformed = torch._C._are_functorch_transforms_active()
+    if not (has_tangents or is_transformed):
+        return tensors
+    result = list(tensors)
+    for tensor in result:  # which grows
+        if has_tangents and (tangent := forward_ad.unpack_dual(tensor).tangent) is not None:
+            result.append(tangent)
+        if is_transformed and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            result.append(torch._C._functorch.get_unwrapped(tensor))
+    return result
 
 
 def cast_floats(value: Any, dtype: torch.dtype) -> Any:

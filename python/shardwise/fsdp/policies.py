@@ -16,8 +16,8 @@ class MixedPrecisionPolicy:
 
     >>> policy = sw.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     >>> model = sw.fsdp.fully_shard(torch.nn.Linear(8, 4), mesh=mesh, mp_policy=policy)
-    >>> model(torch.ones(2, 8)).dtype, model.weight.dtype
-    (torch.bfloat16, torch.float32)
+    >>> model.weight.dtype, model(torch.ones(2, 8)).dtype
+    (torch.float32, torch.bfloat16)
     """
 
     param_dtype: torch.dtype | None = None

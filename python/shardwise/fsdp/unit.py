@@ -11,7 +11,7 @@ from torch import nn
 from shardwise import _C
 from shardwise.device_mesh import DeviceMesh
 from shardwise.fsdp.extensions import Extension, has_extensions
-from shardwise.fsdp.nested_tensors import cast_floats, replaced, tensors_in
+from shardwise.fsdp.nested_tensors import cast_floats, differentiated, replaced, tensors_in
 from shardwise.fsdp.policies import MixedPrecisionPolicy
 from shardwise.placement_types import Placement
 
@@ -131,6 +131,40 @@ class Unit:
                 return True
         return False
 
+    def is_hidden(self) -> bool:
+        """Whether the modules have None in the places of the parameters."""
+        return all(module._parameters[name] is None for place in self.places for module, name in place)
+
+    def convert(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Applies `fn` to the parameters and their gradients, as module.to() does. The parameters stay the same objects where torch can set their
+        data; otherwise new ones take their places."""
+        self.group.release()
+        for place, parameter in zip(self.places, self.sharded, strict=True):
+            gradient = parameter.grad
+            with torch.no_grad():
+                converted = fn(parameter)
+                if gradient is not None:
+                    gradient = fn(gradient)
+            if torch._has_compatible_shallow_copy_type(parameter, converted):
+                parameter.grad = None
+                parameter.data = converted
+                converted = parameter
+            else:
+                converted = nn.Parameter(converted, requires_grad=parameter.requires_grad)
+            converted.grad = gradient
+            _keep(place, converted)
+        self.take_replacements(have_changed=True)
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """Clears the gradients of the parts, as nn.Module.zero_grad()."""
+        for each in self.sharded:
+            if each.grad is None:
+                continue
+            if set_to_none:
+                each.grad = None
+            else:
+                each.grad.detach_().zero_()
+
     def _before_loading(self, *_: Any) -> None:
         """Puts the parts into the modules, so that values are loaded into them."""
         self.group.release()
@@ -167,7 +201,7 @@ class Unit:
         return _with_views((args, kwargs), inputs, self.settings.enter(type(module).__name__, id(module), inputs))
 
     def leave(self, module: nn.Module, output: Any) -> Any:
-        outputs = list(tensors_in(output)) if torch.is_grad_enabled() else []
+        outputs = differentiated(list(tensors_in(output))) if torch.is_grad_enabled() else []
         output = _with_views(output, outputs, self.settings.leave(id(module), outputs))
         return output if self.policy.output_dtype is None else cast_floats(output, self.policy.output_dtype)
 

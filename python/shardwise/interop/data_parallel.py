@@ -1,16 +1,28 @@
-"""Makes torch's own data parallelism refuse our parameters, on all ranks, because it assumes that each rank has whole parameters.
+"""torch's own data parallelism beside our parameters: it takes each rank's parameters for whole ones.
 
-With torch's fully_shard, and replicate, which uses it, each rank would copy another part of a parameter that all ranks hold together. With
-ZeroRedundancyOptimizer one rank would step it, and wait for the others. DistributedDataParallel leaves out the parameters of layers that reduce their
-gradients themselves, and refuses others. shardwise.fully_shard takes our parameters.
+DistributedDataParallel and replicate get the local tensors, if the ranks that they average over have no other part of the same parameter.
+DistributedDataParallel leaves out the parameters of layers that reduce their gradients themselves. With torch's fully_shard each rank would copy
+another part of a parameter that all ranks hold together, and with ZeroRedundancyOptimizer one rank would step it, and wait for the others: these
+refuse our parameters, on all ranks. shardwise.fully_shard takes them.
 """
 
-from collections.abc import Iterator
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from shardwise.dtensor import DTensor
+from shardwise.interop.local_parameters import (
+    Place,
+    check_ranks,
+    distribute_in_forward,
+    dtensor_places,
+    localize,
+    put_back,
+)
 
 
 def verify_managed_param(original: Any, name: str, parameter: torch.Tensor) -> None:
@@ -23,25 +35,89 @@ def verify_managed_param(original: Any, name: str, parameter: torch.Tensor) -> N
     original(name, parameter)
 
 
-def init_leaving_out(original: Any, self: Any, module: torch.nn.Module, *arguments: Any, **options: Any) -> None:
-    """Makes DistributedDataParallel leave out the parameters of layers that reduce their gradients themselves."""
+def init_with_local_parameters(
+    original: Any, self: Any, module: torch.nn.Module, *arguments: Any, **options: Any
+) -> None:
+    """Gives DistributedDataParallel the local tensors of DTensors, except those of layers that reduce their gradients themselves."""
     own = {
         f"{path}.{name}" if path else name
         for path, part in module.named_modules()
         if getattr(part, "reduces_gradients", False)
         for name, _ in part.named_parameters()
     }
-    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-    for name, parameter in module.named_parameters():
-        if isinstance(parameter, DTensor) and name not in own | ignored:
-            raise TypeError(
-                f"[DistributedDataParallel] {name} is a DTensor of shape {list(parameter.shape)} placed as "
-                f"{list(parameter.placements)} by Shardwise, which it does not reduce. Use shardwise.fully_shard(model, "
-                "mesh=...), which does over any mesh dim that the parameter is not on."
-            )
+    names = own | set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     if own:
-        module._ddp_params_and_buffers_to_ignore = ignored | own  # type: ignore[assignment]
-    original(self, module, *arguments, **options)
+        module._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
+    ignored = [each for name, each in module.named_parameters(remove_duplicate=False) if name in names]
+    places = dtensor_places(module, ignored)
+    given = inspect.signature(original).bind(self, module, *arguments, **options).arguments
+    check_ranks(places, _ranks(given) if places else (), "DistributedDataParallel")
+    with _localized(places):
+        original(self, module, *arguments, **options)
+    distribute_in_forward(module, places)
+
+
+def record_init_args(
+    original: Any, self: Any, module: torch.nn.Module, ignored_modules: Any, *arguments: Any, **options: Any
+) -> None:
+    """Gives replicate() local tensors. It calls this last, so hooks that are registered here come after its own."""
+    places = dtensor_places(module, (parameter for part in ignored_modules for parameter in part.parameters()))
+    check_ranks(places, _ranks(options) if places else (), "replicate")
+    localize(places)
+    original(self, module, ignored_modules, *arguments, **options)
+    distribute_in_forward(module, places)
+
+
+def get_modules_and_states(
+    original: Any, module: Any, device: torch.device, ignored_params: Any = None, *arguments: Any, **options: Any
+) -> Any:
+    """Gives the replicate() that is based on fully_shard local tensors."""
+    roots = [module] if isinstance(module, torch.nn.Module) else list(module)
+    places = [place for root in roots for place in dtensor_places(root, ignored_params or ())]
+    with _localized(places):
+        result = original(module, device, ignored_params, *arguments, **options)
+    for root in result[1] if places else ():
+        within = set(root.modules())
+        root.__dict__[_LOCALIZED] = [place for place in places if place.module in within]
+    return result
+
+
+def init_param_group(
+    original: Any, state: Any, params: Any, modules: Any, mesh_info: Any, *arguments: Any, **options: Any
+) -> None:
+    """Has the modules whose local tensors replicate() has taken compute with DTensors."""
+    by_root = [(root, root.__dict__.pop(_LOCALIZED, [])) for root in modules]
+    every = [place for _, places in by_root for place in places]
+    try:
+        check_ranks(every, mesh_info.mesh.mesh.flatten().tolist() if every else (), "replicate")
+    except TypeError:
+        put_back(every)
+        raise
+    for root, places in by_root:
+        distribute_in_forward(root, places)
+    original(state, params, modules, mesh_info, *arguments, **options)
+
+
+_LOCALIZED = "_shardwise_localized"
+
+
+def _ranks(options: Mapping[str, Any]) -> list[int]:
+    """The ranks over which DistributedDataParallel averages."""
+    mesh = options.get("device_mesh")
+    if mesh is not None and options.get("process_group") is None:
+        return mesh.mesh.flatten().tolist()
+    return dist.get_process_group_ranks(options.get("process_group"))
+
+
+@contextlib.contextmanager
+def _localized(places: list[Place]) -> Iterator[None]:
+    """Puts the DTensors back if the block fails."""
+    localize(places)
+    try:
+        yield
+    except BaseException:
+        put_back(places)
+        raise
 
 
 def add_param_group(original: Any, self: Any, param_group: dict[str, Any]) -> None:

@@ -114,8 +114,13 @@ functions of torch that put tensors of their own beside a DTensor
 the error for DTensors in torch's fully_shard
   # Parallelism that takes each rank's parameters for whole ones, and has no question for their kind: refused before anything is sent.
   torch.distributed.fsdp._fully_shard._fsdp_init _verify_managed_param data_parallel.verify_managed_param
-DistributedDataParallel around layers that reduce their gradients themselves
-  torch.nn.parallel.distributed DistributedDataParallel.__init__ data_parallel.init_leaving_out
+DistributedDataParallel around tensor-parallel modules, and around layers that reduce their gradients themselves
+  # It takes local tensors while it is made, and its modules compute with DTensors. Tried: collectives that take DTensors, whose buckets it copies.
+  torch.nn.parallel.distributed DistributedDataParallel.__init__ data_parallel.init_with_local_parameters
+replicate() of tensor-parallel modules
+  torch.distributed._composable.replicate _ReplicateState.record_init_args data_parallel.record_init_args
+  torch.distributed._composable.replicate_with_fsdp _get_modules_and_states data_parallel.get_modules_and_states 2.13
+  torch.distributed._composable.replicate_with_fsdp _init_param_group data_parallel.init_param_group 2.13
 the error for DTensors in ZeroRedundancyOptimizer
   torch.distributed.optim.zero_redundancy_optimizer ZeroRedundancyOptimizer.add_param_group data_parallel.add_param_group
 torch's local_map on DTensors

@@ -35,7 +35,6 @@ def packed(given, made=None):
 """
 CASES = [
     case("a module twice", "sw.fully_shard(model, mesh=mesh)", ValueError),
-    case("a module without parameters", "sw.fully_shard(nn.ReLU(), mesh=mesh)", ValueError),
     case("a module without a forward", "sw.fully_shard(nn.ModuleList([nn.Linear(2, 2)]), mesh=mesh)", ValueError),
     case("no module", 'sw.fully_shard("model", mesh=mesh)', TypeError),
     case("no modules", "sw.fully_shard([], mesh=mesh)", ValueError),
@@ -93,7 +92,7 @@ CASES = [
     case(
         "resharding to what is no number of ranks",
         'sw.fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward="half")',
-        TypeError,
+        ValueError,
     ),
     case(
         "a dim to shard that a parameter lacks",
@@ -114,6 +113,18 @@ CASES = [
     case("an offload policy that is none", "sw.fully_shard(nn.Linear(2, 2), mesh=mesh, offload_policy=3)", TypeError),
     case("resharding that is no bool", "model.set_reshard_after_forward(2)", ValueError),
     case("to gather ahead what is not sharded", "model.set_modules_to_forward_prefetch([nn.ReLU()])", ValueError),
+    case("to share streams with what is not sharded", "sw.fsdp.share_comm_ctx([model, nn.ReLU()])", ValueError),
+    case("another all-gather", "model.set_custom_all_gather(print)", NotImplementedError),
+    case("another reduce-scatter", "model.set_custom_reduce_scatter(print)", NotImplementedError),
+    case("symmetric memory", "model.set_symm_mem_for_comm()", NotImplementedError),
+    case("a number of buffers that is no number", "model.set_reduce_scatter_max_input_buffers(True)", TypeError),
+    case("no buffers", "model.set_reduce_scatter_max_input_buffers(0)", ValueError),
+    case(
+        "a stream beside replicas",
+        'grid = sw.init_device_mesh("cpu", (2, 1), mesh_dim_names=("rep", "dp"))\n'
+        "sw.fully_shard(nn.Linear(2, 2), mesh=grid).set_all_reduce_hook(print, stream=object())",
+        ValueError,
+    ),
     case("a method that is not there", 'sw.fsdp.register_fsdp_forward_method(model, "generate")', ValueError),
     case("a copy of the module", "import copy\ncopy.deepcopy(model)", TypeError),
     case("a batch that is a DTensor", "model(sw.distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]))", ValueError),
@@ -140,6 +151,12 @@ CASES = [
     case(
         "DistributedDataParallel of DTensors",
         "nn.parallel.DistributedDataParallel(sw.distribute_module(nn.Linear(4, 4), mesh))",
+        TypeError,
+        of_processes=True,
+    ),
+    case(
+        "DistributedDataParallel of a fully sharded module",
+        "nn.parallel.DistributedDataParallel(model)",
         TypeError,
         of_processes=True,
     ),
