@@ -261,7 +261,9 @@ int64_t Layout::part_at(int64_t tensor_dim, c10::IntArrayRef coord) const {
   return number;
 }
 
-bool Layout::is_first_replica(c10::IntArrayRef coord) const { return coord == first_replica(placements_, coord); }
+bool Layout::is_first_replica(c10::IntArrayRef coord) const {
+  return coord == c10::IntArrayRef(first_replica(placements_, coord));
+}
 
 const Placement* Layout::placement_in_pieces(size_t* mesh_dim) const {
   for (size_t m = 0; m < placements_.size(); ++m)
