@@ -32,7 +32,7 @@ def flatten(tensor: Any) -> tuple[list[str], list[torch.Tensor], bytes]:
         return names, plain, pickle.dumps((context, entries))
     except Exception as error:
         raise TypeError(
-            f"the context of {type(tensor).__name__}.__tensor_flatten__ cannot be pickled, so it cannot be sent: {error}. Return a context of "
+            f"the context of {type(tensor).__name__}.__tensor_flatten__ cannot be pickled: {error}. Return a context of "
             "numbers, strings and other values that pickle takes."
         ) from error
 

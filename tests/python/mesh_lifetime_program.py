@@ -86,7 +86,7 @@ def without_end(folder):
 
     piece = torch.ones(1, 1)
     mesh = sw.init_device_mesh("cpu", (dist.get_world_size(),))
-    for use, n, warm in ((use_mesh, 10_000, 2_000), (use_shape, 40_000, 20_000)):
+    for use, n, warm in ((use_mesh, 10_000, 2_000), (use_shape, 80_000, 60_000)):
         for i in range(n):
             if i == warm:
                 gc.collect()

@@ -41,7 +41,7 @@ def inner_tensors(state: Any) -> Any:
     context = repr(contexts(own))
     if re.search(r" at 0x[0-9a-f]+>", context):
         raise TypeError(
-            f"[checkpoint] the context of a {type(own).__name__} is written as {context}, which another process writes with another address. "
-            "Give its objects a __repr__ of their values."
+            f"[checkpoint] the text of the context of a {type(own).__name__} has an address in memory, which differs between processes. Give the "
+            "objects in the context a __repr__ of their values."
         )
     return {**dict(_C.inner_tensors(state)), f"context={context}": torch.zeros(())}

@@ -4,6 +4,7 @@ from error_cases import case
 
 TITLE = "Local tensors of a class of their own"
 SETUP = """
+import threading
 from shardwise.checkpoint import inner_tensors
 mesh = sw.init_device_mesh("cpu", (2,))
 rank = mesh.get_rank()
@@ -62,8 +63,14 @@ class Sized(Packed):
         return ["numbers", "scale"], tuple(self.shape)
 
 
+class Keyed(Packed):
+    def __tensor_flatten__(self):
+        return ["numbers", "scale"], threading.Lock()
+
+
 coded = DTensor.from_local(Coded((3, 2)), mesh, [Shard(0)])
 packed = DTensor.from_local(Packed(torch.ones(4, 2), torch.tensor([rank])), mesh, [Shard(0)])
+keyed = DTensor.from_local(Keyed(torch.ones(4, 2), torch.ones(1)), mesh, [Shard(0)])
 sized = DTensor.from_local(Sized(torch.ones(4, 2), torch.ones(1)), mesh, [Shard(0)])
 """
 CASES = [
@@ -81,6 +88,8 @@ CASES = [
         'coded.redistribute(sw.init_device_mesh("cpu", (2, 1)), [Shard(0), Replicate()])',
         NotImplementedError,
     ),
+    case("a context that pickle does not take", "keyed.full_tensor()", NotImplementedError),
+    case("a checkpoint of a context with an address", 'inner_tensors({"weight": keyed})', TypeError),
     case("a sum that moves", "DTensor.from_local(Coded((3, 2)), mesh, [Partial()]).full_tensor()", ValueError),
     case("a move to pieces", "coded.redistribute(placements=[RaggedShard((0,), (1, 2))])", ValueError),
     case(

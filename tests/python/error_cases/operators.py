@@ -101,6 +101,12 @@ CASES = [
         in_torchs_words=True,
     ),
     case("a dropout probability above 1", "F.dropout(d, 1.5)", ValueError, in_torchs_words=True),
+    case("probabilities that are integers", "torch.bernoulli(d.long())", NotImplementedError),
+    case(
+        "a convolution without channels",
+        "F.conv1d(sw.ones(4, 0, 5, device_mesh=mesh, placements=[Shard(0)]), sw.ones(2, 0, 3, device_mesh=mesh))",
+        NotImplementedError,
+    ),
     case("a probability above 1", "torch.bernoulli(d * 2)", RuntimeError),
     case("a negative rate", "torch.poisson(-d)", RuntimeError, in_torchs_words=True),
     case("a negative deviation", "d.clone().normal_(0, -1)", RuntimeError, in_torchs_words=True),
