@@ -81,12 +81,13 @@ def without_end(folder):
         )
         (sw.DTensor.from_local(piece, mesh, [Shard(0)]) + 1).to_local()
 
-    def use_shape(i):
-        (sw.DTensor.from_local(torch.empty(1 + i % 400, 1 + i // 400), mesh, [Shard(0)]) + 1).to_local()
+    def use_shape(i):  # small tensors: the heap's gaps after large ones are no memory that shapes leave
+        sizes = (1 + i % 20, 1 + i // 20 % 20, 1 + i // 400 % 20, 1 + i // 8000)
+        (sw.DTensor.from_local(torch.empty(sizes), mesh, [Shard(0)]) + 1).to_local()
 
     piece = torch.ones(1, 1)
     mesh = sw.init_device_mesh("cpu", (dist.get_world_size(),))
-    for use, n, warm in ((use_mesh, 10_000, 2_000), (use_shape, 80_000, 60_000)):
+    for use, n, warm in ((use_mesh, 10_000, 2_000), (use_shape, 40_000, 20_000)):
         for i in range(n):
             if i == warm:
                 gc.collect()
