@@ -4,7 +4,6 @@
 #include "runtime/comm/comm_trace.h"
 #include "runtime/dispatch/op_trace.h"
 #include "runtime/tensor/dtensor_impl.h"
-#include "runtime/tensor/subclass.h"
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/boxing/impl/boxing.h>
@@ -35,16 +34,16 @@ void refresh(const Arg& arg) {
   }
 }
 
-/// The distributed tensor of an argument whose local tensor is an object of a tensor class; null if it has none.
+/// True for an argument whose local tensor is an object of a tensor class.
 template <class Arg>
-const DTensorImpl* class_holder(const Arg& arg) {
+bool holds_class(const Arg& arg) {
   if constexpr (std::is_same_v<Arg, at::Tensor>) {
     const auto* impl = maybe_dtensor(arg);
-    return impl && impl->holds_subclass() ? impl : nullptr;
+    return impl && impl->holds_subclass();
   } else if constexpr (std::is_same_v<Arg, std::optional<at::Tensor>>) {
-    return arg ? class_holder(*arg) : nullptr;
+    return arg && holds_class(*arg);
   } else {
-    return nullptr;
+    return false;
   }
 }
 
@@ -66,12 +65,10 @@ class AtenKernels {
   explicit AtenKernels(c10::DispatchKey key) : library_(torch::Library::IMPL, "aten", key, __FILE__, __LINE__) {}
 
   /// Messages that the kernel sends are counted for `op`. A trace of operators has a line for `op`, unless the operators that the kernel calls have
-  /// lines of their own. If an argument holds an object of a tensor class, an error of the kernel gets the class's name.
+  /// lines of their own.
   template <class Return, class... Args>
   void impl(const char* op, Return (*kernel)(Args...)) {
     library_.impl(op, [name = std::string("aten::") + op, kernel](Args... args) -> Return {
-      if (const DTensorImpl* holder = holder_in<Args...>(args...)) [[unlikely]]
-        return with_names(name, holder->local_tensors()[0], [&]() -> Return { return run(name, kernel, args...); });
       return run(name, kernel, std::forward<Args>(args)...);
     });
   }
@@ -82,7 +79,7 @@ class AtenKernels {
   template <class Return, class... Args>
   void impl_in_memory(const char* op, Return (*kernel)(Args...)) {
     library_.impl(op, [name = std::string("aten::") + op, kernel](c10::DispatchKeySet keys, Args... args) -> Return {
-      if (holder_in<Args...>(args...)) [[unlikely]] {
+      if ((detail::holds_class<std::decay_t<Args>>(args) || ...)) [[unlikely]] {
         auto stack = c10::impl::boxArgs<Args...>(std::forward<Args>(args)...);
         call_class(name, keys, stack);
         return c10::impl::PopResult<Return>::call(stack);
@@ -93,12 +90,6 @@ class AtenKernels {
   torch::Library& library() { return library_; }
 
  private:
-  template <class... Args>
-  static const DTensorImpl* holder_in(const Args&... args) {
-    const DTensorImpl* holder = nullptr;
-    ((holder = holder ? holder : detail::class_holder<std::decay_t<Args>>(args)), ...);
-    return holder;
-  }
   template <class Kernel, class... Args>
   static decltype(auto) run(const std::string& name, Kernel* kernel, Args&&... args) {
     const CommScope scope(name.c_str());

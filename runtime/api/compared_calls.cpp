@@ -4,11 +4,11 @@
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/order_check.h"
+#include "runtime/comm/outside_transforms.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/dtensor_impl.h"
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -56,9 +56,7 @@ bool can_be_compared(const Arguments& arguments, const DeviceMesh& mesh) {
 std::string difference(const std::string& name, const Arguments& arguments, const Group& group) {
   const BelowAutograd guard;
   const OutsideTracers values;
-  // Within torch.func's transforms new tensors are wrapped, and their memory cannot be read.
-  const c10::impl::ExcludeDispatchKeyGuard outside_transforms(c10::DispatchKeySet(
-      {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode}));
+  const OutsideTransforms plain;
   const CommScope scope("forward", CommScope::Cause::kProgram);
   std::vector<int64_t> digests;
   Digest all;

@@ -184,8 +184,16 @@ void check_takes_gradients(const BoundCall& call) {
 void run(BoundCall& call) {
   if (!call.subclass) [[likely]]
     return run_by_rule(call);
+  // Python must not be asked for the class while it holds an error, so the text is made before the call.
+  const std::string words = fmt::format("[{}] on a DTensor whose local tensor is a {}: ", call.op.name,
+                                        class_of(call.subclass->local_tensors()[0]));
   check_takes_gradients(call);
-  with_names(call.op.name, call.subclass->local_tensors()[0], [&] { run_by_rule(call); });
+  try {
+    run_by_rule(call);
+  } catch (const std::exception& error) {
+    name_error(error, words);
+    throw;
+  }
 }
 
 /// run() with records for traces and profiles. If only a profile is active, texts are made for the first call with a key.

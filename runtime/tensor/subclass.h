@@ -64,21 +64,8 @@ struct SubclassAnswers {
 };
 void set_subclass_answers(const SubclassAnswers& answers);
 
-/// Call this if an operator on such a tensor threw `error`, before rethrowing it. An error that has these words already keeps its text.
+/// Call this if an operator on such a tensor threw `error`, before rethrowing it.
 void name_error(const std::exception& error, const std::string& words);
-
-/// Calls `run` for operator `op` on a tensor that holds `object`. Its errors get the operator's and the class's name.
-template <class Run>
-auto with_names(const std::string& op, const at::Tensor& object, const Run& run) -> decltype(run()) {
-  // Python must not be asked for the class while it holds an error, so the text is made before the call.
-  const std::string words = "[" + op + "] on a DTensor whose local tensor is a " + class_of(object) + ": ";
-  try {
-    return run();
-  } catch (const std::exception& error) {
-    name_error(error, words);
-    throw;
-  }
-}
 
 /// The text of an error that is not rethrown. Clears the pending Python error.
 std::string taken_error(const std::exception& error);

@@ -5,6 +5,7 @@
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
+#include "runtime/comm/outside_transforms.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/subclass.h"
 
@@ -14,7 +15,6 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -48,14 +48,9 @@ c10::ScalarType summed_as(c10::ScalarType dtype) {
 }
 
 /// Turns off the program's inference mode and transforms of torch.func, which are for the program's tensors.
-class ModesOff {
- public:
-  ModesOff() = default;
-
- private:
-  c10::InferenceMode inference_{false};
-  c10::impl::ExcludeDispatchKeyGuard transforms_{c10::DispatchKeySet(
-      {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode})};
+struct ModesOff {
+  const c10::InferenceMode not_inference{false};
+  const OutsideTransforms not_transformed;
 };
 
 class GradientArrived final : public torch::autograd::PostAccumulateGradHook {

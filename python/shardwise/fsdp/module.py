@@ -208,9 +208,8 @@ class FSDPModule:
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """For to(), half() and similar. A group whose parameters `fn` does not change stays as it is. Groups convert their parameters themselves,
         because torch would exchange tensors that the groups hold, after set_swap_module_params_on_conversion()."""
-        units = [
-            unit for unit in _units(self, recurse=True) if not unit.is_hidden()
-        ]  # hidden by the call for a module around this one
+        # The call for a module around this one hides the parameters that it has converted.
+        units = [unit for unit in _units(self, recurse=True) if not unit.is_hidden()]
         for unit in units:
             if unit.is_changed_by(fn):
                 unit.convert(fn)

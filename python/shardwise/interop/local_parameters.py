@@ -97,9 +97,8 @@ def _distribute_in_calls(module: nn.Module, places: list[Place]) -> None:
 
     def before(*_: Any) -> None:
         given = [(place, place.module._parameters[place.name]) for place in places]
-        local = [
-            (place, each) for place, each in given if not isinstance(each, DTensor)
-        ]  # else a module around has done it
+        # The call of a module around this one has made its DTensors already.
+        local = [(place, each) for place, each in given if not isinstance(each, DTensor)]
         made: dict[int, Any] = {}
         for place, each in local:
             if id(each) not in made:
