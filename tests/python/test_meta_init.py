@@ -1,5 +1,6 @@
 """Deferred initialisation: a model is made on meta, sharded there, and gets memory, and values, on each rank's part alone."""
 
+import copy
 import functools
 import math
 import pickle
@@ -341,10 +342,11 @@ def test_values_are_loaded_into_a_meta_model():
 
 def test_loaded_values_are_gathered_ahead():
     """A unit whose parameters another unit's forward gathers takes them before its own forward."""
+    torch.manual_seed(0)
+    every_ranks = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
 
     def check(mesh):
-        torch.manual_seed(0)
-        dense = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        dense = copy.deepcopy(every_ranks)  # threads share torch's generator
         with torch.device("meta"):
             model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
         for layer in model:

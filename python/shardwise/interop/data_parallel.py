@@ -23,6 +23,7 @@ from shardwise.interop.local_parameters import (
     localize,
     put_back,
 )
+from shardwise.module_tensors import places_of
 
 
 def verify_managed_param(original: Any, name: str, parameter: torch.Tensor) -> None:
@@ -48,7 +49,7 @@ def init_with_local_parameters(
     names = own | set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     if own:
         module._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
-    ignored = [each for name, each in module.named_parameters(remove_duplicate=False) if name in names]
+    ignored = [place.original for place in places_of(module) if place.path in names]
     places = dtensor_places(module, ignored)
     given = inspect.signature(original).bind(self, module, *arguments, **options).arguments
     check_ranks(places, _ranks(given) if places else (), "DistributedDataParallel")
