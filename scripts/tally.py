@@ -10,16 +10,21 @@ from pathlib import Path
 NO_TIME = "the time is over"  # as tests/conftest.py and tests/opinfo/sweep.py say it
 
 
+def step_of(report: str) -> str:
+    """The step that wrote NAME.0.xml, NAME.1.xml, ..."""
+    return Path(report).name.split(".")[0]
+
+
 def main(reports: list[str]) -> int:
     """Prints the failed tests by name and the sum; the exit status is 0 when something passed and nothing failed."""
     passed = failed = skipped = late = 0
     for report in reports:
         if not Path(report).is_file():
             failed += 1
-            print(f"  failed: {Path(report).stem} ended without a report")
+            print(f"  failed: {step_of(report)} ended without a report")
             continue
         for case in ElementTree.parse(report).getroot().iter("testcase"):
-            name = f"{Path(report).stem}: {case.get('classname')}.{case.get('name')}"
+            name = f"{step_of(report)}: {case.get('classname')}.{case.get('name')}"
             if case.find("failure") is not None or case.find("error") is not None:
                 failed += 1
                 print(f"  failed: {name}")
