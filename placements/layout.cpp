@@ -78,6 +78,7 @@ Layout::Layout(c10::IntArrayRef sizes, std::shared_ptr<const RankGrid> grid, std
   for (size_t mesh_dim = 0; mesh_dim < n_mesh_dims; ++mesh_dim) {
     Placement& placement = placements_[mesh_dim];
     if (placement.places_boxes()) {
+      if (placement.joins_boxes() && placement.units().empty()) placement = with_dim_in_range(placement, sizes);
       check_in_pieces(mesh_dim);
     } else if (placement.is_shard()) {
       placement = with_dim_in_range(placement, sizes);
@@ -94,19 +95,32 @@ Layout::Layout(c10::IntArrayRef sizes, std::shared_ptr<const RankGrid> grid, std
 void Layout::check_in_pieces(size_t mesh_dim) const {
   const Placement& placement = placements_[mesh_dim];
   const size_t n_mesh_dims = placements_.size();
-  if (placement.units().empty()) {
+  if (!placement.joins_boxes()) {
     TORCH_CHECK_VALUE(n_mesh_dims == 1, "[layout] EnumerableShard is used on mesh dim ", mesh_dim, " of a mesh of ",
                       n_mesh_dims, " dims ", c10::IntArrayRef(grid_->shape),
                       ": it places the whole tensor by itself. Flatten the mesh to 1 dim.");
     check_pieces(placement, sizes_, *grid_);
     return;
   }
-  check_ragged(placement, sizes_, grid_->shape[mesh_dim], mesh_dim);
+  if (placement.strided_dim() >= 0)
+    check_strided(mesh_dim);
+  else
+    check_ragged(placement, sizes_, grid_->shape[mesh_dim], mesh_dim);
   for (size_t before = 0; before < mesh_dim; ++before)
     TORCH_CHECK_VALUE(!placements_[before].places_boxes(), "[layout] ", to_string(placements_),
-                      " has ranges on mesh dims ", before, " and ", mesh_dim,
-                      ": a RaggedShard divides the box that Shards leave, so a layout can have only one. Use Shard or "
-                      "Replicate on the other mesh dims, or flatten the mesh to 1 dim.");
+                      " places several boxes per rank on mesh dims ", before, " and ", mesh_dim,
+                      ": such a placement divides the box that Shards leave, so a layout can have only one. Use Shard "
+                      "or Replicate on the other mesh dims, or flatten the mesh to 1 dim.");
+}
+
+void Layout::check_strided(size_t mesh_dim) const {
+  const Placement& strided = placements_[mesh_dim];
+  for (size_t later = mesh_dim + 1; later < placements_.size(); ++later) {
+    const int64_t dim = placements_[later].with_dim_from_zero(this->dim()).divided_dim();
+    TORCH_CHECK_VALUE(dim != strided.strided_dim(), "[layout] ", to_string(placements_), " splits dim ", dim,
+                      " again after a strided Shard: each of its pieces would be cut. Let mesh dim ", later,
+                      " shard another tensor dim, or stand before mesh dim ", mesh_dim, ".");
+  }
 }
 
 std::vector<Box> Layout::boxes(int64_t rank) const {
@@ -118,8 +132,9 @@ std::vector<Box> Layout::boxes_at(c10::IntArrayRef coord, int64_t rank) const {
   size_t m = 0;
   const Placement* placement = placement_in_pieces(&m);
   if (!placement) return {box_at(coord)};
+  const Box whole = box_at(coord);
+  if (placement->strided_dim() >= 0) return detail::strided_boxes(whole, *placement, grid_->shape[m], coord[m]);
   if (const int64_t n = placement->n_flattened(); n > 0) {
-    const Box whole = box_at(coord);
     return detail::boxes_of_range(whole, n,
                                   detail::flat_range(detail::flat_length(whole, n), placement->units(), coord[m]));
   }
@@ -134,8 +149,14 @@ std::optional<Dims> Layout::flat_sizes(int64_t rank) const {
   size_t m = 0;
   const Placement* placement = placement_in_pieces(&m);
   const auto coord = grid_->coord_of(rank);
-  if (!placement || placement->n_flattened() == 0 || !coord) return std::nullopt;
+  if (!placement || !placement->joins_boxes() || !coord) return std::nullopt;
   const Box whole = box_at(*coord);
+  if (const int64_t dim = placement->strided_dim(); dim >= 0) {
+    Dims sizes = whole.sizes;
+    sizes[dim] = 0;
+    for (const Box& box : boxes_at(*coord, rank)) sizes[dim] += box.sizes[dim];
+    return sizes;
+  }
   const int64_t n = placement->n_flattened();
   Dims sizes{detail::flat_range(detail::flat_length(whole, n), placement->units(), (*coord)[m]).length()};
   sizes.append(whole.sizes.begin() + n, whole.sizes.end());
@@ -276,23 +297,28 @@ const Placement* Layout::placement_in_pieces(size_t* mesh_dim) const {
 
 bool Layout::has_one_box_each() const { return placement_in_pieces() == nullptr; }
 
-bool Layout::has_ranges() const {
+bool Layout::has_joined_boxes() const {
   const Placement* placement = placement_in_pieces();
-  return placement && placement->n_flattened() > 0;
+  return placement && placement->joins_boxes();
 }
 
-bool Layout::has_listed_boxes() const { return !has_one_box_each() && !has_ranges(); }
+std::optional<int64_t> Layout::joined_dim() const {
+  const Placement* placement = placement_in_pieces();
+  return placement && placement->strided_dim() >= 0 ? std::optional(placement->strided_dim()) : std::nullopt;
+}
+
+bool Layout::has_listed_boxes() const { return !has_one_box_each() && !has_joined_boxes(); }
 
 std::optional<Placement> Layout::enumerated() const {
-  if (has_one_box_each() || placements_.size() != 1) return std::nullopt;
-  return has_ranges() ? Placement::enumerable(pieces()) : placements_[0];
+  if (has_one_box_each() || placements_.size() != 1 || joined_dim()) return std::nullopt;
+  return has_joined_boxes() ? Placement::enumerable(pieces()) : placements_[0];
 }
 
 std::vector<ShardMetadata> Layout::pieces() const {
   TORCH_CHECK_NOT_IMPLEMENTED(placements_.size() == 1, "[layout] ", to_string(*this),
                               " is in pieces on a mesh of several dims; the operator supports this only on a 1-D mesh. "
-                              "Redistribute it first, with Shard or Replicate in place of RaggedShard.");
-  if (!has_ranges()) return placements_[0].pieces().vec();
+                              "Redistribute it first, with Shard or Replicate in its place.");
+  if (!has_joined_boxes()) return placements_[0].pieces().vec();
   std::vector<ShardMetadata> pieces;
   for (int64_t index = 0; index < grid_->size(); ++index)
     for (const Box& box : boxes_at(Dims{index}, grid_->ranks[index]))

@@ -51,7 +51,7 @@ Dims part_sizes(const Placement& shard, int64_t length, int64_t n_parts);
 /// Several Shards of one tensor dim nest: grid dim 0 splits it, grid dim 1 splits each piece again.
 /// Equal layouts compare equal: explicit sizes that equal torch.chunk's split are stored as the plain Shard, and equal rows of sizes as one
 /// row. EnumerableShard stands alone, on a 1-D grid, and tiles the tensor without holes. One RaggedShard may stand among other placements;
-/// at any position, it divides the box that all Shards leave.
+/// at any position, it divides the box that all Shards leave. The same holds for a strided Shard, but no later Shard splits its dim.
 class Layout {
  public:
   /// Pre:    nothing; everything is checked and negative Shard dims are resolved.
@@ -76,7 +76,7 @@ class Layout {
   ///
   /// `pins`: one coordinate per grid dim, or -1 for any coordinate; without pins all ranks count.
   std::vector<OwnedBox> owners(const Box& box, c10::IntArrayRef pins = {}) const;
-  /// The sizes of the local tensor of `rank`: those of its only box, or flat_sizes() for a ragged layout.
+  /// The sizes of the local tensor of `rank`: those of its only box, or flat_sizes() if its boxes are joined.
   /// Throws: c10::ValueError if the rank has no box or several.
   Dims local_sizes(int64_t rank) const;
 
@@ -95,14 +95,18 @@ class Layout {
   /// Every member holds one box, perhaps empty, as the splits of the tensor dims give it. False for a layout in pieces: it places boxes of
   /// the whole tensor, any number per rank, and box_at() and shard_intervals() do not apply.
   bool has_one_box_each() const;
-  /// In pieces, and the pieces of each rank form one local tensor of shape [elements of the flattened dims, *the other dims].
-  bool has_ranges() const;
+  /// In pieces, and the pieces of each rank form one local tensor: ranges, of shape [elements of the flattened dims, *the other dims], or the
+  /// pieces of a strided Shard.
+  bool has_joined_boxes() const;
+  /// The dim along which the pieces of a rank follow each other in its local tensor, for a strided Shard. Nothing for ranges, which follow each
+  /// other in row-major memory, and for layouts that are not joined.
+  std::optional<int64_t> joined_dim() const;
   /// In pieces that users listed, which form no local tensor by themselves.
   bool has_listed_boxes() const;
-  /// The sizes of a ragged layout's local tensor; nothing for a non-member or a layout that is not ragged.
+  /// The sizes of the local tensor that joined boxes form; nothing for a non-member and for any other layout.
   std::optional<Dims> flat_sizes(int64_t rank) const;
-  /// An EnumerableShard with the same pieces, equivalent to this layout's only placement. Nothing if the layout is not in pieces or its
-  /// grid has several dims.
+  /// An EnumerableShard with the same pieces, equivalent to this layout's only placement. Nothing if the layout is not in pieces, if its grid has
+  /// several dims, and for a strided Shard.
   std::optional<Placement> enumerated() const;
   /// Every rank's pieces, by rank. Throws: c10::NotImplementedError if the grid has several dims. Pre: !has_one_box_each().
   std::vector<ShardMetadata> pieces() const;
@@ -122,6 +126,7 @@ class Layout {
   /// The only placement in pieces and its grid dim; null if there is none.
   const Placement* placement_in_pieces(size_t* mesh_dim = nullptr) const;
   void check_in_pieces(size_t mesh_dim) const;
+  void check_strided(size_t mesh_dim) const;
   std::vector<Box> boxes_at(c10::IntArrayRef coord, int64_t rank) const;
   std::vector<Interval> intervals_before(int64_t tensor_dim, size_t n_mesh_dims) const;
   struct OwnerSearch;

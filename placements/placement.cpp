@@ -59,6 +59,9 @@ struct Text {
   std::string block_shard(int64_t dim, int64_t block) const {
     return fmt::format("BlockShard({}, block={})", dim, block);
   }
+  std::string strided_shard(int64_t dim, int64_t factor) const {
+    return fmt::format("_StridedShard({}, split_factor={})", dim, factor);
+  }
   std::string ragged(c10::IntArrayRef dims, c10::IntArrayRef units) const {
     return fmt::format("RaggedShard(dims={}, local_units={})", tuple_text(dims), tuple_text(units));
   }
@@ -122,6 +125,16 @@ Placement Placement::block_shard(int64_t dim, int64_t block) {
   placement.block_ = block;
   TORCH_CHECK_VALUE(block > 0, "[BlockShard] the block of BlockShard(", dim, ", block=", block,
                     ") is below 1: a block has elements. Use 1 or more.");
+  return placement;
+}
+
+Placement Placement::strided_shard(int64_t dim, int64_t factor) {
+  TORCH_CHECK_VALUE(factor > 0, "[_StridedShard] the factor of _StridedShard(", dim, ", split_factor=", factor,
+                    ") is below 1: it is the number of parts that are split. Use 1 or more.");
+  Placement placement = shard(dim);
+  if (factor == 1) return placement;
+  placement.kind_ = Kind::kStrided;
+  placement.block_ = factor;
   return placement;
 }
 
@@ -200,7 +213,7 @@ Placement Placement::with_sizes(std::vector<int64_t> sizes) const {
 }
 
 Placement Placement::with_dim_from_zero(int64_t n_dims) const {
-  return is_shard() && dim_ < 0 && dim_ >= -n_dims ? with_dim(dim_ + n_dims) : *this;
+  return names_dim() && dim_ < 0 && dim_ >= -n_dims ? with_dim(dim_ + n_dims) : *this;
 }
 
 bool Placement::operator==(const Placement& other) const {

@@ -22,7 +22,13 @@ std::vector<Placement> without_partial(c10::ArrayRef<Placement> placements) {
 }
 
 std::vector<Placement> without_boxes(c10::ArrayRef<Placement> placements) {
-  return replicated_where(placements, &Placement::places_boxes);
+  std::vector<Placement> result = placements.vec();
+  for (Placement& placement : result)
+    if (const int64_t dim = placement.strided_dim(); dim >= 0)
+      placement = Placement::shard(dim);
+    else if (placement.places_boxes())
+      placement = Placement::replicate();
+  return result;
 }
 
 std::vector<Placement> whole_along(c10::ArrayRef<Placement> placements, c10::IntArrayRef dims) {

@@ -26,7 +26,7 @@ std::vector<Placement> replicated_where(c10::ArrayRef<Placement> placements, con
 
 /// The placements after every Partial has been reduced to replicas.
 std::vector<Placement> without_partial(c10::ArrayRef<Placement> placements);
-/// The placements after boxes of the whole tensor have been gathered.
+/// The placements after boxes of the whole tensor have been gathered, and strided Shards have become Shards.
 std::vector<Placement> without_boxes(c10::ArrayRef<Placement> placements);
 /// The placements after tensor dims `dims` have been made whole: without the splits of these dims, and without boxes.
 std::vector<Placement> whole_along(c10::ArrayRef<Placement> placements, c10::IntArrayRef dims);
@@ -38,7 +38,7 @@ template <class Renumber>
 std::vector<Placement> renumbered(c10::ArrayRef<Placement> placements, const Renumber& to) {
   std::vector<Placement> result = placements.vec();
   for (Placement& placement : result)
-    if (const int64_t dim = placement.split_dim(); dim >= 0) placement = placement.with_dim(to(dim));
+    if (const int64_t dim = placement.divided_dim(); dim >= 0) placement = placement.with_dim(to(dim));
   return result;
 }
 /// The placements of a tensor of `n_dims` dims with negative Shard dims counted from the front. Dims out of range are kept: Layout reports

@@ -63,6 +63,23 @@ Dims part_sizes(const Placement& shard, int64_t length, int64_t n_parts) {
 }
 
 namespace detail {
+
+std::vector<Box> strided_boxes(const Box& whole, const Placement& strided, int64_t n_parts, int64_t coord) {
+  const int64_t dim = strided.strided_dim(), factor = strided.split_factor();
+  const Interval range = whole.interval(dim);
+  std::vector<Box> boxes;
+  int64_t end = -1;
+  for (int64_t part = 0; part < std::min(factor, range.length()); ++part) {  // later parts are empty
+    const Interval own = chunk(chunk(range, factor, part), n_parts, coord);
+    if (own.length() == 0) continue;
+    if (own.begin != end) boxes.push_back(whole);
+    const int64_t begin = own.begin == end ? boxes.back().offsets[dim] : own.begin;
+    boxes.back().set_interval(dim, {begin, own.end});
+    end = own.end;
+  }
+  return boxes;
+}
+
 namespace {
 
 /// The BlockShard with the extents of its parts of `outer`: a single row if all rows are equal.

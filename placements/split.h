@@ -2,6 +2,7 @@
 //
 // Shard(0) of [0,10) in 4:                    [0,3) [3,6) [6,9) [9,10)
 // Shard(0, sizes=[1, 0, 3]) of [4,8) in 3:    [4,5) [5,5) [5,8)
+// _StridedShard(0, split_factor=2) of [0,8) in 2:  [0,2)+[4,6)  [2,4)+[6,8)
 #pragma once
 
 #include "placements/placement.h"
@@ -31,6 +32,10 @@ OuterPiece split_at(const OuterPiece& outer, const Placement& shard, int64_t n_p
 
 /// Splits every piece again, as the next grid dim does; results are ordered by the outer piece.
 std::vector<Interval> split_each(c10::ArrayRef<Interval> outer, const Placement& shard, int64_t n_parts);
+
+/// The boxes of a strided Shard at `coord`, within the box that the Shards leave: one per part of its dim, in order. Empty boxes are left out,
+/// and boxes that adjoin are one. Pre: `strided.strided_dim() >= 0`. Cost: O(its factor).
+std::vector<Box> strided_boxes(const Box& whole, const Placement& strided, int64_t n_parts, int64_t coord);
 
 /// The canonical form of `shard` over the pieces `outer`: a plain Shard if its sizes equal torch.chunk's split of every piece, a single row
 /// if all rows are equal. A BlockShard gets the sizes of its parts.

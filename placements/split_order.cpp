@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace shardwise {
 namespace {
@@ -40,8 +41,14 @@ std::string to_string(const UserPlacements& written) {
   return fmt::format("[{}]", fmt::join(words, ", "));
 }
 
-UserPlacements with_dims_from_zero(UserPlacements written, int64_t n_dims) {
+UserPlacements resolved(UserPlacements written, int64_t n_dims) {
   written.placements = with_dims_from_zero(written.placements, n_dims);
+  for (size_t m = 0; m < written.placements.size(); ++m) {
+    Placement& placement = written.placements[m];
+    const auto later = c10::ArrayRef<Placement>(written.placements).slice(m + 1);
+    if (written.split_factors[m] == 1 || splits(later, placement.dim())) continue;
+    placement = Placement::strided_shard(placement.dim(), std::exchange(written.split_factors[m], 1));
+  }
   return written;
 }
 

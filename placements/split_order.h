@@ -2,7 +2,8 @@
 //
 // 8 rows on (dp=2, tp=2), where tp splits first and dp splits each of its parts. torch.distributed.tensor spells this
 //   [_StridedShard(0, split_factor=2), Shard(0)]
-// and it equals [Shard(0), Shard(0)] on the ranks of (tp=2, dp=2).
+// and it equals [Shard(0), Shard(0)] on the ranks of (tp=2, dp=2). Where no later mesh dim shards the tensor dim, the factor says into how many
+// parts the dim is divided first, and the placement is Placement::strided_shard().
 #pragma once
 
 #include "placements/layout.h"
@@ -27,8 +28,9 @@ struct UserPlacements {
 /// "[_StridedShard(0, split_factor=2), Shard(0)]".
 std::string to_string(const UserPlacements& written);
 
-/// The same placements for a tensor of `n_dims` dims, with negative Shard dims resolved. Dims out of range are kept: Layout reports them.
-UserPlacements with_dims_from_zero(UserPlacements written, int64_t n_dims);
+/// The same placements for a tensor of `n_dims` dims, with negative Shard dims resolved. A factor that does not tell the order
+/// of splits, since no later mesh dim shards the tensor dim, becomes a strided Shard. Dims out of range are kept: Layout reports them.
+UserPlacements resolved(UserPlacements written, int64_t n_dims);
 
 /// The dims of a mesh of `shape` in the order in which they split a tensor. Mesh dims that shard the same tensor dim are permuted among
 /// their own positions. Pre: Shard dims count from 0.

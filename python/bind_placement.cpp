@@ -36,6 +36,7 @@ struct Arguments {
     return py::make_tuple(dim, tuple_of(sizes));
   }
   py::tuple block_shard(int64_t dim, int64_t block) const { return py::make_tuple(dim, block); }
+  py::tuple strided_shard(int64_t dim, int64_t factor) const { return py::make_tuple(dim, factor); }
   py::tuple enumerable(c10::ArrayRef<ShardMetadata> pieces) const { return py::make_tuple(py::cast(pieces.vec())); }
   py::tuple ragged(c10::IntArrayRef dims, c10::IntArrayRef units) const {
     return py::make_tuple(tuple_of(dims), tuple_of(units));
@@ -50,6 +51,7 @@ struct Classified {
   py::object partial(Reduce) const { return py::cast(as<PyPartial>(placement)); }
   py::object shard(int64_t, c10::IntArrayRef) const { return py::cast(as<PyShard>(placement)); }
   py::object block_shard(int64_t, int64_t) const { return py::cast(as<PyBlockShard>(placement)); }
+  py::object strided_shard(int64_t dim, int64_t factor) const { return package().strided_shard(dim, factor); }
   py::object enumerable(c10::ArrayRef<ShardMetadata>) const { return py::cast(as<PyEnumerableShard>(placement)); }
   py::object ragged(c10::IntArrayRef, c10::IntArrayRef) const { return py::cast(as<PyRaggedShard>(placement)); }
 };
@@ -152,7 +154,7 @@ py::object from_placement(const Placement& placement) { return placement.visit(C
 
 py::object from_written(const Placement& placement, int64_t split_factor) {
   if (split_factor == 1) return from_placement(placement);
-  return package().strided_shard(placement.dim(), split_factor);
+  return from_placement(Placement::strided_shard(placement.dim(), split_factor));
 }
 
 void bind_placement(py::module_& module) {

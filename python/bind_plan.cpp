@@ -98,9 +98,9 @@ std::vector<std::pair<Numbers, Numbers>> boxes_of_rank(const Layout& layout, int
 
 /// The layout on the grid, with mesh dims in the order of the splits.
 Layout layout_of(c10::IntArrayRef sizes, const std::shared_ptr<const RankGrid>& grid, const UserPlacements& written) {
-  const UserPlacements from_zero = with_dims_from_zero(written, static_cast<int64_t>(sizes.size()));
+  const UserPlacements from_zero = resolved(written, static_cast<int64_t>(sizes.size()));
   const std::vector<int64_t> order = order_of_splits(from_zero, grid->shape);
-  if (std::ranges::is_sorted(order)) return Layout(sizes, grid, written.placements);
+  if (std::ranges::is_sorted(order)) return Layout(sizes, grid, from_zero.placements);
   return Layout(sizes, std::make_shared<const RankGrid>(reordered(*grid, order)),
                 reordered(c10::ArrayRef<Placement>(from_zero.placements), order));
 }

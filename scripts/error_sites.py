@@ -84,6 +84,7 @@ ELSEWHERE = {
         " ranks, and the world has ",
         "[save] got a DTensor, ",
         ", which has no dim ",
+        " again after a strided Shard",
         # groups and worlds
         " does not exist: the world has ",
         " occurs twice in ",

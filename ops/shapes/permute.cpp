@@ -70,7 +70,7 @@ Rule reordering(const char* name, OrderOf order_of) {
   const auto of_factors = Rule(name, [order_of](const OpCall& call, Signature& signature) {
                             describe(order_of(call), call, signature);
                           }).linear(Linearity::kPass);
-  return Rule::placed(of_factors.text(), [of_factors, order_of](const OpCall& call) {
+  const auto place = [of_factors, order_of](const OpCall& call) -> std::optional<Propagation> {
     const Spec& spec = *call.operands[0].spec;
     const std::optional<Placement> enumerable = spec.layout().enumerated();
     if (!enumerable) return propagate(call, of_factors.signature(call));
@@ -80,7 +80,8 @@ Rule reordering(const char* name, OrderOf order_of) {
     result->outputs.push_back(
         Spec::intern(spec.mesh(), dense.sizes, {reordered(*enumerable, order_of(call))}, dense.strides, dense.dtype));
     return result;
-  });
+  };
+  return Rule::placed(of_factors.text(), place).takes_strided();
 }
 
 // The in-place forms turn the tensor itself into the view.

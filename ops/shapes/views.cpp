@@ -4,12 +4,15 @@
 #include "ops/support/axes.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/copied_view.h"
 #include "runtime/dispatch/view_begin.h"
+#include "runtime/rules/propagate.h"
 
 #include <c10/core/InferenceMode.h>
 #include <c10/core/WrapDimMinimal.h>
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -80,6 +83,87 @@ void describe_view(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef from = call.operands[0].sizes, to = call.outputs[0].sizes;
   Regrouping(from, to, signature);
   signature.is_pointwise = from == to;
+}
+
+/// Dims [begin, end) of the sizes with more dims, which are one dim of the other sizes. All other dims are equal.
+struct Merged {
+  size_t begin = 0, end = 0;
+};
+
+/// The dims of `apart` that are one dim of `merged`; nothing if the sizes differ in another way, or if there are no elements.
+std::optional<Merged> merged_dims(c10::IntArrayRef apart, c10::IntArrayRef merged) {
+  if (merged.empty() || apart.size() <= merged.size() || c10::multiply_integers(apart) == 0) return std::nullopt;
+  size_t begin = 0;
+  while (begin + 1 < merged.size() && apart[begin] == merged[begin]) ++begin;
+  const auto find = [&](size_t at) -> std::optional<Merged> {
+    const size_t end = apart.size() - (merged.size() - at - 1);
+    const bool fits =
+        apart.slice(end) == merged.slice(at + 1) && c10::multiply_integers(apart.slice(at, end - at)) == merged[at];
+    return fits ? std::optional(Merged{at, end}) : std::nullopt;
+  };
+  for (size_t at = begin + 1; at-- > 0;)
+    if (const auto found = find(at)) return found;
+  return std::nullopt;
+}
+
+/// A view of at most this many pieces per rank sends nothing. Plans and pictures list pieces, so more of them cost more than a move.
+constexpr int64_t kMostPieces = 1024;
+
+/// The view of `spec` with `sizes`, placed as `spec` except for mesh dim `mesh_dim`.
+Propagation strided_view(const OpCall& call, size_t mesh_dim, const Merged& merged, const Placement& placement) {
+  const Spec& spec = *call.operands[0].spec;
+  const DenseOutput& dense = call.outputs[0];
+  const auto grows = static_cast<int64_t>(dense.sizes.size()) - spec.dim();
+  std::vector<Placement> placements = renumbered(
+      spec.placements(), [&](int64_t dim) { return dim > static_cast<int64_t>(merged.begin) ? dim + grows : dim; });
+  placements[mesh_dim] = placement;
+  Propagation result;
+  result.inputs.resize(1);
+  result.outputs.push_back(Spec::intern(spec.mesh(), dense.sizes, std::move(placements), dense.strides, dense.dtype));
+  result.joined = true;
+  return result;
+}
+
+/// [4, 6] as Shard(1) -> [24] as _StridedShard(0, split_factor=4): nothing moves. Nothing for other views.
+std::optional<Propagation> flattened(const OpCall& call) {
+  const SpecPtr& spec = call.operands[0].spec;
+  if (!spec || !spec->layout().has_one_box_each()) return std::nullopt;
+  const auto merged = merged_dims(spec->sizes(), call.outputs[0].sizes);
+  if (!merged) return std::nullopt;
+  std::optional<size_t> mesh_dim;
+  for (size_t m = 0; m < spec->placements().size(); ++m) {
+    const int64_t dim = spec->placements()[m].split_dim();
+    if (dim < static_cast<int64_t>(merged->begin) || dim >= static_cast<int64_t>(merged->end)) continue;
+    if (mesh_dim || !spec->placements()[m].is_chunk()) return std::nullopt;
+    mesh_dim = m;
+  }
+  if (!mesh_dim) return std::nullopt;
+  const auto dim = static_cast<size_t>(spec->placements()[*mesh_dim].split_dim());
+  const int64_t factor = c10::multiply_integers(spec->sizes().slice(merged->begin, dim - merged->begin));
+  const int64_t row = c10::multiply_integers(spec->sizes().slice(dim + 1, merged->end - dim - 1));
+  const bool is_even = spec->sizes()[dim] % spec->layout().grid().shape[*mesh_dim] == 0;
+  if (factor == 1 || factor > kMostPieces || (row > 1 && !is_even)) return std::nullopt;
+  return strided_view(call, *mesh_dim, *merged, Placement::strided_shard(static_cast<int64_t>(merged->begin), factor));
+}
+
+/// The inverse: [24] as _StridedShard(0, split_factor=4) -> [4, 6] as Shard(1).
+std::optional<Propagation> unflattened(const OpCall& call) {
+  const SpecPtr& spec = call.operands[0].spec;
+  const auto strided_dim = spec ? spec->layout().joined_dim() : std::nullopt;
+  const c10::IntArrayRef to = call.outputs[0].sizes;
+  const auto merged = strided_dim ? merged_dims(to, spec->sizes()) : std::nullopt;
+  if (!merged || static_cast<int64_t>(merged->begin) != *strided_dim || spec->layout().splits(*strided_dim))
+    return std::nullopt;
+  const auto placements = spec->placements();
+  const size_t mesh_dim = std::ranges::find(placements, *strided_dim, &Placement::strided_dim) - placements.begin();
+  int64_t factor = 1;
+  size_t dim = merged->begin;
+  while (dim < merged->end && factor < placements[mesh_dim].split_factor()) factor *= to[dim++];
+  if (factor != placements[mesh_dim].split_factor() || dim == merged->end) return std::nullopt;
+  const int64_t row = c10::multiply_integers(to.slice(dim + 1, merged->end - dim - 1));
+  const bool is_even = to[dim] % spec->layout().grid().shape[mesh_dim] == 0;
+  if (row > 1 && !is_even) return std::nullopt;
+  return strided_view(call, mesh_dim, *merged, Placement::shard(static_cast<int64_t>(dim)));
 }
 
 void describe_expand(const OpCall& call, Signature& signature) {
@@ -228,8 +312,14 @@ void register_views(RuleTable& table) {
   const auto passing = [](const char* text, Rule::Describe describe) {
     return Rule(text, std::move(describe)).linear(Linearity::kPass);
   };
+  const Rule of_factors = passing("view", describe_view);
+  const auto place = [of_factors](const OpCall& call) {
+    auto strided = flattened(call);
+    if (!strided) strided = unflattened(call);
+    return strided ? strided : propagate(call, of_factors.signature(call));
+  };
   table.add({"aten::view", "aten::_unsafe_view"},
-            passing("view", describe_view).sizes_in("size").computed_by("aten::reshape"));
+            Rule::placed(of_factors.text(), place).takes_strided().sizes_in("size").computed_by("aten::reshape"));
   table.add("aten::expand", passing("expand", describe_expand).sizes_in("size"));
   define_view("view_as_dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)", &view_as_dtype);
   table.add("aten::view.dtype", Rule("view as dtype", describe_view_as_dtype).computed_by("shardwise::view_as_dtype"));

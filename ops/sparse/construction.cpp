@@ -192,7 +192,8 @@ at::Tensor to_sparse(const at::Tensor& self, int64_t sparse_dim) {
   TORCH_CHECK_VALUE(sparse_dim > 0 && sparse_dim <= self.dim(),
                     fmt::format("[to_sparse] {} sparse dims are impossible for a tensor of shape [{}]. Use 1 to {}.",
                                 sparse_dim, fmt::join(self.sizes(), ", "), self.dim()));
-  const Placements placements = replicated_where(spec->placements(), [&](const Placement& each) {
+  const Placements given = spec->layout().joined_dim() ? without_boxes(spec->placements()) : spec->placements().vec();
+  const Placements placements = replicated_where(given, [&](const Placement& each) {
     return each.terms() || each.split_dim() >= sparse_dim;  // whether an index has an entry depends on its whole row
   });
   const at::Tensor laid_out = redistribute(self, placements);

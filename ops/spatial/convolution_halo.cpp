@@ -90,6 +90,7 @@ class ShardedImage {
     const Dims sizes = scheme.sizes_of_result(input.sizes(), weight.sizes());
     for (int64_t dim = 2; dim < input.dim(); ++dim)
       padding_.push_back(ConvolutionScheme::entry(scheme.padding, dim - 2));
+    is_possible_ = input_->layout().has_one_box_each();
     Placements of_result;
     for (size_t m = 0; m < input_->placements().size() && is_possible_; ++m) {
       const Placement &placement = input_->placements()[m], &of_weight = spec_of(weight)->placements()[m];

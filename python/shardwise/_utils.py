@@ -1,21 +1,26 @@
 """A function of torch.distributed.tensor._utils that other libraries call."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from shardwise._C import Layout
 from shardwise.device_mesh import DeviceMesh
-from shardwise.placement_types import Placement
+from shardwise.placement_types import Placement, Replicate
 
 
 def compute_local_shape_and_global_offset(
     global_shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The sizes and offsets of this rank's piece of a tensor of `global_shape`. The offsets of an empty piece are where it would begin.
-    Outside the mesh: ((0,), ()). Raises ValueError if this rank has several pieces.
+    """The sizes and offsets of this rank's local tensor of a tensor of `global_shape`. The offsets of an empty one are where it would begin. With
+    a _StridedShard, whose indices have gaps, they are those of the first element. Outside the mesh: ((0,), ()). Raises ValueError if this rank's
+    pieces form no local tensor.
     """
     if mesh.get_coordinate() is None:
         return (0,), ()
     boxes = Layout(global_shape, mesh, placements).boxes(mesh.get_rank())
+    strided = [mesh_dim for mesh_dim, placement in enumerate(placements) if hasattr(placement, "split_factor")]
+    if len(boxes) != 1 and len(strided) == 1:
+        return _of_strided(boxes, global_shape, mesh, placements, strided[0])
     if len(boxes) != 1:
         raise ValueError(
             f"[compute_local_shape_and_global_offset] {list(placements)} give this rank {len(boxes)} pieces. Ask "
@@ -23,3 +28,15 @@ def compute_local_shape_and_global_offset(
         )
     offsets, sizes = boxes[0]
     return tuple(sizes), tuple(offsets)
+
+
+def _of_strided(
+    boxes: Sequence[Any], shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Any], mesh_dim: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The pieces of a _StridedShard as one local tensor."""
+    dim = placements[mesh_dim].dim % len(shape)
+    without = [Replicate() if each == mesh_dim else placement for each, placement in enumerate(placements)]
+    ((offsets, sizes),) = Layout(shape, mesh, without).boxes(mesh.get_rank())
+    begin = boxes[0][0][dim] if boxes else offsets[dim] + sizes[dim]
+    extent = sum(size[dim] for _, size in boxes)
+    return (*sizes[:dim], extent, *sizes[dim + 1 :]), (*offsets[:dim], begin, *offsets[dim + 1 :])

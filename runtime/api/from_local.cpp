@@ -135,9 +135,8 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
     return known->from_local(local, given_mesh, std::move(placements), options);
   check_has_sizes("from_local", local);
   const MeshPtr& mesh = local.is_meta() == given_mesh->is_meta() ? given_mesh : given_mesh->on(local.device().type());
-  const auto ragged =
-      std::ranges::find_if(placements, [](const Placement& placement) { return placement.n_flattened() > 0; });
-  const bool is_ragged = ragged != placements.end();
+  const bool is_ragged = std::ranges::any_of(placements, [](const Placement& each) { return each.n_flattened() > 0; });
+  const bool is_joined = std::ranges::any_of(placements, &Placement::joins_boxes);
   TORCH_CHECK_VALUE(!is_ragged || options.shape,
                     fmt::format("[from_local] a local tensor of shape [{}] does not determine the global shape under "
                                 "{}. Give shape= of the whole tensor.",
@@ -158,9 +157,9 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
   const Dims strides = options.stride    ? *options.stride
                        : has_own_strides ? dense_strides(sizes, local.strides())
                                          : row_major_strides(sizes);
-  TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !is_ragged,
-                              fmt::format("[from_local] {} cannot place a sparse tensor: it divides contiguous dense "
-                                          "memory. Use Shard or EnumerableShard.",
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !is_joined,
+                              fmt::format("[from_local] {} cannot place a sparse tensor: it divides dense memory. Use "
+                                          "Shard or EnumerableShard.",
                                           to_string(placements)));
   auto spec = Spec::intern(mesh, sizes, std::move(placements), strides, local.scalar_type());
   at::Tensor piece = local;

@@ -70,7 +70,7 @@ Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const 
     for (const ShardMetadata& piece : placements[m].pieces())
       for (size_t dim = 0; dim < sizes.size(); ++dim)
         sizes[dim] = std::max(sizes[dim], piece.offsets[dim] + piece.sizes[dim]);
-    const int64_t dim = placements[m].with_dim_from_zero(static_cast<int64_t>(sizes.size())).split_dim();
+    const int64_t dim = placements[m].with_dim_from_zero(static_cast<int64_t>(sizes.size())).divided_dim();
     if (dim < 0 || dim >= static_cast<int64_t>(sizes.size()) || is_known[dim]) continue;  // Layout reports these
     if (placements[m].sizes().empty()) {
       sizes[dim] *= mesh.size(static_cast<int64_t>(m));
@@ -141,13 +141,14 @@ void check_pieces(const std::vector<at::Tensor>& pieces, const Spec& spec) {
 
 void check_flat_part(const at::Tensor& flat, const Spec& spec) {
   check_piece(flat, 0, spec);
-  TORCH_CHECK_VALUE(flat.sizes() == c10::IntArrayRef(*spec.flat_sizes()),
-                    fmt::format("[from_local] rank {} gives a piece of shape [{}], but {} has a range of shape [{}] on "
-                                "this rank: [elements of the flattened dims, *the other dims]. Give the range that "
-                                "local_units define, and shape= of the whole tensor.",
-                                spec.mesh()->rank(), fmt::join(flat.sizes(), ", "), to_string(spec),
-                                fmt::join(*spec.flat_sizes(), ", ")));
-  TORCH_CHECK_VALUE(flat.is_contiguous(),
+  TORCH_CHECK_VALUE(
+      flat.sizes() == c10::IntArrayRef(*spec.flat_sizes()),
+      fmt::format("[from_local] rank {} gives a piece of shape [{}], but {} has a part of shape [{}] on "
+                  "this rank{}. Give that part, and shape= of the whole tensor.",
+                  spec.mesh()->rank(), fmt::join(flat.sizes(), ", "), to_string(spec),
+                  fmt::join(*spec.flat_sizes(), ", "),
+                  spec.layout().joined_dim() ? "" : ": [elements of the flattened dims, *the other dims]"));
+  TORCH_CHECK_VALUE(spec.layout().joined_dim() || flat.is_contiguous(),
                     fmt::format("[from_local] rank {} gives a piece of shape [{}] and strides [{}] for {}: a range is "
                                 "contiguous memory. Call contiguous().",
                                 spec.mesh()->rank(), fmt::join(flat.sizes(), ", "), fmt::join(flat.strides(), ", "),

@@ -48,13 +48,15 @@ std::vector<std::vector<std::pair<size_t, c10::IValue>>> localize(const Rule& ru
   std::vector<std::vector<std::pair<size_t, c10::IValue>>> result;
   const Spec* any = rule.is_shape_only() ? propagation.outputs[0].get() : nullptr;
   for (size_t i = 0; i < call.operands.size() && !any; ++i) any = input_spec(call, propagation, i);
-  for (size_t piece = 0; piece < any->boxes().size(); ++piece) {
+  const size_t n_pieces = propagation.joined ? 1 : any->boxes().size();
+  const auto box_of = [&](const Spec* spec, size_t piece) {
+    if (spec && propagation.joined && spec->flat_sizes()) return Box::whole(*spec->flat_sizes());
+    return spec && piece < spec->boxes().size() ? spec->boxes()[piece] : Box{};
+  };
+  for (size_t piece = 0; piece < n_pieces; ++piece) {
     std::vector<Box> inputs, outputs;
-    for (size_t i = 0; i < call.operands.size(); ++i) {
-      const Spec* spec = input_spec(call, propagation, i);
-      inputs.push_back(spec && piece < spec->boxes().size() ? spec->boxes()[piece] : Box{});
-    }
-    for (const SpecPtr& spec : propagation.outputs) outputs.push_back(spec ? spec->boxes()[piece] : Box{});
+    for (size_t i = 0; i < call.operands.size(); ++i) inputs.push_back(box_of(input_spec(call, propagation, i), piece));
+    for (const SpecPtr& spec : propagation.outputs) outputs.push_back(box_of(spec.get(), piece));
 
     std::vector<c10::IValue> args = call.args.vec();
     rule.localize({call, inputs, outputs}, args);
@@ -66,12 +68,13 @@ std::vector<std::vector<std::pair<size_t, c10::IValue>>> localize(const Rule& ru
   return result;
 }
 
-/// The propagation of a rule that places its results itself. It supports pieces only on a 1-D mesh; on other meshes the mesh dim that is in
-/// pieces is gathered first.
+/// The propagation of a rule that places its results itself. It supports listed pieces, and ranges on a 1-D mesh; on other meshes the mesh dim that
+/// is in pieces is gathered first. A strided Shard that the rule does not keep becomes a Shard.
 std::optional<Propagation> placed(const OpCall& call, const Rule& rule) {
   OpCall known = call;
   for (Operand& operand : known.operands)
-    if (operand.spec && !operand.spec->layout().has_one_box_each() && !operand.spec->layout().enumerated()) {
+    if (operand.spec && !operand.spec->layout().has_one_box_each() && !operand.spec->layout().enumerated() &&
+        !(rule.is_for_strided() && operand.spec->layout().joined_dim())) {
       if (operand.is_written) return std::nullopt;
       operand.spec = operand.spec->with_placements(without_boxes(operand.spec->placements()));
     }
@@ -88,8 +91,8 @@ bool is_direct(const OpCall& call, const Decision& decision) {
   const Rule& rule = *call.op.rule;
   const Propagation& propagation = *decision.propagation;
   if (decision.moves || decision.may_be_refused_on_other_ranks || decision.view_offset != 0 ||
-      !decision.local_args.empty() || propagation.by_box || rule.kernel() || rule.is_per_element() ||
-      rule.is_shape_only() || propagation.outputs.empty() || !propagation.outputs[0])
+      !decision.local_args.empty() || propagation.by_box || propagation.joined || rule.kernel() ||
+      rule.is_per_element() || rule.is_shape_only() || propagation.outputs.empty() || !propagation.outputs[0])
     return false;
   for (size_t i = 0; i < call.operands.size(); ++i)
     if (!is_one_piece(input_spec(call, propagation, i))) return false;

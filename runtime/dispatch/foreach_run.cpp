@@ -56,7 +56,7 @@ class ForeachRun {
     return call_.operands[i].impl ? call_.operands[i].impl->spec().get() : nullptr;
   }
 
-  /// An element whose operands all have the same ragged layout, or are numbers, becomes one tensor with its pieces in a row.
+  /// An element whose operands all have the same layout with joined boxes, or are numbers, becomes one tensor.
   void join_pieces() {
     leaders_.resize(n_pieces_.size());
     is_flat_.resize(n_pieces_.size());
@@ -78,7 +78,8 @@ class ForeachRun {
 
   /// Written operands move into memory of their own; move_operand() may return shared memory.
   Shards moved(const BoundOperand& operand, const SpecPtr& to) const {
-    return call_.op.args[operand.arg].is_written ? move(*operand.impl, to) : move_operand(*operand.impl, to);
+    Shards pieces = call_.op.args[operand.arg].is_written ? move(*operand.impl, to) : move_operand(*operand.impl, to);
+    return to->flat_sizes() ? joined(*to, std::move(pieces)) : pieces;
   }
 
   c10::IValue flattened(size_t arg) const {
@@ -138,8 +139,9 @@ class ForeachRun {
     auto next = pieces.begin();
     for (size_t i = 0; i < propagation_.outputs.size(); ++i) {
       const SpecPtr& spec = propagation_.outputs[i];
-      results.push_back(is_flat_[i] ? wrap(spec, pieces_of(*spec, next->contiguous()))
-                                    : wrap(spec, Shards(next, next + static_cast<std::ptrdiff_t>(n_pieces_[i]))));
+      results.push_back(is_flat_[i]
+                            ? wrap(spec, pieces_of(*spec, spec->layout().joined_dim() ? *next : next->contiguous()))
+                            : wrap(spec, Shards(next, next + static_cast<std::ptrdiff_t>(n_pieces_[i]))));
       next += static_cast<std::ptrdiff_t>(n_pieces_[i]);
     }
     call_.stack.emplace_back(std::move(results));

@@ -44,7 +44,7 @@ class LocalRun {
     if (refusal) std::rethrow_exception(refusal);
     leader_ = leader();
     const size_t n_pieces = leader_->boxes().size();
-    is_flat_ = propagation_.by_box && n_pieces > 1 && may_run_flat();
+    is_flat_ = (propagation_.joined && leader_->is_member()) || (propagation_.by_box && n_pieces > 1 && may_run_flat());
     if (decision_.is_skipped)
       run_without_elements();
     else if (n_pieces == 1 || is_flat_)
@@ -92,7 +92,10 @@ class LocalRun {
     CommScope scope(call_.op.name.c_str());
     moved_.resize(call_.operands.size());
     for (size_t i = 0; i < call_.operands.size(); ++i)
-      if (const SpecPtr& to = propagation_.inputs[i]) moved_[i] = moved(call_.operands[i], to);
+      if (const SpecPtr& to = propagation_.inputs[i]) {
+        moved_[i] = moved(call_.operands[i], to);
+        if (to->flat_sizes()) moved_[i] = joined(*to, std::move(moved_[i]));
+      }
   }
 
   /// Operands that the kernel writes, or the result may alias, move into memory of their own; move_operand() may return shared memory.
@@ -231,15 +234,16 @@ class LocalRun {
   void take(size_t i, const at::Tensor& piece) {
     const SpecPtr& spec = propagation_.outputs[i];
     if (!spec) return;
-    const c10::IntArrayRef sizes = is_flat_ ? *spec->flat_sizes() : spec->boxes()[outputs_[i].size()].sizes;
+    const bool is_flat = is_flat_ && spec->flat_sizes();
+    const c10::IntArrayRef sizes = is_flat ? *spec->flat_sizes() : spec->boxes()[outputs_[i].size()].sizes;
     if (call_.subclass) [[unlikely]]
       check_form(piece, *spec, sizes);
     TORCH_INTERNAL_ASSERT(piece.sizes() == sizes, "[", call_.op.name, "] gave a piece of sizes ", piece.sizes(),
                           " where ", to_string(*spec), " has ", sizes, " on rank ", spec->mesh()->rank());
     TORCH_INTERNAL_ASSERT(piece.scalar_type() == spec->dtype(), "[", call_.op.name, "] gave a piece of ",
                           piece.scalar_type(), " where its meta kernel gives ", spec->dtype());
-    if (is_flat_)
-      outputs_[i] = pieces_of(*spec, piece.contiguous());
+    if (is_flat)
+      outputs_[i] = pieces_of(*spec, spec->layout().joined_dim() ? piece : piece.contiguous());
     else
       outputs_[i].push_back(piece);
   }
@@ -331,7 +335,7 @@ class LocalRun {
   c10::SmallVector<c10::IValue, 2> originals_;
   std::optional<CopiedView::Reason> view_reason_;
   std::vector<c10::IValue> view_args_;  // the original arguments, if results may be copied views or are traced ones
-  bool is_flat_ = false;                // one call for all pieces of a ragged layout
+  bool is_flat_ = false;                // one call for all pieces of a layout with joined boxes
   bool gives_normal_view_;
   bool is_traced_view_;
   ViewOrigin origin_;  // of the tensor that results are views of

@@ -66,10 +66,9 @@ at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device dev
                            at::TensorOptions().dtype(dtype).device(device));
 }
 
-/// New pieces. In a ragged layout they share one buffer.
+/// New pieces. Joined ones share one buffer.
 Shards empty_pieces(const Spec& spec, c10::Device device, at::ScalarType dtype) {
-  if (const Dims* sizes = spec.flat_sizes())
-    return pieces_of(spec, at::empty(*sizes, at::TensorOptions().dtype(dtype).device(device)));
+  if (spec.flat_sizes()) return pieces_of(spec, empty_flat_part(spec, at::TensorOptions().dtype(dtype).device(device)));
   Shards pieces;
   for (const Box& box : spec.boxes()) pieces.push_back(empty_piece(spec, box.sizes, device, dtype));
   return pieces;

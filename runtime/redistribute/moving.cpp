@@ -93,7 +93,12 @@ std::vector<at::Tensor> Moving::begin_reduction() {
   own();
   if (const Spec& from = *next().from; from.flat_sizes()) {
     pieces_ = joined(from, std::move(pieces_));
-    return {flat_part(from, pieces_).view(-1)};
+    at::Tensor flat = flat_part(from, pieces_);
+    if (at::Tensor alike = empty_flat_part(from, flat.options()); alike.strides() != flat.strides()) {
+      flat = alike.copy_(flat);
+      pieces_ = pieces_of(from, flat);
+    }
+    return {flat.as_strided({flat.numel()}, {1})};
   }
   std::vector<at::Tensor> flats;
   for (at::Tensor& piece : pieces_) {

@@ -12,11 +12,13 @@ struct Propagation {
   c10::SmallVector<SpecPtr, 8> inputs;   // one per operand; null: no move
   c10::SmallVector<SpecPtr, 2> outputs;  // one per dense output; null for an undefined one
   bool by_box = false;                   // replicated operands are narrowed to each box before the call
+  bool joined = false;                   // one call, on the local tensor that the pieces of a strided Shard form
 };
 
 /// Chooses, per mesh dimension, the factor to shard (or a Partial to pass on, or replication) that moves the fewest bytes. Ties: fewer
 /// operands changed, then replicate, Partial, factors in order of appearance. A pure function of its arguments, so every rank makes the
-/// same choice. A factor is split in the way in which the largest operand (a written one first) already shards it.
+/// same choice. A factor is split in the way in which the largest operand (a written one first) already shards it. A strided Shard passes where a
+/// Shard of its dim would, since the indices of a factor may come in any order.
 ///
 /// Returns nothing if a written operand cannot keep its layout.
 /// Throws: c10::ValueError for operands on different meshes. Cost: a few microseconds, no communication.

@@ -163,6 +163,12 @@ Rule Rule::placed(std::string name, Place place) {
   return rule;
 }
 
+Rule Rule::takes_strided() const {
+  Rule rule = *this;
+  rule.for_strided_ = true;
+  return rule;
+}
+
 Rule Rule::gathered() {
   Rule rule("gathered", nullptr);
   rule.gathered_ = true;

@@ -104,11 +104,15 @@ class Rule {
   Rule shape_only() const;
   /// The factors follow from the operands alone, so infer_from_sample() can replace a meta kernel that torch lacks.
   Rule sampled() const;
+  /// A placed() rule that takes strided Shards as they are; for others they become Shards first.
+  Rule takes_strided() const;
   /// The values of Scalar and float arguments affect the result, not only their kinds, so each value gets its own decision.
   Rule by_numbers() const;
 
   Signature signature(const OpCall& call) const;
   bool has_local_args() const { return localize_ || !sizes_arg_.empty(); }
+  /// True if localize() needs to know where in the tensor a piece is, not only its sizes.
+  bool has_positions() const { return static_cast<bool>(localize_); }
   /// Replaces the arguments that describe global sizes or positions. Pre: has_local_args().
   void localize(const LocalCall& local, std::vector<c10::IValue>& args) const;
   const Place& place() const { return place_; }
@@ -117,6 +121,7 @@ class Rule {
   bool is_shape_only() const { return shape_only_; }
   bool is_sampled() const { return sampled_.value_or(is_samplable_ && whole_args_.empty()); }
   bool is_gathered() const { return gathered_; }
+  bool is_for_strided() const { return for_strided_; }
   bool is_by_numbers() const { return by_numbers_; }
   const std::string& scratch() const { return scratch_; }
   /// Its name and modifiers: "mk,kn->mn {k: sum}", "pointwise linear".
@@ -137,6 +142,7 @@ class Rule {
   bool per_element_ = false;
   bool shape_only_ = false;
   bool gathered_ = false;
+  bool for_strided_ = false;
   bool is_samplable_ = false;    // the factors follow from the operands alone, unless arguments make some whole
   std::optional<bool> sampled_;  // ... or sampled() was called
   bool by_numbers_ = false;

@@ -137,7 +137,7 @@ inline bool is_dtensor(const at::TensorBase& tensor) { return maybe_dtensor(tens
 /// The spec of a distributed tensor. Throws: c10::TypeError for any other tensor.
 const SpecPtr& spec_of(const at::Tensor& tensor);
 
-/// A distributed tensor of `spec` with these pieces (aliased, not copied; in a ragged layout copied unless they are joined()).
+/// A distributed tensor of `spec` with these pieces (aliased, not copied; joined boxes are copied unless they are joined()).
 /// Pre: `shards` match `spec->boxes()` in number and sizes. Calls the wrap hook.
 at::Tensor wrap(SpecPtr spec, Shards shards);
 

@@ -89,7 +89,7 @@ MeshPtr mesh_in(const MeshPtr& given, std::vector<int64_t> order) {
 
 PlacedOn placed_on_mesh(const MeshPtr& mesh, UserPlacements written, int64_t n_dims) {
   if (!written.is_reordered()) return {mesh, std::move(written.placements)};
-  written = with_dims_from_zero(std::move(written), n_dims);
+  written = resolved(std::move(written), n_dims);
   std::vector<int64_t> order = order_of_splits(written, mesh->grid().shape);
   if (std::ranges::is_sorted(order)) return {mesh, std::move(written.placements)};
   std::vector<Placement> placements = reordered(c10::ArrayRef<Placement>(written.placements), order);
@@ -100,7 +100,7 @@ std::optional<std::vector<Placement>> maybe_placements_on(const MeshPtr& mesh, c
                                                           int64_t n_dims) {
   const Origin origin = origin_of(mesh);
   if (written.placements.size() != origin.order.size()) return written.placements;  // Layout reports what is wrong
-  const UserPlacements wanted = with_dims_from_zero(written, n_dims);
+  const UserPlacements wanted = resolved(written, n_dims);
   auto placements = reordered(c10::ArrayRef<Placement>(wanted.placements), origin.order);
   if (written_in_order(placements, origin.order, origin.mesh->grid().shape) != wanted) return std::nullopt;
   return placements;

@@ -85,8 +85,9 @@ SpecPtr Spec::intern(MeshPtr mesh, Layout layout, c10::IntArrayRef strides, c10:
   TORCH_CHECK_VALUE(strides.size() == layout.sizes().size(),
                     fmt::format("[spec] stride has {} entries for a tensor of {} dims. Give one per dim.",
                                 strides.size(), layout.sizes().size()));
-  const Dims row_major = layout.has_ranges() ? row_major_strides(layout.sizes()) : Dims();
-  if (layout.has_ranges()) strides = row_major;
+  const bool has_ranges = layout.has_joined_boxes() && !layout.joined_dim();
+  const Dims row_major = has_ranges ? row_major_strides(layout.sizes()) : Dims();
+  if (has_ranges) strides = row_major;
   return SpecTable::global().intern(std::move(mesh), std::move(layout), strides, dtype);
 }
 

@@ -103,7 +103,7 @@ TEST(LayoutTest, RaggedShardHoldsRangesOfFlattenedDims) {
   for (const Case& c : cases) {
     const Layout layout(c.sizes, grid(c.mesh), c.placements);
     EXPECT_EQ(holdings(layout), c.holdings) << to_string(layout);
-    EXPECT_TRUE(!layout.has_one_box_each() && layout.has_ranges() && !layout.has_listed_boxes());
+    EXPECT_TRUE(!layout.has_one_box_each() && layout.has_joined_boxes() && !layout.has_listed_boxes());
     EXPECT_EQ(layout.enumerated().has_value(), c.mesh.size() == 1);
   }
   const Layout layout({4, 5, 2}, grid({4}, {3, 1, 0, 2}), {P::ragged({0, 1}, {2, 3, 0, 5})});
@@ -128,7 +128,7 @@ TEST(LayoutTest, RaggedShardsThatDoNotFitAreErrors) {
     return message_of<c10::ValueError>([&] { Layout(sizes, grid(mesh), placements); });
   };
   expect_words(message({4}, {3}, {P::ragged({0}, {1, 1})}), {"2 local_units on mesh dim 0 of 3 ranks", "Give 3"});
-  expect_words(message({4}, {2, 2}, {P::ragged({0}, {1, 1}), P::ragged({0}, {1, 1})}), {"ranges on mesh dims 0 and 1"});
+  expect_words(message({4}, {2, 2}, {P::ragged({0}, {1, 1}), P::ragged({0}, {1, 1})}), {"several boxes per rank on mesh dims 0 and 1"});
   expect_words(message_of<c10::IndexError>([&] { Layout({}, grid({2}), {P::ragged({0}, {1, 1})}); }),
                {"flattens 1 dims", "Use Replicate()"});
   const Layout beside({4, 4}, grid({2, 2}), {P::ragged({0}, {1, 1}), P()});

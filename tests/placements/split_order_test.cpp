@@ -56,7 +56,19 @@ TEST(SplitOrderTest, DimsOutOfRangeStay) {
   const UserPlacements written{
       {Placement::shard(-1), Placement::shard(-2), Placement::shard(-3), Placement::shard(2), whole()},
       {1, 1, 1, 1, 1}};
-  EXPECT_EQ(to_string(with_dims_from_zero(written, 2)), "[Shard(1), Shard(0), Shard(-3), Shard(2), Replicate()]");
+  EXPECT_EQ(to_string(resolved(written, 2)), "[Shard(1), Shard(0), Shard(-3), Shard(2), Replicate()]");
+}
+
+TEST(SplitOrderTest, AFactorWithoutALaterSplitIsAStridedShard) {
+  const auto text = [](UserPlacements written) {
+    const UserPlacements result = resolved(std::move(written), 2);
+    EXPECT_FALSE(result.is_reordered()) << to_string(result);
+    return to_string(result);
+  };
+  EXPECT_EQ(text({{Placement::shard(-2)}, {3}}), "[_StridedShard(0, split_factor=3)]");
+  EXPECT_EQ(text({{rows(), rows()}, {1, 2}}), "[Shard(0), _StridedShard(0, split_factor=2)]");
+  EXPECT_EQ(text({{rows(), columns()}, {2, 1}}), "[_StridedShard(0, split_factor=2), Shard(1)]");
+  EXPECT_TRUE(resolved({{rows(), rows()}, {2, 1}}, 2).is_reordered());
 }
 
 TEST(SplitOrderTest, RanksFollowTheDims) {

@@ -98,14 +98,15 @@ def torchs_own(folder):
     assert back.placements == strided.placements and back.device_mesh == strided.device_mesh
     assert back.to_local().data_ptr() == strided.to_local().data_ptr()
     assert torch.equal(back.full_tensor(), dense[0].weight)
-    against = [type(strided.placements[0])(0, split_factor=2), s0]
-    for n_rows in (8, 7, 6, 5, 3, 1):
-        rows = torch.arange(3.0 * n_rows).view(n_rows, 3)
-        theirs = torchs.distribute_tensor(rows, grid, against, src_data_rank=None)
-        ours = sw.from_torch(theirs)
-        assert ours.placements == theirs.placements and torch.equal(ours.full_tensor(), rows)
-        assert torch.equal(ours.to_local(), theirs.to_local())
-        assert torch.equal(sw.to_torch(ours).to_local(), theirs.to_local())
+    of_two = type(strided.placements[0])(0, split_factor=2)  # two parts, or against the order of mesh dims
+    for placements in ([of_two, s0], [s0, of_two], [of_two, r]):
+        for n_rows in (8, 7, 6, 5, 3, 1):
+            rows = torch.arange(3.0 * n_rows).view(n_rows, 3)
+            theirs = torchs.distribute_tensor(rows, grid, placements, src_data_rank=None)
+            ours = sw.from_torch(theirs)
+            assert ours.placements == theirs.placements and torch.equal(ours.full_tensor(), rows)
+            assert torch.equal(ours.to_local(), theirs.to_local())
+            assert torch.equal(sw.to_torch(ours).to_local(), theirs.to_local())
 
 
 def given_by_mistake(folder):

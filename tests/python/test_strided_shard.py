@@ -272,10 +272,8 @@ def test_a_mesh_of_the_program_in_the_same_order_stays_another():
 
 # mesh, placements, the error's words
 ERRORS = [
-    ((2, 2), (strided(0, 2), Replicate()), "no order of the dims of a mesh"),
     ((2, 2), (strided(0, 3), Shard(0)), r"no order .* \[_StridedShard\(0, split_factor=3\), Shard\(0\)\]"),
-    ((2, 2), (Shard(0), strided(0, 2)), "no order"),
-    ((4,), (strided(0, 2),), "no order"),
+    ((2, 2), (strided(0, 2), strided(1, 2)), "several boxes per rank"),
     ((2, 2), (strided(0, 2), Shard(0, sizes=[1, 7])), "explicit sizes"),
     ((2, 2), (strided(0, 2),), "must have the same length"),
 ]
@@ -297,3 +295,135 @@ def test_splits_that_no_order_gives_are_errors(mesh_shape, placements, words):
                 call()
 
     run_ranks(torch.Size(mesh_shape).numel(), body)
+
+
+# On one mesh dim, a rank has a piece of each of the parts.
+
+ONE = [((4,), 0, 2), ((4,), -1, 2), ((3,), 0, 4), ((2,), 1, 3), ((1,), 0, 2)]
+ONE_SHAPES = [(8, 16), (24, 6), (7, 5), (5, 9), (1, 3), (0, 4), (3, 0)]
+
+
+def pieces_at(tensor, dim, factor, n_parts, part):
+    """What a rank has: its chunk of each chunk."""
+
+    def chunk(tensor, n, index):
+        size, offset = Shard.local_shard_size_and_offset(tensor.size(dim), n, index)
+        return tensor.narrow(dim, offset, size)
+
+    return torch.cat([chunk(chunk(tensor, factor, i), n_parts, part) for i in range(factor)], dim)
+
+
+@pytest.mark.parametrize(("mesh_shape", "dim", "factor"), ONE, ids=str)
+def test_each_rank_has_a_piece_of_each_part(mesh_shape, dim, factor):
+    n_ranks = mesh_shape[0]
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", mesh_shape)
+        placements = (strided(dim % 2, factor),)
+        for shape in ONE_SHAPES:
+            x = dense(shape)
+            own = pieces_at(x, dim % 2, factor, n_ranks, rank)
+            tensor = sw.distribute_tensor(x, mesh, [strided(dim, factor)])
+            assert tensor.placements == placements and torch.equal(tensor.to_local(), own)
+            assert torch.equal(tensor.full_tensor(), x) and tensor.stride() == x.stride()
+            size, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+            assert size == tuple(own.shape)
+            if own.numel():
+                assert x[offset] == own.flatten()[0]
+            for local in (own, own.t().contiguous().t()):  # any strides
+                given = sw.DTensor.from_local(local, mesh, placements, shape=shape, stride=x.stride())
+                assert torch.equal(given.full_tensor(), x)
+                assert not own.numel() or given.to_local().data_ptr() == local.data_ptr()
+            for other in (Shard(0), Shard(1), Replicate(), strided(0, 2), strided(1, 3)):
+                there = tensor.redistribute(placements=[other])
+                assert there.placements == (other,)
+                assert torch.equal(there.to_local(), sw.distribute_tensor(x, mesh, [other]).to_local())
+                assert torch.equal(there.redistribute(placements=placements).to_local(), own)
+            for again in (copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor))):
+                assert again.placements == placements and torch.equal(again.to_local(), own)
+
+    run_ranks(n_ranks, body)
+
+
+def test_an_even_local_tensor_tells_the_shape():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x = dense((8, 3))
+        tensor = sw.DTensor.from_local(pieces_at(x, 0, 2, 2, rank), mesh, [strided(0, 2)])
+        assert tensor.shape == (8, 3) and torch.equal(tensor.full_tensor(), x)
+        with pytest.raises(ValueError, match=r"gives a piece of shape \[3, 3\], but .* Give that part, and shape="):
+            sw.DTensor.from_local(torch.ones(3, 3), mesh, [strided(0, 2)], shape=(8, 3))
+
+    run_ranks(2, body)
+
+
+def sends_nothing(call):
+    with sw.CommDebugMode() as comm:
+        result = call()
+    assert comm.get_total_counts() == 0, comm.get_comm_counts()
+    return result
+
+
+def test_layers_of_packed_weights_keep_them():
+    """Gate and up projections in one weight: each rank has rows of both."""
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x, up, down = dense((3, 4)), dense((12, 4)), dense((5, 12))
+        weight = torch.nn.Parameter(sw.distribute_tensor(up, mesh, [strided(0, 2)]))
+        second = torch.nn.Parameter(sw.distribute_tensor(down, mesh, [strided(1, 2)]))
+        bias = sw.distribute_tensor(dense((12,)), mesh, [strided(0, 2)])
+        given = sw.distribute_tensor(x, mesh, [Replicate()])
+        hidden = sends_nothing(lambda: torch.nn.functional.linear(given, weight, bias).square())
+        assert hidden.placements == (strided(1, 2),)
+        out = sends_nothing(lambda: torch.nn.functional.linear(hidden, second))
+        assert out.placements == (Partial(),)
+        leaves = [torch.nn.Parameter(each.clone()) for each in (up, down)]
+        expected = torch.nn.functional.linear(
+            torch.nn.functional.linear(x, leaves[0], dense((12,))).square(), leaves[1]
+        )
+        assert torch.equal(out.full_tensor(), expected)
+        out.sum().backward()
+        expected.sum().backward()
+        for parameter, leaf in zip((weight, second), leaves, strict=True):
+            assert parameter.grad.placements == parameter.placements
+            assert torch.equal(parameter.grad.full_tensor(), leaf.grad)
+        for optimizer in (torch.optim.AdamW([weight, second], 0.1), torch.optim.AdamW(leaves, 0.1)):
+            optimizer.step()
+        torch.testing.assert_close(weight.full_tensor(), leaves[0])
+        assert weight.placements == (strided(0, 2),)
+        mixed = weight.detach() + sw.distribute_tensor(up, mesh, [Shard(0)])
+        assert torch.equal(mixed.full_tensor(), weight.detach().full_tensor() + up)
+        assert sends_nothing(lambda: weight.detach().t()).placements == (strided(1, 2),)
+
+    run_ranks(2, body)
+
+
+def test_flattened_dims_send_nothing_and_come_back():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        for shape, dim, flat, placement in (
+            ((4, 6), 1, (24,), strided(0, 4)),
+            ((4, 5), 1, (20,), strided(0, 4)),
+            ((3, 4, 6), 1, (12, 6), strided(0, 3)),
+            ((3, 4, 6), 2, (3, 24), strided(1, 4)),
+            ((3, 4, 6), 1, (72,), strided(0, 3)),
+        ):
+            x = dense(shape)
+            tensor = sw.distribute_tensor(x, mesh, [Shard(dim)]).requires_grad_()
+            there = sends_nothing(lambda: tensor.view(flat))  # noqa: B023
+            assert there.placements == (placement,) and torch.equal(there.full_tensor(), x.view(flat))
+            back = sends_nothing(lambda: (there * 2).view(shape))  # noqa: B023
+            assert back.placements == (Shard(dim),) and torch.equal(back.full_tensor(), 2 * x)
+            back.square().sum().backward()
+            assert tensor.grad.placements == (Shard(dim),) and torch.equal(tensor.grad.full_tensor(), 8 * x)
+            with torch.no_grad():
+                tensor.view(flat).zero_()  # a view, of the same memory
+            assert tensor.detach().full_tensor().count_nonzero() == 0
+        for shape, dim, flat in (((3, 5, 2), 1, (30,)), ((2000, 4), 1, (8000,)), ((4, 6), 0, (24,))):
+            x = dense(shape)
+            there = sw.distribute_tensor(x, mesh, [Shard(dim)]).reshape(flat)
+            assert torch.equal(there.full_tensor(), x.reshape(flat))
+            assert not hasattr(there.placements[0], "split_factor")
+
+    run_ranks(2, body)

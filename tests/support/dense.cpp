@@ -105,6 +105,8 @@ std::vector<Placement> on_mesh_dim(const Dims& sizes, const Dims& mesh, size_t m
       result.push_back(Placement::shard(static_cast<int64_t>(dim), uneven_sizes(sizes[dim], mesh[0])));
     if (mesh_dim + 1 == mesh.size() && sizes[dim] > 0)
       result.push_back(Placement::block_shard(static_cast<int64_t>(dim), 2));
+    if (mesh_dim + 1 == mesh.size() && sizes[dim] > 1)
+      result.push_back(Placement::strided_shard(static_cast<int64_t>(dim), 2));
   }
   if (options.with_partial && options.dtype != at::kBool) result.push_back(Placement::partial());
   return result;
@@ -164,9 +166,11 @@ void spread(const at::Tensor& tensor, const at::Tensor& offset) {
   for (int64_t m = 0; m < spec.mesh()->ndim(); ++m) {
     if (!spec.placements()[m].is_partial() || spec.mesh()->size(m) == 1) continue;
     const int64_t coord = (*spec.mesh()->coord())[m];
-    const at::Tensor part = part_of(offset, spec.boxes()[0]).to(impl->device());
-    if (coord == 0) impl->shards()[0].sub_(part);
-    if (coord == spec.mesh()->size(m) - 1) impl->shards()[0].add_(part);
+    for (size_t i = 0; i < spec.boxes().size(); ++i) {
+      const at::Tensor part = part_of(offset, spec.boxes()[i]).to(impl->device());
+      if (coord == 0) impl->shards()[i].sub_(part);
+      if (coord == spec.mesh()->size(m) - 1) impl->shards()[i].add_(part);
+    }
   }
 }
 

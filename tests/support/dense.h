@@ -50,8 +50,8 @@ void set_dense_device(DenseDevice device);
 
 /// Compares `compute` on distributed inputs of these global sizes with the same on plain ones: values, shapes and dtypes of
 /// the outputs, and every input's gradient for fixed random gradients of the outputs. Layouts, per operand and mesh dim:
-/// Replicate, torch.chunk's split of each dim (uneven, empty and nested ones as the sizes have it), blocks of two, explicit sizes with
-/// an empty piece, Partial(sum) of pieces that are all non-zero, and on 1-D meshes several boxes per rank. `compute` must not write to
+/// Replicate, torch.chunk's split of each dim (uneven, empty and nested ones as the sizes have it), blocks of two, strided Shards of two
+/// parts, explicit sizes with an empty piece, Partial(sum) of pieces that are all non-zero, and on 1-D meshes several boxes per rank. `compute` must not write to
 /// its inputs. The failures name the layouts.
 void expect_same_as_dense(const std::string& name, const std::function<Tensors(const Tensors&)>& compute,
                           const std::vector<Dims>& sizes, const DenseOptions& options = {});

@@ -54,6 +54,7 @@ inline Placements random_placements(c10::IntArrayRef sizes, const RankGrid& grid
   Placements placements;
   std::vector<bool> is_sharded(sizes.size());
   for (int64_t n_parts : grid.shape) {
+    const bool is_last = placements.size() + 1 == grid.shape.size();  // no later Shard may cut a strided one
     const auto dim = sizes.empty() ? 0 : random() % sizes.size();
     switch (random() % (sizes.empty() ? 2 : 6)) {
       case 0:
@@ -68,6 +69,11 @@ inline Placements random_placements(c10::IntArrayRef sizes, const RankGrid& grid
         is_sharded[dim] = true;
         break;
       case 3:
+        if (is_last && random() % 2 == 0) {
+          placements.push_back(
+              Placement::strided_shard(static_cast<int64_t>(dim), 2 + static_cast<int64_t>(random() % 3)));
+          break;
+        }
         placements.push_back(Placement::block_shard(static_cast<int64_t>(dim), 1 + static_cast<int64_t>(random() % 4)));
         is_sharded[dim] = true;
         break;

@@ -206,9 +206,9 @@ def check_strided(op: str, shape: Sequence[int], mesh: TorchDeviceMesh, placemen
         if any(split.factor > 1 for split in splits) and length % prod(split.extent for split in splits) != 0:
             uneven[dim] = splits
     for coordinate in product(*map(range, mesh.mesh.shape)) if uneven else ():
-        offsets, sizes = ours.boxes(int(mesh.mesh[coordinate]))[0]
+        boxes = ours.boxes(int(mesh.mesh[coordinate]))
         for dim, splits in uneven.items():
-            own = _joined([(offsets[dim], offsets[dim] + sizes[dim])])
+            own = _joined([(offsets[dim], offsets[dim] + sizes[dim]) for offsets, sizes in boxes])
             if torchs_indices(shape[dim], splits, coordinate) != own:
                 raise ValueError(
                     f"[{op}] {list(placements)} on a mesh of {tuple(mesh.mesh.shape)} do not split dim {dim} of {shape[dim]} evenly, and "
@@ -269,7 +269,8 @@ def _torchs_of(tensor: DTensor) -> TorchDTensor:
         raise ValueError("[to_torch] torch.distributed.tensor has no sparse tensors. Use to_dense() first.")
     _check_order_of_ranks("to_torch", tensor.device_mesh.mesh, tensor.placements)
     check_strided("to_torch", tensor.shape, tensor.device_mesh, tensor.placements)
-    pieces = _C.to_pieces(tensor)
+    is_strided = any(hasattr(placement, "split_factor") for placement in tensor.placements)
+    pieces = [tensor.to_local()] if is_strided and tensor.device_mesh.get_coordinate() else _C.to_pieces(tensor)
     # On ranks outside the mesh, torch makes the local tensor empty, and takes the shape of a 0-dim tensor from it.
     local = pieces[0] if pieces else torch.empty([0] * tensor.dim(), dtype=tensor.dtype, device=tensor.device)
     own: TorchDTensor = torchs_own("torch.distributed.tensor").DTensor.from_local(

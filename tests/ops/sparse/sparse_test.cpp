@@ -1,4 +1,5 @@
 // Sparse tensors against dense ones over every kind of layout; what their entries cost in messages; outside ranks.
+#include "placements/placement_list.h"
 #include "runtime/tensor/sparse.h"
 #include "runtime/comm/comm_trace.h"
 #include "tests/support/dense.h"
@@ -24,7 +25,9 @@ at::Tensor sparse_like(const at::Tensor& tensor) {
   const SpecPtr& spec = spec_of(tensor);
   const at::Tensor whole = full_tensor(tensor.detach());
   const at::Tensor local = make(spec->is_member() ? whole : at::zeros(spec->sizes(), whole.options()));
-  return redistribute(from_local(local, spec->mesh(), Placements(spec->placements().size())), spec->placements().vec());
+  const Placements placements =
+      spec->layout().joined_dim() ? without_boxes(spec->placements()) : spec->placements().vec();
+  return redistribute(from_local(local, spec->mesh(), Placements(spec->placements().size())), placements);
 }
 
 at::Tensor coalesced(const at::Tensor& tensor) { return sparse_like(tensor).coalesce(); }

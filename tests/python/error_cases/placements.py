@@ -143,12 +143,39 @@ CASES = [
         ValueError,
     ),
     case(
-        "a split factor without a mesh",
+        "a split of no parts",
         """
         from shardwise.placement_types import _StridedShard
-        sw.Layout((6, 2), [0, 1], [_StridedShard(0, split_factor=2)])
+        sw.Layout((6, 2), [0, 1], [_StridedShard(0, split_factor=0)])
         """,
         ValueError,
+    ),
+    case(
+        "strided splits of two dims",
+        """
+        from shardwise.placement_types import _StridedShard
+        sw.Layout((6, 2), (2, 1), [_StridedShard(0, split_factor=2), _StridedShard(1, split_factor=2)])
+        """,
+        ValueError,
+    ),
+    case(
+        "the entries of a sparse tensor in strided parts on a mesh of two dims",
+        """
+        from shardwise.placement_types import _StridedShard
+        grid = sw.init_device_mesh("cpu", (2, 1))
+        whole = DTensor.from_local(torch.eye(4).to_sparse(), grid, [Replicate(), Replicate()])
+        whole.redistribute(placements=[_StridedShard(0, split_factor=2), Replicate()])._values()
+        """,
+        NotImplementedError,
+    ),
+    case(
+        "a local tensor of another size than a strided split gives",
+        """
+        from shardwise.placement_types import _StridedShard
+        DTensor.from_local(torch.ones(5, 2), mesh, [_StridedShard(0, split_factor=2)], shape=(6, 2))
+        """,
+        ValueError,
+        is_of_rank=True,
     ),
     case(
         "a layout of more ranks than there can be",
