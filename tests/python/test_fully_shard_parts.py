@@ -188,6 +188,27 @@ class Mixture(nn.Module):
         return self.out(torch.zeros_like(x).index_add(0, order, rows) * weights[:, None])
 
 
+@pytest.mark.parametrize("shared", ["dp", "tp"])
+def test_a_slice_that_is_shared_between_meshes(shared):
+    """The slice's first root lacks the parameter's dim, or the other way round; the data's dim may have one rank."""
+
+    def body(rank):
+        sizes = (1, 4) if shared == "dp" else (2, 2)
+        first = sw.init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "x") if shared == "dp" else ("x", "tp"))
+        mesh = sw.init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
+        assert first[shared] == mesh[shared] and mesh[shared]._get_root_mesh() == first
+        model = seeded(lambda: nn.Linear(8, 12))
+        dense = copy.deepcopy(model)
+        parallelize_module(model, mesh["tp"], ColwiseParallel(use_local_output=False))
+        fully_shard(model, mesh=mesh["dp"])
+        assert model.weight.device_mesh == mesh
+        model(X).full_tensor().sum().backward()
+        dense(X).sum().backward()
+        torch.testing.assert_close(model.weight.grad.full_tensor(), dense.weight.grad)
+
+    run_ranks(4, body)
+
+
 @pytest.mark.parametrize("n_experts", [4, 3])
 def test_experts_that_are_sharded_further(n_experts):
     """Three experts on two ranks are parts of given sizes along dim 0: the data's ranks split another dim."""
