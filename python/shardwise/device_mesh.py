@@ -543,14 +543,24 @@ def mesh_among(
 
 @_reading_ranks
 def root_of(mesh: DeviceMesh, others: Iterable[DeviceMesh]) -> DeviceMesh | None:
-    """The mesh that `mesh` and all `others` are slices of, by their names. None if there is none.
+    """The mesh that `mesh` and all `others` are slices of, by their names. None if there is none. If one of them is flattened, its dim is a dim of
+    the result.
 
     A mesh may be a slice of several meshes. Then each of them is tried, in the order in which they were made.
     """
     own: DeviceMesh = mesh._get_root_mesh()
     others = list(others)
     if all(each is own or each._get_root_mesh() is own for each in others):
-        return own  # as most often: without a look at other meshes
+        # As most often: without a look at other meshes.
+        first_dims = {
+            name: dims[0]
+            for each in (mesh, *others)
+            for name, dims in zip(each.mesh_dim_names or (), each._dims, strict=True)
+        }
+        names = own.mesh_dim_names or ()
+        if not others or set(first_dims) <= set(names):
+            return own
+        return own[tuple(sorted(first_dims, key=lambda name: names.index(first_dims[name])))]
     key = root_key(mesh, [each._key() for each in (mesh, *others)], first=own._key())
     if key is None or key == own._key():
         return own if key else None

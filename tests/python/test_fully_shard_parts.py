@@ -1,6 +1,7 @@
 """Which parts of parameters fully_shard gives ranks: slices that are kept among fewer ranks, other dims, given sizes."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -207,6 +208,23 @@ def test_a_slice_that_is_shared_between_meshes(shared):
         torch.testing.assert_close(model.weight.grad.full_tensor(), dense.weight.grad)
 
     run_ranks(4, body)
+
+
+@pytest.mark.parametrize("names", [("pp", "dp", "cp", "tp"), ("tp", "dp", "cp", "pp")])
+def test_a_flattened_mesh_beside_tensor_parallelism(names):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", [1 if name == "pp" else 2 for name in names], mesh_dim_names=names)
+        model = seeded(lambda: nn.Linear(8, 12))
+        dense = copy.deepcopy(model)
+        parallelize_module(model, mesh["tp"], ColwiseParallel(use_local_output=False))
+        fully_shard(model, mesh=mesh["dp", "cp"]._flatten("all"))
+        assert model.weight.device_mesh.mesh_dim_names == (("all", "tp") if names[0] == "pp" else ("tp", "all"))
+        model(X).full_tensor().sum().backward()
+        dense(X).sum().backward()
+        torch.testing.assert_close(model.weight.grad.full_tensor(), dense.weight.grad)
+        assert pickle.loads(pickle.dumps(model.weight.device_mesh)) == model.weight.device_mesh
+
+    run_ranks(8, body)
 
 
 @pytest.mark.parametrize("n_experts", [4, 3])
