@@ -397,7 +397,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         if root is None or len(set(names)) < len(names):
             raise RuntimeError(
                 f"[device_mesh] Cannot concatenate DeviceMeshes {', '.join(map(str, device_mesh_list))}: they are not slices of one mesh along "
-                "different dims."
+                'different dims. Give slices of one mesh: mesh["dp"] and mesh["tp"].'
             )
         return root[names]
 
