@@ -66,6 +66,17 @@ def related(mesh: _C.DeviceMesh, key: MeshKey) -> list[Family]:
     return [family for family in families if family in found]
 
 
+def root_key(mesh: _C.DeviceMesh, keys: Sequence[MeshKey], first: MeshKey) -> MeshKey | None:
+    """The mesh that has all these meshes as slices along dims of their names: `first`, or the mesh that was made first. None if there is none."""
+    roots = [first, *(family.root for family in _noted(mesh))]
+    wanted = {name for _, _, names in keys for name in names}
+    for root in dict.fromkeys(root for root in roots if wanted <= set(root[2])):
+        of_names = [Family(mesh.device_type, root, names, tuple((name,) for name in names)) for _, _, names in keys]
+        if all(key in family.members() for key, family in zip(keys, of_names, strict=True)):
+            return root
+    return None
+
+
 def _noted(mesh: _C.DeviceMesh) -> dict[Family, frozenset[MeshKey]]:
     families = list(mesh._world_notes().items())  # a copy: other threads may make meshes meanwhile
     return {family: members for family, members in families if family.device_type == mesh.device_type}

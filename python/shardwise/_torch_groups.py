@@ -218,16 +218,26 @@ def lines(ranks: torch.Tensor, dim: int) -> Iterator[list[int]]:
     yield from ranks.movedim(dim, -1).reshape(-1, ranks.size(dim)).tolist()
 
 
-def overridden_groups(
+def overrides_of_several(
     mesh: torch.Tensor | Sequence[object], overrides: Sequence[BackendOverride | None]
-) -> GroupsByRanks:
-    """This rank's groups along each dim that has an override. Raises ValueError unless there is one entry per dim."""
+) -> list[BackendOverride | None]:
+    """`overrides` without those of dims of one rank: the group of one rank sends nothing over any backend. Raises ValueError unless there is one
+    entry per dim."""
     ranks = torch.as_tensor(mesh, device="cpu")
     if len(overrides) != ranks.dim():
         raise ValueError(
             f"[device_mesh] backend_override has {len(overrides)} entries for a mesh of {ranks.dim()} dims. Give one per dim, and None for "
             "a dim with the world's backend."
         )
+    empty = (None, (None, None))
+    return [None if size == 1 or each in empty else each for size, each in zip(ranks.shape, overrides, strict=True)]
+
+
+def overridden_groups(
+    mesh: torch.Tensor | Sequence[object], overrides: Sequence[BackendOverride | None]
+) -> GroupsByRanks:
+    """This rank's groups along each dim that has an override."""
+    ranks = torch.as_tensor(mesh, device="cpu")
     groups: dict[tuple[int, ...], ProcessGroup] = {}
     for dim, override in enumerate(overrides):
         backend, options = override if isinstance(override, tuple) else (override, None)

@@ -1,6 +1,6 @@
 """Meshes: ranks in an n-D grid, with a process group along each dim."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from itertools import chain
@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C
 from shardwise._C import mesh_or_current, mesh_or_world
-from shardwise._mesh_families import Family, MeshKey, note, related, slices
+from shardwise._mesh_families import Family, MeshKey, note, related, root_key, slices
 from shardwise._torch_groups import (
     BackendOverride,
     GroupsByRanks,
@@ -25,6 +25,7 @@ from shardwise._torch_groups import (
     lines,
     over_groups,
     overridden_groups,
+    overrides_of_several,
     with_everyone,
 )
 from shardwise._torch_versions import layout_of_dims, mesh_layout
@@ -58,7 +59,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
     `mesh`: global ranks in any order (nested lists or an integer tensor); shards are given to ranks in that order. A rank outside the mesh
     may also hold the object; it has no part of tensors on the mesh. Equal meshes are equal objects, and communicate over the same groups.
     `backend_override`: per mesh dim a backend, its options, or both, or None. The mesh then has separate groups along these dims, and an
-    operator cannot mix its tensors with those of another mesh of the same ranks. With `_init_backend=False` the mesh has no groups, and
+    operator cannot mix its tensors with those of another mesh of the same ranks. It changes nothing for a dim of one rank. With `_init_backend=False` the mesh has no groups, and
     making it is not collective: it knows ranks, coordinates and the layouts of tensors, and raises an error when it has to communicate.
 
     Collective over the world if a group is new: every rank must make the mesh, with the same arguments. Raises ValueError for
@@ -84,10 +85,11 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
     ) -> None:
         groups: GroupsByRanks | None = None
         _init_backend = _init_backend and not _C.are_groups_absent()
-        if backend_override and _init_backend:
+        overrides = overrides_of_several(mesh, backend_override) if backend_override else []
+        if any(each is not None for each in overrides) and _init_backend:
             # All ranks first make the ordinary groups. In the block below, only members would make those that are not overridden.
             _C.DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names)
-            groups = overridden_groups(mesh, backend_override)
+            groups = overridden_groups(mesh, overrides)
         with over_groups(groups) if _init_backend else _C.without_groups():
             super().__init__(device_type, mesh, mesh_dim_names=mesh_dim_names)
         self._tell_torch()
@@ -341,6 +343,64 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         root._flattened_dims[name] = dims
         return flat
 
+    @_reading_ranks
+    def _unflatten(
+        self,
+        dim: int | str,
+        mesh_sizes: Sequence[int],
+        mesh_dim_names: Sequence[str],
+        backend_override: Mapping[int | str, BackendOverride] | None = None,
+    ) -> "DeviceMesh":
+        """The mesh of the same ranks with dims of these sizes and names in place of `dim`. Collective over the world, as making a mesh is.
+
+        Slices of several such meshes are slices of one mesh if their ranks and names are. Raises ValueError if `dim` does not exist or has not the
+        product of these sizes, and RuntimeError if not every dim has a name.
+        """
+        names, sizes = list(self.mesh_dim_names or ([] if self.ndim > 1 else [""])), tuple(mesh_sizes)
+        if len(mesh_dim_names) != len(sizes):
+            raise RuntimeError(
+                f"[device_mesh] mesh_sizes {list(sizes)} and mesh_dim_names {list(mesh_dim_names)} should have same length."
+            )
+        if not names:
+            raise RuntimeError(f"[device_mesh] {self} has no mesh_dim_names. Give them to init_device_mesh.")
+        if dim not in names and not (isinstance(dim, int) and -self.ndim <= dim < self.ndim):
+            raise ValueError(
+                f"[device_mesh] there is no dim {dim!r} in {self}. Use one of its names, or a dim in [0, {self.ndim})."
+            )
+        at = names.index(dim) if isinstance(dim, str) else dim % self.ndim
+        if prod(sizes) != self.size(at):
+            raise ValueError(
+                f"[device_mesh] dim {dim!r} of {self} has {self.size(at)} ranks, and the sizes {list(sizes)} have the product {prod(sizes)}. "
+                "Give sizes with the number of ranks as their product."
+            )
+        names[at : at + 1] = mesh_dim_names
+        overrides = [None] * at + _by_dim(backend_override or {}, mesh_dim_names) + [None] * (self.ndim - at - 1)
+        if self._given is not None or not self._has_groups:
+            ranks = self.mesh.unflatten(at, sizes)
+            given = self._given
+            if given is not None:
+                given = {**given, **overridden_groups(ranks, overrides_of_several(ranks, overrides))}
+            part = self._part(ranks, tuple(names), given)
+            part._keep_origin(given=given, has_groups=self._has_groups)
+            return part
+        root = self._root_mesh
+        every = self.mesh[None] if root is None else slices(root.mesh, root.mesh_dim_names, self._dims)
+        return mesh_among(self.device_type, every.unflatten(at + 1, sizes), names, overrides)
+
+    @staticmethod
+    @_reading_ranks
+    def _concatenate(device_mesh_list: Sequence["DeviceMesh"]) -> "DeviceMesh":  # type: ignore[override]
+        """The mesh of the dims of all these slices of one mesh, in this order. Raises RuntimeError if there is no such mesh."""
+        first, *others = device_mesh_list
+        names = tuple(name for mesh in device_mesh_list for name in mesh.mesh_dim_names or ())
+        root = root_of(first, others)
+        if root is None or len(set(names)) < len(names):
+            raise RuntimeError(
+                f"[device_mesh] Cannot concatenate DeviceMeshes {', '.join(map(str, device_mesh_list))}: they are not slices of one mesh along "
+                'different dims. Give slices of one mesh: mesh["dp"] and mesh["tp"].'
+            )
+        return root[names]
+
     def _dims_of_root(self) -> tuple[str, ...]:
         """The dims of the mesh that this one was sliced or flattened from."""
         return tuple(dim for dims in self._dims for dim in dims)
@@ -447,18 +507,65 @@ def init_device_mesh(
     """
     _check_mesh_arguments(device_type, mesh_shape, mesh_dim_names)
     ranks = torch.arange(prod(mesh_shape), device="cpu").view(tuple(mesh_shape))
-    overrides = None
-    if backend_override:
-        names = list(mesh_dim_names or [])
-        by_dim = {names.index(key) if key in names else key: value for key, value in backend_override.items()}
-        unknown = [key for key in by_dim if key not in range(len(mesh_shape))]
-        if unknown or len(by_dim) < len(backend_override):
-            raise RuntimeError(
-                f"[device_mesh] backend_override has keys {list(backend_override)}: expected each of the {len(mesh_shape)} dims "
-                f"at most once, by number or by its name in {names}."
-            )
-        overrides = [by_dim.get(dim) for dim in range(len(mesh_shape))]
+    overrides = _by_dim(backend_override, mesh_dim_names or [], len(mesh_shape)) if backend_override else None
     return DeviceMesh(device_type, ranks, mesh_dim_names=mesh_dim_names, backend_override=overrides)
+
+
+def _by_dim(
+    overrides: Mapping[int | str, BackendOverride], names: Sequence[str], n_dims: int | None = None
+) -> list[BackendOverride | None]:
+    """The override of each dim. Raises RuntimeError for a dim that does not exist or is given twice."""
+    n_dims, names = len(names) if n_dims is None else n_dims, list(names)
+    by_dim = {names.index(key) if key in names else key: value for key, value in overrides.items()}
+    unknown = [key for key in by_dim if key not in range(n_dims)]
+    if unknown or len(by_dim) < len(overrides):
+        raise RuntimeError(
+            f"[device_mesh] backend_override has keys {list(overrides)}: expected each of the {n_dims} dims at most once, by number or by its "
+            f"name in {names}."
+        )
+    return [by_dim.get(dim) for dim in range(n_dims)]
+
+
+def mesh_among(
+    device_type: str,
+    every: torch.Tensor,
+    names: Sequence[str],
+    overrides: Sequence[BackendOverride | None] | None = None,
+) -> DeviceMesh:
+    """The mesh that contains this rank, of the meshes of ranks `every[0]`, `every[1]`, ..., which have the same dim names. Collective over the
+    world: all ranks make all these meshes."""
+    if every.size(0) == 1:
+        return DeviceMesh(device_type, every[0], mesh_dim_names=names, backend_override=overrides)
+    rows = (f"others of {', '.join(names)}", *names)
+    by_row = [None, *overrides] if overrides else None
+    return DeviceMesh(device_type, every, mesh_dim_names=rows, backend_override=by_row)[tuple(names)]
+
+
+@_reading_ranks
+def root_of(mesh: DeviceMesh, others: Iterable[DeviceMesh]) -> DeviceMesh | None:
+    """The mesh that `mesh` and all `others` are slices of, by their names. None if there is none. If one of them is flattened, its dim is a dim of
+    the result.
+
+    A mesh may be a slice of several meshes. Then each of them is tried, in the order in which they were made.
+    """
+    own: DeviceMesh = mesh._get_root_mesh()
+    others = list(others)
+    if all(each is own or each._get_root_mesh() is own for each in others):
+        # As most often: without a look at other meshes.
+        first_dims = {
+            name: dims[0]
+            for each in (mesh, *others)
+            for name, dims in zip(each.mesh_dim_names or (), each._dims, strict=True)
+        }
+        names = own.mesh_dim_names or ()
+        if not others or set(first_dims) <= set(names):
+            return own
+        return own[tuple(sorted(first_dims, key=lambda name: names.index(first_dims[name])))]
+    key = root_key(mesh, [each._key() for each in (mesh, *others)], first=own._key())
+    if key is None or key == own._key():
+        return own if key else None
+    shape, ranks, names = key
+    return DeviceMesh(mesh.device_type, torch.tensor(ranks).view(shape), mesh_dim_names=names)
 
 
 def _check_mesh_arguments(device_type: str, mesh_shape: Sequence[int], names: Sequence[str] | None) -> None:
@@ -559,8 +666,7 @@ def _this_ranks_slice(
     here = [part for part in slices(ranks, root_names, dims) if _is_in_world(device_type, part)]
     if not here:
         return None
-    rows = (f"others of {', '.join(names)}", *names)
-    return DeviceMesh(device_type, torch.stack(here), mesh_dim_names=rows)[names]
+    return mesh_among(device_type, torch.stack(here), names)
 
 
 def _is_in_world(device_type: str, ranks: Ranks) -> bool:

@@ -7,7 +7,16 @@ from torch.utils.checkpoint import checkpoint
 
 import shardwise as sw
 from shardwise.experimental import context_parallel
-from shardwise.experimental._attention import _cp_options, context_parallel_unshard, set_rotate_method
+from shardwise.experimental._attention import (
+    _context_parallel_shard,
+    _ContextParallel,
+    _cp_options,
+    _enable_context_parallel_dispatcher,
+    _HeadTailLoadBalancer,
+    context_parallel_unshard,
+    set_rotate_method,
+)
+from shardwise.parallel import parallelize_module
 from shardwise.testing import run_ranks
 
 
@@ -159,3 +168,61 @@ def test_errors_come_before_any_buffer_changes():
     set_rotate_method("alltoall")
     assert _cp_options.rotate_method == "alltoall"
     set_rotate_method("allgather")
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q, k, v, *, is_causal=True):
+        return scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_attention_modules_by_a_style(is_balanced, is_checkpointed):
+    """As libraries apply it: buffers are sharded by a function, and each attention module has the style."""
+    tensors = inputs(16, 16)
+
+    def body(rank):
+        mesh, attention = mesh_of(4), Attention()
+        _enable_context_parallel_dispatcher()
+        plan = _ContextParallel(seq_dim=2, attention_type=_ContextParallel.AttentionType.SDPA)
+        parallelize_module(module=attention, device_mesh=mesh, parallelize_plan=plan)
+        balancer = _HeadTailLoadBalancer(16, 4, "cpu") if is_balanced else None
+        leaves = _context_parallel_shard(mesh=mesh, buffers=tensors, seq_dims=(2, 2, 2), load_balancer=balancer)
+        for leaf in leaves:
+            leaf.requires_grad_()
+        out = checkpoint(attention, *leaves, use_reentrant=False) if is_checkpointed else attention(*leaves)
+        out.sin().sum().backward()
+        with pytest.raises(IndexError):
+            attention(torch.ones(1), leaves[1], leaves[2])
+        assert scaled_dot_product_attention(*leaves, enable_gqa=True).shape == out.shape  # of these positions alone
+        return context_parallel_unshard(mesh, [out, *(leaf.grad for leaf in leaves)], [2, 2, 2, 2])
+
+    for results in run_ranks(4, body):
+        torch.testing.assert_close(results, dense(tensors, is_causal=True))
+
+
+def test_what_a_style_of_attention_lacks():
+    class Other:
+        pass
+
+    def body(rank):
+        mesh, x = mesh_of(2), torch.ones(6)
+        for kind, words, call in (
+            (
+                NotImplementedError,
+                "flex_attention is computed on whole",
+                lambda: _ContextParallel(2, _ContextParallel.AttentionType.FLEX),
+            ),
+            (NotImplementedError, "Use seq_dim=2", lambda: _ContextParallel(1, _ContextParallel.AttentionType.SDPA)),
+            (NotImplementedError, "balanced by Other", lambda: _context_parallel_shard(mesh, [x], [0], Other())),
+            (NotImplementedError, "a Other cannot be sharded", lambda: _context_parallel_shard(mesh, [Other()], [0])),
+            (
+                ValueError,
+                "6 positions do not divide into 4",
+                lambda: _context_parallel_shard(mesh, [x], [0], _HeadTailLoadBalancer(6, 2, "cpu")),
+            ),
+            (ValueError, "same number of elements", lambda: _context_parallel_shard(mesh, [x], [0, 0])),
+        ):
+            with pytest.raises(kind, match=words):
+                call()
+
+    run_ranks(2, body)

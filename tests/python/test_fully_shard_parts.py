@@ -1,6 +1,7 @@
 """Which parts of parameters fully_shard gives ranks: slices that are kept among fewer ranks, other dims, given sizes."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -186,6 +187,44 @@ class Mixture(nn.Module):
         order = ids.argsort(stable=True)
         rows = self.experts(x[order], ids.bincount(minlength=self.router.out_features))
         return self.out(torch.zeros_like(x).index_add(0, order, rows) * weights[:, None])
+
+
+@pytest.mark.parametrize("shared", ["dp", "tp"])
+def test_a_slice_that_is_shared_between_meshes(shared):
+    """The slice's first root lacks the parameter's dim, or the other way round; the data's dim may have one rank."""
+
+    def body(rank):
+        sizes = (1, 4) if shared == "dp" else (2, 2)
+        first = sw.init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "x") if shared == "dp" else ("x", "tp"))
+        mesh = sw.init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
+        assert first[shared] == mesh[shared] and mesh[shared]._get_root_mesh() == first
+        model = seeded(lambda: nn.Linear(8, 12))
+        dense = copy.deepcopy(model)
+        parallelize_module(model, mesh["tp"], ColwiseParallel(use_local_output=False))
+        fully_shard(model, mesh=mesh["dp"])
+        assert model.weight.device_mesh == mesh
+        model(X).full_tensor().sum().backward()
+        dense(X).sum().backward()
+        torch.testing.assert_close(model.weight.grad.full_tensor(), dense.weight.grad)
+
+    run_ranks(4, body)
+
+
+@pytest.mark.parametrize("names", [("pp", "dp", "cp", "tp"), ("tp", "dp", "cp", "pp")])
+def test_a_flattened_mesh_beside_tensor_parallelism(names):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", [1 if name == "pp" else 2 for name in names], mesh_dim_names=names)
+        model = seeded(lambda: nn.Linear(8, 12))
+        dense = copy.deepcopy(model)
+        parallelize_module(model, mesh["tp"], ColwiseParallel(use_local_output=False))
+        fully_shard(model, mesh=mesh["dp", "cp"]._flatten("all"))
+        assert model.weight.device_mesh.mesh_dim_names == (("all", "tp") if names[0] == "pp" else ("tp", "all"))
+        model(X).full_tensor().sum().backward()
+        dense(X).sum().backward()
+        torch.testing.assert_close(model.weight.grad.full_tensor(), dense.weight.grad)
+        assert pickle.loads(pickle.dumps(model.weight.device_mesh)) == model.weight.device_mesh
+
+    run_ranks(8, body)
 
 
 @pytest.mark.parametrize("n_experts", [4, 3])

@@ -138,6 +138,39 @@ def test_a_slice_that_fully_shard_made_is_pickled_with_its_root():
     run_ranks(8, loaded)
 
 
+def test_unflattened_meshes_have_slices_in_common():
+    def body(rank):
+        world = sw.init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
+        dense = world._unflatten(0, (1, 4, 2), ("pp", "dp", "tp"), {"pp": "fake"})
+        sparse = world._unflatten("world", (2, 2, 2), ("dp", "ep", "tp"))
+        assert dense.mesh.tolist() == [[[0, 1], [2, 3], [4, 5], [6, 7]]] and isinstance(dense, sw.DeviceMesh)
+        assert dense["tp"] == sparse["tp"] and dense["tp"].mesh.tolist() == [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert sparse["dp"] != dense["dp"] and sparse["dp"].mesh.tolist() == [rank % 4, rank % 4 + 4]
+        assert sw.DeviceMesh._concatenate([sparse["ep"], sparse["tp"]]) == sparse["ep", "tp"]
+        assert sw.DeviceMesh._concatenate([sparse["tp"], dense["dp"]]) == dense["tp", "dp"]
+        with pytest.raises(RuntimeError, match="not slices of one mesh along different dims"):
+            sw.DeviceMesh._concatenate([sparse["ep"], dense["dp"]])
+        halves = dense["dp"]._unflatten(0, (2, 2), ("outer", "inner"))  # of a slice, which differs between ranks
+        assert halves.mesh.tolist() == [[rank % 2, rank % 2 + 2], [rank % 2 + 4, rank % 2 + 6]]
+        flat = dense["dp", "tp"]._flatten("all")._unflatten("all", (2, 4), ("a", "b"))
+        assert flat["b"].mesh.tolist() == list(range(rank // 4 * 4, rank // 4 * 4 + 4))
+        for mesh in (dense["dp"], sparse["ep", "tp"], halves, halves["inner"], flat["a"]):
+            x = torch.arange(float(mesh.size()))
+            assert torch.equal(sw.distribute_tensor(x, mesh, [sw.Shard(0)] * mesh.ndim).full_tensor(), x)
+            assert pickle.loads(pickle.dumps(mesh)) == mesh
+        for kind, words, call in (
+            (ValueError, "there is no dim 'cp'", lambda: world._unflatten("cp", (8,), ("a",))),
+            (ValueError, "there is no dim 1", lambda: world._unflatten(1, (8,), ("a",))),
+            (ValueError, r"the sizes \[3, 2\] have the product 6", lambda: world._unflatten(0, (3, 2), ("a", "b"))),
+            (RuntimeError, "should have same length", lambda: world._unflatten(0, (4, 2), ("a",))),
+            (RuntimeError, "at most once", lambda: world._unflatten(0, (4, 2), ("a", "b"), {"c": "gloo"})),
+        ):
+            with pytest.raises(kind, match=words):
+                call()
+
+    run_ranks(8, body)
+
+
 def test_a_mesh_made_twice_knows_its_flattened_dims_by_both_objects():
     def body(rank):
         first, second = (sw.init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("pp", "dp", "tp")) for _ in range(2))

@@ -15,6 +15,7 @@ def expect_part(part, n_ranks):
     [
         "torchs_own",
         "slices",
+        "unflattened",
         "lone_groups",
         "all_ranks_make_groups",
         "given_groups",

@@ -110,5 +110,6 @@ def test_nf4_weights():
     run_ranks(2, body)
 
 
-def test_optimizer_states_of_8_bits(tmp_path):
-    expect_all_well("torchao_program.py", 2, "optimizer", tmp_path, timeout=600)
+@pytest.mark.parametrize("part", ["optimizer", "float8_styles", "adapters_of_nf4"])
+def test_training_on_processes(part, tmp_path):
+    expect_all_well("torchao_program.py", 2, part, tmp_path, timeout=600)

@@ -98,6 +98,29 @@ def slices():
         works(mesh)
 
 
+def unflattened():
+    """Meshes with dims in place of one dim: ours, and torch's, whose slices other ranks know only by the mesh that they are of."""
+    rank = dist.get_rank()
+    ours = sw.init_device_mesh("cpu", (4,), mesh_dim_names=("world",))
+    theirs = torch_init_device_mesh("cpu", (4,), mesh_dim_names=("world",))
+    for world in (ours, theirs):
+        grid = world._unflatten(0, (2, 1, 2), ("a", "b", "c"), backend_override={"b": "fake"})
+        swapped = world._unflatten(0, (1, 2, 2), ("b", "c", "a"))
+        for mesh in (grid["a"], swapped["c"], swapped["a"], grid["c"], grid["b"], grid["a", "c"], grid, swapped):
+            works(mesh)
+            assert sw.zeros(4, device_mesh=mesh).device_mesh.mesh.tolist() == mesh.mesh.tolist()
+    assert isinstance(ours._unflatten(0, (2, 2), ("a", "c")), sw.DeviceMesh)
+    own = ours._unflatten(0, (2, 2), ("a", "c"), backend_override={"c": "gloo"})
+    works(own)
+    works(own["c"])
+    total = torch.tensor([rank])
+    dist.all_reduce(total, group=own.get_group("c"))
+    assert total.item() == rank // 2 * 4 + 1
+    split = own._unflatten("c", (2, 1), ("d", "e"))
+    assert split.get_group("d") is own.get_group("c") and split.mesh.tolist() == [[[0], [1]], [[2], [3]]]
+    works(split)
+
+
 def given_groups():
     """Meshes over groups that are there already, or are made in a way of their own."""
     rank = dist.get_rank()

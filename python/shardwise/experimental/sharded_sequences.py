@@ -1,6 +1,6 @@
 """Computes models on long sequences; each rank has some positions of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -59,7 +59,7 @@ def context_parallel(
     mesh = mesh_or_current(mesh)
     buffers, dims = buffers or [], buffer_seq_dims or []
     kept = no_restore_buffers or set()
-    _check(mesh, buffers, dims, kept)
+    check_buffers(mesh, buffers, dims, kept)
     rank = mesh.get_local_rank()
     splits = [_split(buffer.size(dim), mesh) for buffer, dim in zip(buffers, dims, strict=True)]
     _check_told_apart(splits, mesh.size())
@@ -80,7 +80,7 @@ def context_parallel(
 def context_parallel_unshard(mesh: DeviceMesh, buffers: list[torch.Tensor], seq_dims: list[int]) -> list[torch.Tensor]:
     """Gathers whole tensors from the ranks' positions: plain tensors, equal on all ranks, with positions in order. Collective over the mesh."""
     mesh = mesh_or_current(mesh)
-    _check(mesh, buffers, seq_dims, set())
+    check_buffers(mesh, buffers, seq_dims)
     if not buffers:
         return []
     own = torch.tensor(
@@ -104,7 +104,10 @@ def _split(length: int, mesh: DeviceMesh) -> SequenceSplit:
     return SequenceSplit(length, mesh.size(), options.enable_load_balance)
 
 
-def _check(mesh: DeviceMesh, buffers: Sequence[torch.Tensor], dims: Sequence[int], kept: set[torch.Tensor]) -> None:
+def check_buffers(
+    mesh: DeviceMesh, buffers: Sequence[torch.Tensor], dims: Sequence[int], kept: Collection[torch.Tensor] = ()
+) -> None:
+    """Raises ValueError if buffers and dims do not fit each other, or `kept` has other tensors than `buffers`."""
     if mesh.ndim != 1:
         raise ValueError(
             f"[context_parallel] the mesh {mesh} has {mesh.ndim} dims. Pass the one to shard sequences over."

@@ -28,6 +28,22 @@ CASES = [
     case("a device with an index, by init_device_mesh", 'sw.init_device_mesh("cuda:0", (1,))', RuntimeError),
     case("flattening a mesh without names", 'sw.DeviceMesh("cpu", [[0, 1]])._flatten()', RuntimeError),
     case("flattening by a name that is taken", 'grid._flatten("dp")', ValueError),
+    case("unflattening a dim that does not exist", 'grid._unflatten("pp", (2, 1), ("a", "b"))', ValueError),
+    case("unflattening into other sizes", 'grid._unflatten("dp", (3, 1), ("a", "b"))', ValueError),
+    case("unflattening without a name for each size", 'grid._unflatten("dp", (2, 1), ("a",))', RuntimeError),
+    case(
+        "unflattening a mesh without names",
+        'sw.DeviceMesh("cpu", [[0, 1]])._unflatten(1, (2, 1), ("a", "b"))',
+        RuntimeError,
+    ),
+    case(
+        "joining slices of different meshes",
+        """
+        other = sw.init_device_mesh("cpu", (1, 2), mesh_dim_names=("pp", "cp"))
+        sw.DeviceMesh._concatenate([grid["dp"], other["cp"]])
+        """,
+        RuntimeError,
+    ),
     case(
         "overrides for another number of dims",
         'sw.init_device_mesh("cpu", (2,), backend_override={3: "gloo"})',

@@ -76,6 +76,48 @@ CASES = [
     ),
     case("a DTensor on another mesh", 'parallel.mp_reduce(d, sw.DeviceMesh("cpu", [1, 0]))', ValueError),
     case(
+        "context parallelism of flex_attention",
+        """
+        from shardwise.experimental._attention import _ContextParallel
+        _ContextParallel(seq_dim=2, attention_type=_ContextParallel.AttentionType.FLEX)
+        """,
+        NotImplementedError,
+    ),
+    case(
+        "context parallelism along another dim",
+        """
+        from shardwise.experimental._attention import _ContextParallel
+        _ContextParallel(seq_dim=1, attention_type=_ContextParallel.AttentionType.SDPA)
+        """,
+        NotImplementedError,
+    ),
+    case(
+        "an unknown balancer of positions",
+        """
+        from shardwise.experimental._attention import _context_parallel_shard
+        _context_parallel_shard(mesh, [torch.ones(4)], [0], load_balancer=object())
+        """,
+        NotImplementedError,
+    ),
+    case(
+        "a mask of flex_attention that is to be sharded",
+        """
+        from torch.nn.attention.flex_attention import create_block_mask
+        from shardwise.experimental._attention import _context_parallel_shard
+        mask = create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 128, 128, device="cpu")
+        _context_parallel_shard(mesh, [mask], [2])
+        """,
+        NotImplementedError,
+    ),
+    case(
+        "positions that do not divide",
+        """
+        from shardwise.experimental._attention import _context_parallel_shard
+        _context_parallel_shard(mesh, [torch.ones(5)], [0])
+        """,
+        ValueError,
+    ),
+    case(
         "causal attention with a mask",
         """
         q = torch.ones(1, 2, 4, 8)
