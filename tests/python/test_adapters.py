@@ -58,7 +58,7 @@ def test_adapters_of_a_sharded_model(way):
         "down.lora_A.default.weight": (3, 10), "down.lora_B.default.weight": (6, 3),
     }.items()}  # fmt: skip
     dense = adapted(copy.deepcopy(block), adapters)
-    expected = dense(x).square().sum()
+    expected = dense(x).square().mean()
     expected.backward()
 
     def check(rank):
@@ -67,14 +67,14 @@ def test_adapters_of_a_sharded_model(way):
             model = adapted(parallelize_module(copy.deepcopy(block), mesh, PLAN), adapters)
             parallelize_module(model, mesh, plan_of_adapters())
         else:
-            model = sw.distribute_module(adapted(sw.distribute_module(copy.deepcopy(block), mesh, rows), adapters))
-        loss = model(x).square().sum()
+            model = adapted(sw.distribute_module(copy.deepcopy(block), mesh, rows), adapters)
+        loss = model(x).square().mean()
         torch.testing.assert_close(whole(loss), expected.detach())
         loss.backward()
         for (name, parameter), reference in zip(model.named_parameters(), dense.parameters(), strict=True):
             assert (parameter.grad is None) == (reference.grad is None), name
             if parameter.grad is not None:
-                torch.testing.assert_close(whole(parameter.grad), reference.grad)
+                torch.testing.assert_close(whole(parameter.grad), reference.grad, rtol=1e-4, atol=1e-5)
 
     run_ranks(3, check)
 

@@ -97,7 +97,6 @@ OWN = {
     "focalnet": {"embed_dim": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "focal_levels": [1, 1], "focal_windows": [3, 3]},
     "poolformer": {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]},
     "pvt": {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 2, 4], "image_size": 64},
-    "pvt_v2": {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 2, 4]},
     "segformer": {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 2, 4], "decoder_hidden_size": 16},
     "mobilevit": {"hidden_sizes": [8, 16, 24], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 32], "num_attention_heads": 2, "image_size": 64},
     "efficientnet": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 32},

@@ -27,7 +27,7 @@ import tiny  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 import transformers.distributed  # noqa: E402
-import transformers.models.llama.modeling_llama  # noqa: E402, F401  imported once, before the forks
+import transformers.models.llama.modeling_llama  # noqa: E402  imported once, before the forks
 import ways  # noqa: E402
 from known import EQUAL, LEFT_OUT, NO_PLAN, expected_failure  # noqa: E402
 
