@@ -30,7 +30,8 @@ Image and audio models get pictures or sounds. Models of pictures and text get t
 | model_type | class | sharded | fully_shard | tp_plan |
 |---|---|---|---|---|
 """
-WORDS = {EQUAL: "equal", NO_PLAN: "-"}
+NOT_RUN = "not run"
+WORDS = {EQUAL: "equal", NO_PLAN: "-", NOT_RUN: NOT_RUN}
 
 
 def write(results: Sequence[Any], file: Path) -> None:
@@ -41,7 +42,7 @@ def write(results: Sequence[Any], file: Path) -> None:
     for result in judged:
         name, cells = result.architecture.name, []
         for way in ("sharded", "fully_shard", "tp_plan"):
-            text = result.outcomes[way]
+            text = result.outcomes.get(way, NOT_RUN)
             if text not in WORDS:
                 reason = expected_failure(name, way) or "not expected"
                 notes.setdefault(reason, []).append(name)
@@ -65,9 +66,10 @@ def write(results: Sequence[Any], file: Path) -> None:
 
 def sums_of(judged: Sequence[Any]) -> str:
     equal = {
-        way: sum(result.outcomes[way] == EQUAL for result in judged) for way in ("sharded", "fully_shard", "tp_plan")
+        way: sum(result.outcomes.get(way) == EQUAL for result in judged)
+        for way in ("sharded", "fully_shard", "tp_plan")
     }
-    plans = sum(result.outcomes["tp_plan"] != NO_PLAN for result in judged)
+    plans = sum(result.outcomes.get("tp_plan", NO_PLAN) != NO_PLAN for result in judged)
     return (
         f"Equal are {equal['sharded']} of {len(judged)} models sharded, {equal['fully_shard']} of {len(judged)} under fully_shard, and "
         f"{equal['tp_plan']} of {plans} by their plan."
