@@ -1,11 +1,10 @@
 """The page of the zoo's results, docs/model_zoo.md."""
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
 from known import EQUAL, NO_PLAN, expected_failure
 
 HEAD = """# Which models of transformers run
@@ -49,8 +48,8 @@ def write(results: Sequence[Any], file: Path) -> None:
             cells.append(WORDS.get(text, "fails"))
         rows.append(f"| {name} | {result.architecture.class_name} | {' | '.join(cells)} |\n")
     head = HEAD.format(
-        transformers=transformers.__version__,
-        torch=torch.__version__.partition("+")[0],
+        transformers=version("transformers"),
+        torch=version("torch").partition("+")[0],
         n_models=len(judged),
         n_architectures=len(results),
         sums=sums_of(judged),
@@ -70,7 +69,9 @@ def sums_of(judged: Sequence[Any]) -> str:
         for way in ("sharded", "fully_shard", "tp_plan")
     }
     plans = sum(result.outcomes.get("tp_plan", NO_PLAN) != NO_PLAN for result in judged)
+    late = sum("tp_plan" not in result.outcomes for result in judged)
     return (
-        f"Equal are {equal['sharded']} of {len(judged)} models sharded, {equal['fully_shard']} of {len(judged)} under fully_shard, and "
-        f"{equal['tp_plan']} of {plans} by their plan."
+        f"Loss and gradients are equal for {equal['sharded']} of {len(judged)} models that are sharded, for {equal['fully_shard']} of "
+        f"{len(judged)} under fully_shard,\nand for {equal['tp_plan']} of {plans} plans."
+        + (f" {late} models have not been run by a plan yet." if late else "")
     )
