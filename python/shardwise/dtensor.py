@@ -111,10 +111,15 @@ class DTensor(torch.Tensor):
         return f"DTensor({local}, device_mesh={self.device_mesh}, placements={self.placements})"
 
     def __format__(self, format_spec: str) -> str:
-        """Formats the value of a 0-dim tensor if `format_spec` is not empty, which is collective over the mesh. In all other cases, formats
-        the repr."""
-        is_value = format_spec and self.dim() == 0
-        return format(self.item(), format_spec) if is_value else object.__format__(self, format_spec)
+        """Formats the value of a 0-dim tensor. With a `format_spec` this is collective over the mesh. Without one nothing is sent: the result is
+        the repr, unless the tensor is replicated. Other tensors give their repr."""
+        if self.dim() == 0 and format_spec:
+            return format(self.item(), format_spec)
+        if self.dim() == 0 and all(placement.is_replicate() for placement in self.placements):
+            pieces = [] if _C.is_stale(self) else _C.detached_pieces(self, "format")
+            if len(pieces) == 1 and type(pieces[0]) is torch.Tensor:
+                return format(pieces[0], format_spec)
+        return object.__format__(self, format_spec)
 
     @_reader
     def data_ptr(self) -> int:

@@ -277,3 +277,19 @@ def test_a_backward_reduces_the_gradient_of_a_layer_s_input_once(records):
         torch.testing.assert_close(own.grad.detach().full_tensor(), expected)
 
     run_ranks(2, body)
+
+
+def test_a_replicated_value_in_a_text_is_its_number():
+    """As in transformers' Switch Transformers, which names an expert by an index: f"expert_{index}"."""
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        indices = sw.distribute_tensor(torch.tensor([3, 1]), mesh)
+        with CommDebugMode() as sent:
+            assert f"expert_{indices[0]}" == "expert_3"
+            terms = sw.DTensor.from_local(torch.tensor(1.5), mesh, [sw.Partial()])
+            assert f"{terms}" == repr(terms) and f"{indices}" == repr(indices)
+        assert sent.get_total_counts() == 0
+        assert f"{terms:.1f}" == "3.0"  # collective
+
+    run_ranks(2, body)

@@ -116,6 +116,30 @@ MODELS = {
 }
 
 
+def gpt2_of_the_published_vocabulary():
+    config = transformers.GPT2Config(vocab_size=50257, n_embd=16, n_layer=1, n_head=4, n_positions=8, bos_token_id=0)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def gpt2_placement(path):
+    """4 ranks do not divide 50,257 rows. Conv1D holds the transpose of a linear layer's weight."""
+    dims = {r"wte\.weight": 0, r"(c_attn|c_fc)\.weight": 1, r"c_proj\.weight": 0, r"(c_attn|c_fc)\.bias": 0}
+    return next((Shard(dim) for ends, dim in dims.items() if re.search(rf"{ends}$", path)), Replicate())
+
+
+def llama_of_six_heads():
+    config = transformers.LlamaConfig(**{**SMALL, "num_attention_heads": 6}, num_key_value_heads=2, head_dim=8)
+    return transformers.LlamaForCausalLM(config)
+
+
+def own_plan_placement(path):
+    """The placements of transformers' own plan for a Llama, applied by distribute_module."""
+    plan = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).tp_plan
+    style = plan.get(re.sub(r"\.\d+\.", ".*.", path.removesuffix(".weight")))
+    dim = {"colwise": 0, "colwise_gather_output": 0, "embedding_rowwise": 0, "rowwise": 1}.get(style)
+    return Replicate() if dim is None else Shard(dim)
+
+
 def result(model, given, name):
     torch.manual_seed(0)
     out = getattr(
@@ -150,6 +174,38 @@ def test_a_model_of_plain_ids_is_dense(make, given, name):
                 )
 
     run_ranks(2, check)
+
+
+@pytest.mark.parametrize(
+    ("make", "placement"),
+    [(llama_of_six_heads, own_plan_placement), (gpt2_of_the_published_vocabulary, gpt2_placement)],
+    ids=["6 heads and 2 of keys", "GPT-2's 50,257 ids"],
+)
+def test_ranks_that_divide_neither_heads_nor_ids(make, placement):
+    """On 4 ranks. torch's styles refuse these: local attention would get 1.5 heads."""
+    torch.manual_seed(0)
+    dense = make().eval()
+    kept = copy.deepcopy(dense)
+    given = {**TEXT, "labels": IDS}
+    expected = result(dense, given, "loss")
+    expected.backward()
+
+    def check(rank):
+        model = distributed(copy.deepcopy(kept), sw.init_device_mesh("cpu", (4,)), lambda path: [placement(path)])
+        assert sum(parameter.placements != (Replicate(),) for parameter in model.parameters()) >= 5
+        loss = result(model, given, "loss")
+        torch.testing.assert_close(loss.full_tensor(), expected.detach(), rtol=1e-4, atol=1e-5)
+        loss.backward()
+        for (path, parameter), reference in zip(model.named_parameters(), dense.parameters(), strict=True):
+            torch.testing.assert_close(
+                parameter.grad.full_tensor(),
+                reference.grad,
+                rtol=1e-3,
+                atol=1e-5,
+                msg=lambda text, at=path: f"{at}: {text}",
+            )
+
+    run_ranks(4, check)
 
 
 GENERATING = {
