@@ -1,6 +1,8 @@
-"""A function of torch.distributed.tensor._utils that other libraries call."""
+"""Functions of torch.distributed.tensor._utils that other libraries call."""
 
 from collections.abc import Sequence
+
+import torch
 
 from shardwise._C import Layout
 from shardwise.device_mesh import DeviceMesh
@@ -23,3 +25,23 @@ def compute_local_shape_and_global_offset(
         )
     offsets, sizes = boxes[0]
     return tuple(sizes), tuple(offsets)
+
+
+def compute_global_tensor_info(
+    tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[list[int], list[int]]:
+    """The sizes and strides of the whole tensor if each rank has a piece like `tensor`. Raises RuntimeError for placements other than Shard
+    without sizes, Replicate and Partial.
+    """
+    sizes, strides = list(tensor.shape), list(tensor.stride())
+    for mesh_dim, placement in enumerate(placements):
+        if type(placement).__name__ == "Shard" and getattr(placement, "sizes", None) is None:
+            n_ranks, dim = mesh.size(mesh_dim), placement.dim  # type: ignore[attr-defined]
+            sizes[dim] *= n_ranks
+            outside = [each != dim % tensor.ndim and strides[each] >= strides[dim] for each in range(tensor.ndim)]
+            strides = [stride * n_ranks if grows else stride for stride, grows in zip(strides, outside, strict=True)]
+        elif not placement.is_replicate() and not placement.is_partial():
+            raise RuntimeError(
+                f"[compute_global_tensor_info] {placement} may have pieces of different sizes. Ask Layout(shape, mesh, placements)."
+            )
+    return sizes, strides
