@@ -53,6 +53,7 @@ from shardwise._C import (
     redistribution_counters,
     register_rule,
 )
+from shardwise._class_texts import give_texts_a_hash
 from shardwise._handed_over import hand_over
 from shardwise.debug import CommDebugMode, explain, profile, step_report, visualize_mesh, visualize_sharding
 from shardwise.device_mesh import DeviceMesh, init_device_mesh, rebuild_mesh, rebuild_related, rebuild_slice
@@ -100,6 +101,7 @@ torch.serialization.add_safe_globals(
         rebuild_slice,
     ]
 )
+give_texts_a_hash()
 hand_over()
 atexit.register(_C.forget_world)  # runs after the exit handlers that the program registers later; needs no world
 watch_if_asked()

@@ -1,7 +1,9 @@
-"""A function of torch.distributed.tensor._utils that other libraries call."""
+"""Functions of torch.distributed.tensor._utils that other libraries call."""
 
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from shardwise._C import Layout
 from shardwise.device_mesh import DeviceMesh
@@ -40,3 +42,23 @@ def _of_strided(
     begin = boxes[0][0][dim] if boxes else offsets[dim] + sizes[dim]
     extent = sum(size[dim] for _, size in boxes)
     return (*sizes[:dim], extent, *sizes[dim + 1 :]), (*offsets[:dim], begin, *offsets[dim + 1 :])
+
+
+def compute_global_tensor_info(
+    tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[list[int], list[int]]:
+    """The sizes and strides of the whole tensor if each rank has a piece like `tensor`. Raises RuntimeError for placements other than Shard
+    without sizes, Replicate and Partial.
+    """
+    sizes, strides = list(tensor.shape), list(tensor.stride())
+    for mesh_dim, placement in enumerate(placements):
+        if type(placement).__name__ == "Shard" and getattr(placement, "sizes", None) is None:
+            n_ranks, dim = mesh.size(mesh_dim), placement.dim  # type: ignore[attr-defined]
+            sizes[dim] *= n_ranks
+            outside = [each != dim % tensor.ndim and strides[each] >= strides[dim] for each in range(tensor.ndim)]
+            strides = [stride * n_ranks if grows else stride for stride, grows in zip(strides, outside, strict=True)]
+        elif not placement.is_replicate() and not placement.is_partial():
+            raise RuntimeError(
+                f"[compute_global_tensor_info] {placement} may have pieces of different sizes. Ask Layout(shape, mesh, placements)."
+            )
+    return sizes, strides

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import shardwise as sw
-from shardwise import Partial, Replicate, Shard
+from shardwise import BlockShard, Partial, RaggedShard, Replicate, Shard
 from shardwise._dtensor_spec import DTensorSpec, TensorMeta
-from shardwise._utils import compute_local_shape_and_global_offset
+from shardwise._utils import compute_global_tensor_info, compute_local_shape_and_global_offset
 from shardwise.testing import run_ranks
 
 
@@ -156,5 +156,20 @@ def test_where_this_ranks_piece_lies(placements):
         outside = sw.DeviceMesh("cpu", [0, 1])
         expected = ((0,), ()) if rank > 1 else ((5,), (0,))
         assert compute_local_shape_and_global_offset([5], outside, [Replicate()]) == expected
+
+    run_ranks(4, body)
+
+
+def test_a_whole_tensor_is_known_from_one_piece():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2))
+        piece = torch.ones(3, 5).t()
+        assert compute_global_tensor_info(piece, mesh, [Replicate(), Partial()]) == ([5, 3], [1, 5])
+        for dim in (0, -2):
+            assert compute_global_tensor_info(piece, mesh, [Shard(dim), Replicate()]) == ([10, 3], [1, 10])
+        assert compute_global_tensor_info(piece, mesh, [Shard(1), Shard(0)]) == ([10, 6], [1, 10])
+        for uneven in (RaggedShard((0,), (1, 2)), Shard(0, sizes=[5, 2]), BlockShard(0, 5)):
+            with pytest.raises(RuntimeError, match="pieces of different sizes"):
+                compute_global_tensor_info(piece, mesh, [uneven, Replicate()])
 
     run_ranks(4, body)

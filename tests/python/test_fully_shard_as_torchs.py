@@ -310,6 +310,7 @@ def test_settings_without_an_effect():
             model.set_separate_reduce_scatter_group(False, recurse=False)
             model.set_reduce_scatter_max_input_buffers(2)
             model.set_allocate_memory_from_process_group_for_comm(True)
+            model._set_unshard_async_op(True)
             model.set_post_optim_event(torch.Event("cpu"))
             model.set_post_optim_event(None)
         train(model, part)

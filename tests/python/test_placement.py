@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import pprint
 
 import pytest
 import torch
@@ -163,3 +164,7 @@ def test_graphs_name_placements_in_code():
     for placement in (*kinds, *(Partial(op) for op in ("sum", "avg", "max", "min", "product"))):
         text, names = placement.__fx_repr__()
         assert eval(text, dict(names)) == placement
+
+
+def test_pprint_breaks_the_lines_of_placements():
+    assert pprint.pformat([Shard(0), Shard(1)], width=5) == "[Shard(0),\n Shard(1)]"

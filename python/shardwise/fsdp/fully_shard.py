@@ -57,10 +57,11 @@ def fully_shard(
     A module without parameters becomes an FSDPModule that gathers nothing. fully_shard.state(module) is an object that stands for the group of
     a module, the same for all modules of one call, or None if the module is not fully sharded.
 
-    Raises on all ranks before anything is sharded: ValueError for a module that is fully sharded already, an inner module after the outer
-    one, parameters that other groups share, a mesh of more than two dims, one without a common root with a parameter's mesh, and a
-    `reshard_after_forward` that is no bool or divisor of the number of ranks; IndexError for a Shard of a dim that a parameter does not have;
-    TypeError for other arguments of other types, and for a parameter of a class without these two methods.
+    Raises on all ranks before anything is sharded: AssertionError for a module that is fully sharded already; ValueError for an inner module
+    after the outer one, parameters that other groups share, a mesh of more than two dims, one without a common root with a parameter's mesh,
+    a `reshard_after_forward` that is no bool or divisor of the number of ranks, and a result of `shard_placement_fn` that is no placement;
+    IndexError for a Shard of a dim that a parameter does not have; TypeError for other arguments of other types, and for a parameter of a
+    class without these two methods.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1))
     >>> first = sw.fsdp.fully_shard(model[0], mesh=mesh)
@@ -80,7 +81,7 @@ def fully_shard(
                 "the modules in it."
             )
         if unit_of(each) is not None:
-            raise ValueError(
+            raise AssertionError(  # as torch's
                 f"[fully_shard] {type(each).__name__} is fully sharded already. Call fully_shard once per module."
             )
     found = _parameters(modules, ignored_params or set())
@@ -129,7 +130,7 @@ def _along(name: str, places: Places, shard_placement_fn: Callable[[Any], Any] |
     (module, key), *_ = places
     placement = None if shard_placement_fn is None else shard_placement_fn(module._parameters[key])
     if placement is not None and not hasattr(placement, "is_shard"):  # our placements and torch's have it
-        raise TypeError(
+        raise ValueError(
             f"[fully_shard] shard_placement_fn returned {type(placement).__name__} for {name}. Return Shard(dim), or None for Shard(0); for "
             "another mesh call fully_shard on the module that has the parameter."
         )

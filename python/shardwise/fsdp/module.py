@@ -50,7 +50,7 @@ class FSDPModule:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise TypeError(
+        raise AssertionError(  # as torch's
             f"[fully_shard] {type(self).__name__} cannot be copied: hooks and buffers of messages belong to one module. Make the copy "
             "before fully_shard(), or copy its state_dict()."
         )
@@ -198,6 +198,9 @@ class FSDPModule:
 
     def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
         """Has no effect: gradients are always summed, and then divided."""
+
+    def _set_unshard_async_op(self, async_op: bool) -> None:
+        """Has no effect: it chooses the stream whose memory torch's all-gathers use, and the exchange has no such streams."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Also clears the gradients of parts that whole parameters stand for until the backward."""
