@@ -77,6 +77,10 @@ std::vector<Box> strided_boxes(const Box& whole, const Placement& strided, int64
     boxes.back().set_interval(dim, {begin, own.end});
     end = own.end;
   }
+  if (boxes.empty()) {
+    boxes.push_back(whole);
+    boxes.back().set_interval(dim, {range.end, range.end});
+  }
   return boxes;
 }
 

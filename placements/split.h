@@ -34,7 +34,7 @@ OuterPiece split_at(const OuterPiece& outer, const Placement& shard, int64_t n_p
 std::vector<Interval> split_each(c10::ArrayRef<Interval> outer, const Placement& shard, int64_t n_parts);
 
 /// The boxes of a strided Shard at `coord`, within the box that the Shards leave: one per part of its dim, in order. Empty boxes are left out,
-/// and boxes that adjoin are one. Pre: `strided.strided_dim() >= 0`. Cost: O(its factor).
+/// unless all are empty, and boxes that adjoin are one. Pre: `strided.strided_dim() >= 0`. Cost: O(its factor).
 std::vector<Box> strided_boxes(const Box& whole, const Placement& strided, int64_t n_parts, int64_t coord);
 
 /// The canonical form of `shard` over the pieces `outer`: a plain Shard if its sizes equal torch.chunk's split of every piece, a single row

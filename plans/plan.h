@@ -45,13 +45,14 @@ struct Step {
   enum class Kind : uint8_t {
     kExchange,     // boxes go from ranks that have them to ranks that need them
     kReduce,       // an exchange that combines the boxes from all ranks along `mesh_dim`: Partial -> Shard
-    kAllReduce,    // Partial -> Replicate along `mesh_dim`
+    kAllReduce,    // Partial -> Replicate along `mesh_dim`, or along all mesh dims in one message
     kMakePartial,  // Replicate -> Partial along `mesh_dim`: no message
   };
   Kind kind = Kind::kExchange;
   Layout from;
   Layout to;
-  int mesh_dim = -1;  // the mesh dim that is reduced or made Partial; -1 for an exchange
+  int mesh_dim =
+      -1;  // the mesh dim that is reduced or made Partial; -1 for an exchange, and for an all-reduce over all ranks of the mesh
   Reduce reduce = Reduce::kSum;
   int64_t n_rounds = 1;  // rounds into which each box is split, to keep the memory cap
 
@@ -60,6 +61,8 @@ struct Step {
   /// The terms of several ranks become their reduction.
   bool combines_terms() const { return kind == Kind::kReduce || kind == Kind::kAllReduce; }
   bool makes_terms() const { return kind == Kind::kMakePartial; }
+  /// How many ranks' terms an all-reduce combines.
+  int64_t n_terms() const { return mesh_dim < 0 ? from.grid().size() : from.grid().shape[mesh_dim]; }
   /// Boxes come from all ranks along `m`, and are combined on arrival.
   bool reduces_along(size_t m) const { return kind == Kind::kReduce && static_cast<int>(m) == mesh_dim; }
 };

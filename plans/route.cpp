@@ -169,8 +169,30 @@ class DirectRoute {
   }
 
   void all_reduce(std::vector<size_t>& mesh_dims) {
-    for (const size_t m : mesh_dims) go(m, Placement::replicate());
+    if (is_of_all_ranks(mesh_dims))
+      all_reduce_at_once(mesh_dims);
+    else
+      for (const size_t m : mesh_dims) go(m, Placement::replicate());
     mesh_dims.clear();
+  }
+
+  /// True if the terms of all ranks of the mesh are combined by one reduction.
+  bool is_of_all_ranks(const std::vector<size_t>& mesh_dims) const {
+    int64_t n_ranks = 1;
+    for (const size_t m : mesh_dims) {
+      n_ranks *= now_.grid().shape[m];
+      if (now_.placements()[m].terms() != now_.placements()[mesh_dims[0]].terms()) return false;
+    }
+    return mesh_dims.size() > 1 && n_ranks == now_.grid().size();
+  }
+
+  /// One message less per further mesh dim, and fewer bytes: 2 (n - 1) / n of the tensor for all n ranks.
+  void all_reduce_at_once(const std::vector<size_t>& mesh_dims) {
+    Placements placements = now_.placements().vec();
+    for (const size_t m : mesh_dims) placements[m] = Placement::replicate();
+    steps_.push_back({Step::Kind::kAllReduce, now_, with(now_, std::move(placements)), -1,
+                      now_.placements()[mesh_dims[0]].reduce()});
+    now_ = steps_.back().to;
   }
 
   /// The placements after one exchange: mesh dims that are Partial now stay Partial, and mesh dims that end as Partial are replicated for

@@ -164,11 +164,15 @@ int64_t scaled_up(int64_t n_bytes, int64_t n, int64_t n_ranks) {
 }
 
 RankTraffic all_reduction(const Step& step, int64_t element_bytes, const std::vector<Link>& links, int64_t rank) {
-  const int64_t n = step.from.grid().shape[step.mesh_dim];
+  const int64_t n = step.n_terms();
   RankTraffic result;
   result.received = result.sent = result.bound = 2 * volume(step.from.boxes(rank)) * element_bytes * (n - 1) / n;
   result.n_messages = result.received > 0 ? 2 * (n - 1) : 0;
-  result.seconds = transfer_seconds(link_along(links, step.mesh_dim), result.n_messages, result.received);
+  const auto n_dims = static_cast<int64_t>(step.from.grid().shape.size());
+  for (int64_t m = 0; m < n_dims; ++m)  // a ring over all ranks is as slow as its slowest link
+    if (step.mesh_dim < 0 || step.mesh_dim == m)
+      result.seconds =
+          std::max(result.seconds, transfer_seconds(link_along(links, m), result.n_messages, result.received));
   return result;
 }
 

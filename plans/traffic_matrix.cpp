@@ -12,18 +12,26 @@ namespace shardwise {
 
 namespace {
 
+/// The rank to which `rank`, at `coord`, sends in a ring of the ranks that an all-reduce combines.
+int64_t next_in_ring(const Step& step, int64_t rank, Dims coord) {
+  const RankGrid& grid = step.from.grid();
+  if (step.mesh_dim < 0)
+    return grid.ranks[(std::ranges::find(grid.ranks, rank) - grid.ranks.begin() + 1) % grid.size()];
+  coord[step.mesh_dim] = (coord[step.mesh_dim] + 1) % grid.shape[step.mesh_dim];
+  return grid.rank_at(coord);
+}
+
 /// Calls `use(receiver, box, bytes)` for each box that `rank` sends in `step`, unordered.
 template <class Use>
 void each_sent(const Step& step, int64_t element_bytes, int64_t rank, const Use& use) {
   const auto coord = step.from.grid().coord_of(rank);
   if (!coord || step.makes_terms()) return;
   if (step.kind == Step::Kind::kAllReduce) {
-    const int64_t n = step.from.grid().shape[step.mesh_dim];
-    Dims next = *coord;
-    next[step.mesh_dim] = (next[step.mesh_dim] + 1) % n;
+    const int64_t n = step.n_terms();
+    const int64_t to = next_in_ring(step, rank, *coord);
     for (const Box& box : step.from.boxes(rank)) {
       const int64_t n_bytes = 2 * box.numel() * element_bytes * (n - 1) / n;
-      if (n_bytes > 0) use(step.from.grid().rank_at(next), box, n_bytes);
+      if (n_bytes > 0) use(to, box, n_bytes);
     }
     return;
   }

@@ -39,9 +39,8 @@ def _of_strided(
     dim = placements[mesh_dim].dim % len(shape)
     without = [Replicate() if each == mesh_dim else placement for each, placement in enumerate(placements)]
     ((offsets, sizes),) = Layout(shape, mesh, without).boxes(mesh.get_rank())
-    begin = boxes[0][0][dim] if boxes else offsets[dim] + sizes[dim]
     extent = sum(size[dim] for _, size in boxes)
-    return (*sizes[:dim], extent, *sizes[dim + 1 :]), (*offsets[:dim], begin, *offsets[dim + 1 :])
+    return (*sizes[:dim], extent, *sizes[dim + 1 :]), (*offsets[:dim], boxes[0][0][dim], *offsets[dim + 1 :])
 
 
 def compute_global_tensor_info(

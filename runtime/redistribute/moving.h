@@ -51,7 +51,10 @@ class Moving {
   std::vector<std::unique_ptr<Reduction>> start_in_place();
 
   /// The group of the next step, an all-reduce.
-  const GroupPtr& reducing_group() const { return next().from->mesh()->group(next().step.mesh_dim); }
+  const GroupPtr& reducing_group() const {
+    const DeviceMesh& mesh = *next().from->mesh();
+    return next().step.mesh_dim < 0 ? mesh.group() : mesh.group(next().step.mesh_dim);
+  }
   /// Prepares an all-reduce: each piece's elements in a row, to be reduced in place.
   std::vector<at::Tensor> begin_reduction();
 

@@ -12,8 +12,8 @@ TEST(StridedShardTest, EachPartIsSplitAsTorchChunkSplits) {
   EXPECT_EQ(holdings(Layout({8}, grid({2}), {strided(0, 2)})), "0[0:2] 0[4:6] 1[2:4] 1[6:8]");
   EXPECT_EQ(holdings(Layout({7}, grid({2}), {strided(0, 2)})), "0[0:2] 0[4:6] 1[2:4] 1[6:7]");
   EXPECT_EQ(holdings(Layout({3}, grid({2}), {strided(0, 2)})), "0[0:1] 0[2:3] 1[1:2]");
-  EXPECT_EQ(holdings(Layout({2}, grid({2}), {strided(0, 4)})), "0[0:2]");  // two parts of one index
-  EXPECT_EQ(holdings(Layout({0}, grid({2}), {strided(0, 2)})), "");
+  EXPECT_EQ(holdings(Layout({2}, grid({2}), {strided(0, 4)})), "0[0:2] 1[2:2]");  // two parts of one index
+  EXPECT_EQ(holdings(Layout({0}, grid({2}), {strided(0, 2)})), "0[0:0] 1[0:0]");
   EXPECT_EQ(holdings(Layout({6}, grid({1}), {strided(0, 3)})), "0[0:6]");  // pieces that adjoin are one
 }
 

@@ -109,13 +109,16 @@ def test_placements_that_differ_from_torchs():
     assert Shard(0, sizes=[1, 2]) != torch_dt.Shard(0) and Shard(0) != _StridedShard(0, split_factor=2)
 
 
-def test_torchs_strided_shard_is_accepted_where_it_splits_in_order():
+def test_torchs_strided_shard_is_accepted():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
         tensor = sw.distribute_tensor(torch.ones(4), mesh, [_StridedShard(0, split_factor=1)])
         assert tensor.placements == (Shard(0),)
-        with pytest.raises(ValueError, match=r"no order of the dims .* \[_StridedShard\(0, split_factor=2\)\]"):
-            sw.distribute_tensor(torch.ones(4), mesh, [_StridedShard(0, split_factor=2)])
+        of_halves = sw.distribute_tensor(torch.arange(4), mesh, [_StridedShard(0, split_factor=2)])
+        assert of_halves.placements == (_StridedShard(0, split_factor=2),) and of_halves.to_local().tolist() == [
+            rank,
+            rank + 2,
+        ]
         with pytest.raises(TypeError, match="is no placement"):
             sw.distribute_tensor(torch.ones(4), mesh, [0])
 

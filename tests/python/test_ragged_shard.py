@@ -545,7 +545,7 @@ ERRORS = {
     "twice": (
         lambda: Layout((4,), (2, 2), [RaggedShard((0,), (1, 1)), RaggedShard((0,), (1, 1))]),
         ValueError,
-        "ranges on mesh dims 0 and 1.*a layout can have only one",
+        "several boxes per rank on mesh dims 0 and 1.*a layout can have only one",
     ),
 }
 
@@ -564,7 +564,7 @@ def test_errors_of_local_tensors():
         mesh = sw.init_device_mesh("cpu", (2,))
         with pytest.raises(ValueError, match=r"Give shape= of the whole"):
             sw.DTensor.from_local(torch.ones(6), mesh, ragged)
-        with pytest.raises(ValueError, match=r"piece of shape \[5\], but .* range of shape \[6\]"):
+        with pytest.raises(ValueError, match=r"piece of shape \[5\], but .* part of shape \[6\]"):
             sw.DTensor.from_local(torch.ones(5), mesh, ragged, shape=(3, 4))
         with pytest.raises(ValueError, match=r"piece of shape \[2, 3\]"):
             sw.DTensor.from_local(torch.ones(2, 3), mesh, ragged, shape=(3, 4))
