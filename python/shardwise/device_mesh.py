@@ -58,9 +58,10 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
 
     `mesh`: global ranks in any order (nested lists or an integer tensor); shards are given to ranks in that order. A rank outside the mesh
     may also hold the object; it has no part of tensors on the mesh. Equal meshes are equal objects, and communicate over the same groups.
-    `backend_override`: per mesh dim a backend, its options, or both, or None. The mesh then has separate groups along these dims, and an
-    operator cannot mix its tensors with those of another mesh of the same ranks. It changes nothing for a dim of one rank. With `_init_backend=False` the mesh has no groups, and
-    making it is not collective: it knows ranks, coordinates and the layouts of tensors, and raises an error when it has to communicate.
+    `backend_override`: per mesh dim a backend, its options, or both, or None. The mesh then has separate groups along these dims, and an operator
+    cannot mix its tensors with those of another mesh of the same ranks. It changes nothing for a dim of one rank. With `_init_backend=False` the
+    mesh has no groups, and making it is not collective: it knows ranks, coordinates and the layouts of tensors, and raises an error when it has
+    to communicate.
 
     Collective over the world if a group is new: every rank must make the mesh, with the same arguments. Raises ValueError for
     duplicate or unknown ranks and names that do not fit.
