@@ -384,7 +384,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             part = self._part(ranks, tuple(names), given)
             part._keep_origin(given=given, has_groups=self._has_groups)
             return part
-        root = self._root_mesh
+        root: Any = self._root_mesh
         every = self.mesh[None] if root is None else slices(root.mesh, root.mesh_dim_names, self._dims)
         return mesh_among(self.device_type, every.unflatten(at + 1, sizes), names, overrides)
 
