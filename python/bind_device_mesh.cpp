@@ -253,7 +253,7 @@ MeshPtr mesh_or_world(const std::optional<MeshPtr>& mesh, const std::string& dev
 MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh) {
   if (mesh) return *mesh;
   MeshPtr current = current_mesh();
-  TORCH_CHECK_VALUE(
+  TORCH_CHECK(  // a RuntimeError, as torch's
       current, "[device_mesh] no mesh is given and none is active. Pass device_mesh=, or work under `with mesh:`.");
   return current;
 }

@@ -111,7 +111,8 @@ at::Tensor py_layer_input(const at::Tensor& local, const MeshPtr& mesh, UserPlac
 at::Tensor py_redistribute(const at::Tensor& tensor, const MaybeMesh& mesh, MaybePlacements placements, bool async_op,
                            std::optional<at::ScalarType> forward_dtype, std::optional<at::ScalarType> backward_dtype,
                            const std::string& objective, const MaybeLinks& links, int64_t memory_cap) {
-  TORCH_CHECK_VALUE(placements, "[redistribute] got no placements. Give one per mesh dim: placements=[Shard(0)].");
+  // a RuntimeError, as torch's
+  TORCH_CHECK(placements, "[redistribute] got no placements. Give one per mesh dim: placements=[Shard(0)].");
   PlacedOn placed =
       placed_on_mesh(mesh ? *mesh : user_layout_of(*spec_of(tensor)).mesh, *std::move(placements), tensor.dim());
   return redistribute(tensor, placed.mesh, std::move(placed.placements),

@@ -290,9 +290,9 @@ void check_same_mesh(std::string_view op, const MeshPtr& mesh, const MeshPtr& ot
           "Module.to_empty(), or none: x.to(\"meta\").",
           op, c10::DeviceTypeName((mesh->is_meta() ? other : mesh)->device_type(), true),
           c10::DeviceTypeName((mesh->is_meta() ? other : mesh)->device_type(), true)));
-  TORCH_CHECK_VALUE(mesh == other, fmt::format("[{}] operands live on different meshes: {} and {}. Move one with "
-                                               "redistribute(mesh, ...).",
-                                               op, to_string(*mesh), to_string(*other)));
+  TORCH_CHECK(mesh == other,  // a RuntimeError, as torch's
+              fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).",
+                          op, to_string(*mesh), to_string(*other)));
 }
 
 }  // namespace shardwise

@@ -236,7 +236,7 @@ def test_the_innermost_mesh_of_a_with_block_is_the_default():
             assert sw.zeros(4).device_mesh is outer
             assert sw.distribute_tensor(torch.ones(2)).device_mesh is outer
             assert sw.DTensor.from_local(torch.ones(2)).placements == (sw.Replicate(),)
-        with pytest.raises(ValueError, match="no mesh is given and none is active"):
+        with pytest.raises(RuntimeError, match="no mesh is given and none is active"):
             sw.zeros(4)
         with pytest.raises(ValueError, match="is left, but no mesh was entered"):
             outer.__exit__(None, None, None)

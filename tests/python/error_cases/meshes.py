@@ -9,7 +9,7 @@ grid = sw.init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
 """
 CASES = [
     case("text in place of a mesh", 'sw.zeros(3, device_mesh="cpu")', TypeError),
-    case("no mesh", "sw.zeros(3)", ValueError),
+    case("no mesh", "sw.zeros(3)", RuntimeError),
     case("a rank twice", 'sw.DeviceMesh("cpu", [0, 0])', ValueError),
     case("a rank that the program does not have", 'sw.DeviceMesh("cpu", [0, 5])', ValueError),
     case("a mesh larger than the program", 'sw.init_device_mesh("cpu", (4,))', ValueError),

@@ -10,7 +10,7 @@ d = sw.distribute_tensor(x, mesh, [Shard(0)])
 layout = sw.Layout((6, 2), [0, 1], [Shard(0)])
 """
 CASES = [
-    case("no placements to move to", "d.redistribute()", ValueError),
+    case("no placements to move to", "d.redistribute()", RuntimeError),
     case("an unknown objective", 'd.redistribute(placements=[Shard(0)], objective="speed")', ValueError),
     case("links of another mesh", "d.redistribute(placements=[Replicate()], links=[(1, 1), (1, 1)])", ValueError),
     case(
