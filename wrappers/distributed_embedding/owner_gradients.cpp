@@ -1,9 +1,11 @@
+#include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/dtensor_impl.h"
 #include "wrappers/distributed_embedding/feature_gradients.h"
 #include "wrappers/distributed_embedding/owner_step.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 namespace shardwise {
 namespace {
@@ -11,36 +13,36 @@ namespace {
 /// Gathers the gradients of all samples' vectors, by feature and by slice of its table on this rank.
 std::vector<std::vector<at::Tensor>> gathered_gradients(const OwnerStep& step, const std::vector<at::Tensor>& grads) {
   const TableLanes& lanes = step.layer->lanes;
+  const Group& group = *lanes.mesh->group();
   const int64_t own = lanes.own_rank();
-  const std::vector<MessageRows> rows = message_rows(step);
-  const MessageRows& of_self = rows[static_cast<size_t>(own)];
-  const LaneTensors sent = lane_tensors(lanes, [&](size_t lane, int64_t rank) { return of_self.n_from(lane, rank); });
-  const LaneTensors received =
-      lane_tensors(lanes, [&](size_t lane, int64_t rank) { return rows[static_cast<size_t>(rank)].n_from(lane, own); });
-  of_self.for_each([&](const MessageRows::Part& part) {
-    const at::Tensor place = sent[part.slice.lane][static_cast<size_t>(part.slice.rank)].narrow(0, part.first, part.n);
-    const at::Tensor& grad = grads[part.feature];
-    if (!grad.defined())
-      place.zero_();
-    else
-      place.copy_(
-          grad.reshape({part.n, grad.size(-1)}).narrow(1, part.slice.columns.begin, part.slice.columns.length()));
-  });
-  exchange_lanes(lanes, sent, received);
-
-  std::vector<std::vector<std::vector<at::Tensor>>> parts(step.ids.size());  // of all ranks, in rank order
-  for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank)
-    rows[static_cast<size_t>(rank)].for_each([&](const MessageRows::Part& part) {
-      if (part.slice.rank != own) return;
-      auto& of_feature = parts[part.feature];
-      of_feature.resize(std::max(of_feature.size(), part.place + 1));
-      of_feature[part.place].push_back(
-          received[part.slice.lane][static_cast<size_t>(rank)].narrow(0, part.first, part.n));
-    });
-  std::vector<std::vector<at::Tensor>> whole(step.ids.size());
-  for (size_t f = 0; f < parts.size(); ++f)
-    for (const auto& of_slice : parts[f]) whole[f].push_back(of_slice.empty() ? at::Tensor() : at::cat(of_slice));
-  return whole;
+  PackedMessages messages(c10::Device(lanes.mesh->device_type()));
+  std::vector<std::vector<at::Tensor>> gathered(step.ids.size());
+  for (size_t f = 0; f < gathered.size(); ++f) {
+    const LayerTable& table = lanes.tables[step.layer->features[f].table];
+    if (table.is_replicated) continue;
+    const auto options = step.layer->memory.options(step.layer->features[f].table);
+    const std::vector<int64_t> sizes{step.rows_of(own, f).length(), table.spec->sizes()[1]};
+    const at::Tensor grad = grads[f].defined() ? grads[f].reshape(sizes) : at::zeros(sizes, options);
+    for (const LaneSlice& slice : table.slices) {
+      const at::Tensor columns = grad.narrow(1, slice.columns.begin, slice.columns.length());
+      at::Tensor& whole = gathered[f].emplace_back();
+      if (slice.rank != own) {
+        messages.send(group.ranks[static_cast<size_t>(slice.rank)], columns);
+        continue;
+      }
+      whole = at::empty({step.n_samples * step.rows_per_sample[f], slice.columns.length()}, options);
+      for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank) {
+        const at::Tensor place = whole.narrow(0, step.rows_of(rank, f).begin, step.rows_of(rank, f).length());
+        if (rank == own)
+          place.copy_(columns);
+        else
+          messages.receive(group.ranks[static_cast<size_t>(rank)], place);
+      }
+    }
+  }
+  messages.start(group);
+  messages.finish();
+  return gathered;
 }
 
 /// The features of a table for which this rank has ids, and these ids concatenated.

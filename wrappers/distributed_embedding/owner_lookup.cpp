@@ -3,10 +3,12 @@
 #include "ops/embedding/saved_state.h"
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_trace.h"
+#include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/below_autograd.h"
 #include "wrappers/distributed_embedding/layer_name.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -52,46 +54,46 @@ std::vector<std::vector<at::Tensor>> combined_here(OwnerStep& step) {
 std::vector<at::Tensor> results_of_owners(OwnerStep& step, at::TensorList tables) {
   const BelowAutograd guard;
   const TableLanes& lanes = step.layer->lanes;
+  const Group& group = *lanes.mesh->group();
   const int64_t own = lanes.own_rank();
-  const std::vector<MessageRows> rows = message_rows(step);
-  const MessageRows& of_self = rows[static_cast<size_t>(own)];
   step.chosen.resize(step.ids.size());
   const auto combined = combined_here(step);
   step.slots.clear();
-  const LaneTensors sent =
-      lane_tensors(lanes, [&](size_t lane, int64_t rank) { return rows[static_cast<size_t>(rank)].n_from(lane, own); });
-  const LaneTensors received =
-      lane_tensors(lanes, [&](size_t lane, int64_t rank) { return of_self.n_from(lane, rank); });
-  for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank)
-    rows[static_cast<size_t>(rank)].for_each([&](const MessageRows::Part& part) {
-      if (part.slice.rank != own) return;
-      const int64_t first = step.samples_of(rank).begin * step.rows_per_sample[part.feature];
-      sent[part.slice.lane][static_cast<size_t>(rank)]
-          .narrow(0, part.first, part.n)
-          .copy_(combined[part.feature][part.place].narrow(0, first, part.n));
-    });
-  exchange_lanes(lanes, sent, received);
-
-  std::vector<std::vector<at::Tensor>> parts(step.ids.size());
-  of_self.for_each([&](const MessageRows::Part& part) {
-    parts[part.feature].push_back(
-        received[part.slice.lane][static_cast<size_t>(part.slice.rank)].narrow(0, part.first, part.n));
-  });
+  PackedMessages messages(c10::Device(lanes.mesh->device_type()));
   std::vector<at::Tensor> results;
   for (size_t f = 0; f < step.ids.size(); ++f) {
     const size_t t = step.layer->features[f].table;
+    const int64_t n_columns = lanes.tables[t].spec->sizes()[1];
     if (lanes.tables[t].is_replicated) {
       const FeatureIds& feature = *step.ids[f];
       results.push_back(
           feature
               .combined(maybe_dtensor(tables[t])->shards()[0], feature.ids.to(tables[t].device()), &step.chosen[f][0])
-              .view(feature.sizes_with(lanes.tables[t].spec->sizes()[1])));
+              .view(feature.sizes_with(n_columns)));
       continue;
     }
-    const at::Tensor whole = at::cat(parts[f], 1);
-    const Dims sizes{step.samples_of(own).length(), step.rows_per_sample[f], whole.size(1)};
-    results.push_back(step.has_rows[f] ? whole.view(sizes) : whole);
+    const at::Tensor result = at::empty({step.rows_of(own, f).length(), n_columns}, step.layer->memory.options(t));
+    for (size_t place = 0; place < lanes.tables[t].slices.size(); ++place) {
+      const LaneSlice& slice = lanes.tables[t].slices[place];
+      const at::Tensor columns = result.narrow(1, slice.columns.begin, slice.columns.length());
+      if (slice.rank != own) {
+        messages.receive(group.ranks[static_cast<size_t>(slice.rank)], columns);
+        continue;
+      }
+      for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank) {
+        const Interval rows = step.rows_of(rank, f);
+        const at::Tensor vectors = combined[f][place].narrow(0, rows.begin, rows.length());
+        if (rank == own)
+          columns.copy_(vectors);
+        else
+          messages.send(group.ranks[static_cast<size_t>(rank)], vectors);
+      }
+    }
+    const Dims sizes{step.samples_of(own).length(), step.rows_per_sample[f], n_columns};
+    results.push_back(step.has_rows[f] ? result.view(sizes) : result);
   }
+  messages.start(group);
+  messages.finish();
   return results;
 }
 

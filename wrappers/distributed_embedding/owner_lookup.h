@@ -2,8 +2,8 @@
 // the ids of all samples for it, combines their rows, and sends each rank the vectors of its samples.
 //
 //   owners of tables                                              each rank
-//   ids of all samples -> vectors of their columns             -> one message per pair and lane: the vectors of its samples
-//   backward: gradients by row, applied                        <- one message per pair and lane: the gradients of its vectors
+//   ids of all samples -> vectors of their columns             -> messages to each rank: the vectors of its samples
+//   backward: gradients by row, applied                        <- messages to each owner: the gradients of its vectors
 //
 // Samples are split evenly over the ranks, in order; if that does not divide, the first ranks have one more. A replicated table gets the ids of the
 // rank's own samples.

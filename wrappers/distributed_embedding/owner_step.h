@@ -1,10 +1,9 @@
-// wrappers/distributed_embedding/owner_step.h: one lookup whose ids are passed to the owners of the tables, and the places of vectors in its
-// messages.
+// wrappers/distributed_embedding/owner_step.h: one lookup whose ids are passed to the owners of the tables.
 #pragma once
 
 #include "wrappers/distributed_embedding/lookup_step.h"
 
-#include <functional>
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -25,7 +24,16 @@ struct OwnerStep {
   std::vector<HoldPtr> holds;  // released at the end of the backward
 
   /// The samples of one rank.
-  Interval samples_of(int64_t rank) const;
+  Interval samples_of(int64_t rank) const {
+    const int64_t n_ranks = layer->lanes.n_ranks(), size = n_samples / n_ranks, rest = n_samples % n_ranks;
+    const int64_t begin = rank * size + std::min(rank, rest);
+    return {begin, begin + size + (rank < rest ? 1 : 0)};
+  }
+  /// The vectors of these samples among those of a feature.
+  Interval rows_of(int64_t rank, size_t feature) const {
+    const auto [begin, end] = samples_of(rank);
+    return {begin * rows_per_sample[feature], end * rows_per_sample[feature]};
+  }
 
   template <class Visit>
   void for_each_tensor(const Visit& visit) {
@@ -35,39 +43,6 @@ struct OwnerStep {
       for (at::Tensor& tensor : tensors) visit(tensor);
   }
 };
-
-/// The places of the vectors of one rank's samples in the messages of each lane: ordered by sender, then feature, then slice.
-class MessageRows {
- public:
-  MessageRows(const OwnerStep& step, int64_t rank);
-
-  int64_t n_from(size_t lane, int64_t sender) const { return n_rows_[lane][static_cast<size_t>(sender)]; }
-
-  /// The rows [first, first + n) of a sender's message belong to slice number `place` of the table of feature `feature`.
-  struct Part {
-    size_t feature;
-    size_t place;
-    const LaneSlice& slice;
-    int64_t first;
-    int64_t n;
-  };
-  void for_each(const std::function<void(const Part&)>& use) const;
-
- private:
-  const OwnerStep* step_;
-  int64_t n_samples_;
-  std::vector<std::vector<int64_t>> n_rows_;  // by lane and sender
-};
-
-/// MessageRows of every rank.
-std::vector<MessageRows> message_rows(const OwnerStep& step);
-
-/// Tensors of messages, by lane and rank.
-using LaneTensors = std::vector<std::vector<at::Tensor>>;
-/// Uninitialised tensors [n_rows(lane, rank), width of the lane].
-LaneTensors lane_tensors(const TableLanes& lanes, const std::function<int64_t(size_t, int64_t)>& n_rows);
-/// One message per pair and lane: `sent[lane][rank]` to each rank, `received[lane][rank]` from it. Collective.
-void exchange_lanes(const TableLanes& lanes, const LaneTensors& sent, const LaneTensors& received);
 
 /// The gradients of tables from the gradients of results. `grads`: by feature; an undefined gradient is zero. `wanted`: by table; gradients that are
 /// not wanted are neither computed nor passed to an optimizer. Collective: one exchange.

@@ -1,6 +1,6 @@
 #include "wrappers/distributed_embedding/whole_tables.h"
 
-#include "runtime/comm/messages.h"
+#include "runtime/redistribute/packed_messages.h"
 
 #include <ATen/ops/empty.h>
 
@@ -29,33 +29,26 @@ at::Tensor gathered_rows(const TableLanes& lanes, const TableMemory& memory, siz
     if (takes) result.copy_(memory.pieces(t)[0].values.narrow(0, rows.begin, rows.length()));
     return result;
   }
-  const auto place_of = [&](const LaneSlice& slice, const Interval& part) {
-    return result.narrow(0, part.begin - rows.begin, part.length())
-        .narrow(1, slice.columns.begin, slice.columns.length());
-  };
-  std::vector<Message> sends, receives;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // from, to
+  PackedMessages messages(device);
   for (const LaneSlice& slice : table.slices) {
     const Interval part = common(slice.rows, rows);
     if (part.length() == 0 || slice.columns.length() == 0) continue;
+    const at::Tensor place = takes ? result.narrow(0, part.begin - rows.begin, part.length())
+                                         .narrow(1, slice.columns.begin, slice.columns.length())
+                                   : at::Tensor();
     if (slice.rank == own) {
       const int64_t first_row = slice.first_row + part.begin - slice.rows.begin;
       // A block in a file is on the CPU.
       const at::Tensor held = memory.block(slice.lane).narrow(0, first_row, part.length()).to(device);
       for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank)
-        if (rank != own && (!root || *root == rank)) sends.push_back({group.ranks[static_cast<size_t>(rank)], held});
-      if (takes) copies.emplace_back(held, place_of(slice, part));
+        if (rank != own && (!root || *root == rank)) messages.send(group.ranks[static_cast<size_t>(rank)], held);
+      if (takes) place.copy_(held);
     } else if (takes) {
-      at::Tensor place = place_of(slice, part);
-      if (!place.is_contiguous()) {
-        copies.emplace_back(at::empty(place.sizes(), options), place);
-        place = copies.back().first;
-      }
-      receives.push_back({group.ranks[static_cast<size_t>(slice.rank)], place});
+      messages.receive(group.ranks[static_cast<size_t>(slice.rank)], place);
     }
   }
-  exchange(group, device, std::move(sends), std::move(receives))->wait();
-  for (const auto& [from, to] : copies) to.copy_(from);
+  messages.start(group);
+  messages.finish();
   return result;
 }
 
