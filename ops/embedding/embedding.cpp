@@ -14,7 +14,6 @@
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 namespace shardwise {
@@ -26,29 +25,6 @@ constexpr const char* kEmbedding = "aten::embedding";
 
 TableLookup start_lookup(const SpecPtr& table, const at::Tensor& ids, const LookupOptions& options) {
   return TableLookup::start(kEmbedding, table, ids, plan_lookup(table, spec_of(ids), options), options);
-}
-
-/// For a table in several pieces per rank: each piece fills in its columns for the ids in its rows.
-at::Tensor look_up_pieces(const TableLookup& lookup, c10::IntArrayRef sizes, c10::ArrayRef<at::Tensor> pieces,
-                          const at::TensorOptions& options) {
-  const at::Tensor result = at::zeros(sizes, options), rows = result.view({lookup.own_ids().numel(), sizes.back()});
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const Box& box = lookup.table->boxes()[i];
-    lookup_rows_into(rows.narrow(1, box.offsets[1], box.sizes[1]), pieces[i], lookup.own_ids(), box.offsets[0]);
-  }
-  return result;
-}
-
-/// This rank's rows of the result. Pre: a member.
-at::Tensor find_rows(const TableLookup& lookup, const at::Tensor& weight) {
-  const SpecPtr& found = lookup.plan->rows;
-  const Shards& pieces = maybe_dtensor(weight)->shards();
-  if (const auto& exchange = lookup.row_exchange)
-    return lookup_rows(exchange->fetch(pieces), exchange->groups().group_of, 0).view(found->boxes()[0].sizes);
-  if (!lookup.table->layout().has_one_box_each())
-    return look_up_pieces(lookup, found->boxes()[0].sizes, pieces,
-                          at::TensorOptions().dtype(found->dtype()).device(weight.device()));
-  return lookup_rows(pieces[0], lookup.own_ids(), lookup.table->boxes()[0].offsets[0]);
 }
 
 /// The rows of equal ids, as a Partial sum in which each row has one owner.
@@ -66,7 +42,7 @@ at::Tensor look_up(const TableLookup& lookup, const at::Tensor& weight, ShardedL
   if (weight.is_meta()) return empty(found->sizes(), found->mesh(), lookup.plan->result, found->dtype());
   if (lookup.plan->ids_are_equal && found->is_member()) return terms_of(lookup, weight, std::move(sharded));
   Shards pieces;
-  if (found->is_member()) pieces.push_back(find_rows(lookup, weight));
+  if (found->is_member()) pieces.push_back(lookup.find_rows(maybe_dtensor(weight)->shards()));
   const at::Tensor result = wrap(found, std::move(pieces));
   return lookup.plan->result == lookup.plan->found ? result : redistribute(result, lookup.plan->result);
 }

@@ -90,22 +90,7 @@ at::Tensor QuantizedTable::lookup(const at::Tensor& ids) const {
   if (lookup.plan->ids_are_equal) lookup = lookup.of_parts(lookup.plan->ids);
   const SpecPtr& found = lookup.plan->rows;
   Shards pieces;
-  if (found->is_member()) {
-    const Dims& sizes = found->boxes()[0].sizes;
-    if (const auto& exchange = lookup.row_exchange) {
-      pieces.push_back(lookup_rows(exchange->fetch_packed(pieces_), exchange->groups().group_of, 0).view(sizes));
-    } else {
-      const at::Tensor here = lookup.own_ids();
-      pieces.push_back(at::zeros(sizes, at::TensorOptions().dtype(spec_->dtype()).device(spec_->mesh()->device())));
-      const int64_t first_column = spec_->layout().has_one_box_each() ? spec_->boxes()[0].offsets[1] : 0;
-      const at::Tensor rows = pieces[0].view({here.numel(), sizes.back()});
-      for (size_t i = 0; i < pieces_.size() && rows.numel() > 0; ++i) {
-        const Box& box = spec_->boxes()[i];
-        lookup_packed_rows_into(rows.narrow(1, box.offsets[1] - first_column, box.sizes[1]), pieces_[i], here,
-                                box.offsets[0]);
-      }
-    }
-  }
+  if (found->is_member()) pieces.push_back(lookup.find_rows(pieces_, /*are_packed=*/true));
   const at::Tensor result = wrap(found, std::move(pieces));
   return lookup.plan->result == lookup.plan->found ? result : redistribute(result, lookup.plan->result);
 }

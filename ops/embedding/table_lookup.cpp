@@ -1,6 +1,7 @@
 #include "ops/embedding/table_lookup.h"
 
 #include "ops/embedding/id_check.h"
+#include "ops/embedding/packed_rows.h"
 #include "placements/placement_list.h"
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_policy.h"
@@ -11,6 +12,7 @@
 
 #include <ATen/ops/_unique2.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -143,6 +145,29 @@ SpecPtr TableLookup::spec_of_rows(Placements placements) const {
 at::Tensor TableLookup::own_ids() const {
   const Shards& pieces = maybe_dtensor(ids)->shards();
   return pieces.empty() ? at::empty({0}, at::TensorOptions().dtype(ids.scalar_type()).device(ids.device())) : pieces[0];
+}
+
+at::Tensor TableLookup::find_rows(c10::ArrayRef<at::Tensor> pieces, bool are_packed) const {
+  const Dims& sizes = plan->rows->boxes()[0].sizes;
+  if (row_exchange) {
+    const at::Tensor rows = are_packed ? row_exchange->fetch_packed(pieces) : row_exchange->fetch(pieces);
+    return lookup_rows(rows, row_exchange->groups().group_of, 0).view(sizes);
+  }
+  const at::Tensor here = own_ids();
+  const bool has_one_box = table->layout().has_one_box_each();
+  if (has_one_box && !are_packed) return lookup_rows(pieces[0], here, table->boxes()[0].offsets[0]);
+  const auto options = at::TensorOptions().dtype(table->dtype()).device(table->mesh()->device());
+  const at::Tensor result = at::zeros(sizes, options), rows = result.view({here.numel(), sizes.back()});
+  const int64_t first_column = has_one_box ? table->boxes()[0].offsets[1] : 0;
+  for (size_t i = 0; i < pieces.size(); ++i) {  // each piece fills in its columns for the ids in its rows
+    const Box& box = table->boxes()[i];
+    const at::Tensor columns = rows.narrow(1, box.offsets[1] - first_column, box.sizes[1]);
+    if (are_packed)
+      lookup_packed_rows_into(columns, pieces[i], here, box.offsets[0]);
+    else
+      lookup_rows_into(columns, pieces[i], here, box.offsets[0]);
+  }
+  return result;
 }
 
 at::Tensor TableLookup::counts() const { return redistribute(inverse_counts(ids, at::kDouble), plan->ids); }

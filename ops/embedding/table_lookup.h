@@ -50,6 +50,9 @@ struct TableLookup {
   bool scatters_gradients() const { return row_exchange && plan->splits_ids(); }
   /// This rank's ids; empty on a non-member.
   at::Tensor own_ids() const;
+  /// This rank's rows of the result, from its pieces of the table, which may be packed (packed_rows.h). Pre: a member. Collective among the ranks of
+  /// the exchange.
+  at::Tensor find_rows(c10::ArrayRef<at::Tensor> pieces, bool are_packed = false) const;
   /// 1 / (number of occurrences in the whole batch) for each id, laid out as `ids`, float64.
   at::Tensor counts() const;
 
