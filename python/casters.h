@@ -33,7 +33,7 @@ py::object from_mesh(const MeshPtr& mesh);
 /// other tensor unchanged. Throws: the exceptions of `converter`.
 at::Tensor converted_by(const at::Tensor& tensor, py::handle converter);
 
-/// `mesh`, or the mesh of the innermost `with mesh:` of this thread. Throws: c10::ValueError if there is neither.
+/// `mesh`, or the mesh of the innermost `with mesh:` of this thread. Throws: c10::Error if there is neither.
 MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh);
 /// (latency in us, GB/s) per mesh dim.
 using MaybeLinks = std::optional<std::vector<std::pair<double, double>>>;

@@ -11,7 +11,7 @@ namespace shardwise {
 
 /// Runs one call whose arguments are on `stack`, and leaves its results there.
 /// A 0-dim tensor on another mesh than the other operands is sent to their mesh; lists are processed mesh by mesh.
-/// Throws, alike on every rank: c10::ValueError where check_plain() does and for operands with dims on different meshes, and the errors of
+/// Throws, alike on every rank: c10::ValueError where check_plain() does, c10::Error for operands with dims on different meshes, and the errors of
 /// the dense operator.
 void dispatch(const OpInfo& op, torch::jit::Stack* stack);
 

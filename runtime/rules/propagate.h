@@ -21,7 +21,7 @@ struct Propagation {
 /// Shard of its dim would, since the indices of a factor may come in any order.
 ///
 /// Returns nothing if a written operand cannot keep its layout.
-/// Throws: c10::ValueError for operands on different meshes. Cost: a few microseconds, no communication.
+/// Throws: c10::Error for operands on different meshes. Cost: a few microseconds, no communication.
 std::optional<Propagation> propagate(const OpCall& call, const Signature& signature);
 
 /// The same for rules that apply per list element (foreach, fused optimizers).

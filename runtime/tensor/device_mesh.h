@@ -88,8 +88,8 @@ std::string to_string(const DeviceMesh& mesh);
 /// True if every rank of `other` is in `mesh`. Equal on all ranks that know both meshes.
 bool has_all_ranks_of(const DeviceMesh& mesh, const DeviceMesh& other);
 
-/// Throws: c10::ValueError if the operands of `op` are on two meshes, "[op] operands live on different meshes: a and b. ...", or if one of
-/// them is on meta.
+/// Throws: c10::Error if the operands of `op` are on two meshes, "[op] operands live on different meshes: a and b. ...", c10::ValueError if one
+/// of them is on meta.
 void check_same_mesh(std::string_view op, const MeshPtr& mesh, const MeshPtr& other);
 
 }  // namespace shardwise
