@@ -11,7 +11,7 @@ namespace {
 
 /// Places the last dim of a tensor of `sizes` as `weight_dim` of the weight is placed; Replicate if that is not sharded.
 Placement placement_of_last_dim(const Placement& of_weight, int64_t weight_dim, c10::IntArrayRef sizes) {
-  if (of_weight.split_dim() == weight_dim) return of_weight.with_dim(static_cast<int64_t>(sizes.size()) - 1);
+  if (of_weight.divided_dim() == weight_dim) return of_weight.with_dim(static_cast<int64_t>(sizes.size()) - 1);
   if (!of_weight.places_boxes()) return Placement::replicate();
   std::vector<ShardMetadata> pieces;
   for (const ShardMetadata& piece : of_weight.pieces()) {
@@ -104,7 +104,7 @@ at::Tensor row_parallel_linear(const at::Tensor& input, const at::Tensor& weight
   sizes.back() = weight.size(1);
   const bool by_pieces = goes_by_pieces(spec, 1);
   const Placement of_weight = by_pieces ? *spec.layout().enumerated() : spec.placements()[call.mesh_dim];
-  const Placement of_input = of_weight.places_boxes() && !by_pieces
+  const Placement of_input = of_weight.places_boxes() && of_weight.strided_dim() < 0 && !by_pieces
                                  ? Placement::shard(static_cast<int64_t>(sizes.size()) - 1)
                                  : placement_of_last_dim(of_weight, 1, sizes);
 

@@ -23,7 +23,7 @@ void check_may_train(const at::Tensor& table) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       layout.has_one_box_each() || layout.enumerated(),
       fmt::format("[{}] the table is laid out as {}: lookups read a copy in another layout, whose rows the optimizer "
-                  "cannot update. Place the table on a mesh of one dim, or as Shard.",
+                  "cannot update. Place the table as Shard, or, if it is a RaggedShard, on a mesh of one dim.",
                   kFuseOptimizer, to_string(layout.placements())));
 }
 

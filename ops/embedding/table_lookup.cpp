@@ -27,8 +27,10 @@ at::Tensor prepared_table(const char* op, const at::Tensor& weight, bool passes_
                   op, fmt::join(weight.sizes(), ", ")));
   TORCH_CHECK_VALUE(weight.dim() == 2, fmt::format("[{}] the table of shape [{}] has {} dims. Give [rows, columns].",
                                                    op, fmt::join(weight.sizes(), ", "), weight.dim()));
-  const bool has_known_pieces = spec_of(weight)->layout().enumerated().has_value();
-  Placements placements = replicated_where(spec_of(weight)->placements(), [&](const Placement& placement) {
+  const Layout& layout = spec_of(weight)->layout();
+  const bool has_known_pieces = layout.enumerated().has_value();
+  const Placements given = layout.joined_dim() ? without_boxes(layout.placements()) : layout.placements().vec();
+  Placements placements = replicated_where(given, [&](const Placement& placement) {
     return (placement.terms() && !(passes_sums && placement.is_linear())) ||
            (placement.places_boxes() && !has_known_pieces);
   });

@@ -106,7 +106,7 @@ std::optional<Merged> merged_dims(c10::IntArrayRef apart, c10::IntArrayRef merge
   return std::nullopt;
 }
 
-/// A view of at most this many pieces per rank sends nothing. Plans and pictures list pieces, so more of them cost more than a move.
+/// A view that would give a rank more pieces moves instead. Plans and pictures list pieces, so many of them cost more than a move.
 constexpr int64_t kMostPieces = 1024;
 
 /// The view of `spec` with `sizes`, placed as `spec` except for mesh dim `mesh_dim`.
@@ -120,7 +120,7 @@ Propagation strided_view(const OpCall& call, size_t mesh_dim, const Merged& merg
   Propagation result;
   result.inputs.resize(1);
   result.outputs.push_back(Spec::intern(spec.mesh(), dense.sizes, std::move(placements), dense.strides, dense.dtype));
-  result.joined = true;
+  result.joined = spec.layout().joined_dim() || result.outputs[0]->layout().joined_dim();
   return result;
 }
 
@@ -142,8 +142,12 @@ std::optional<Propagation> flattened(const OpCall& call) {
   const int64_t factor = c10::multiply_integers(spec->sizes().slice(merged->begin, dim - merged->begin));
   const int64_t row = c10::multiply_integers(spec->sizes().slice(dim + 1, merged->end - dim - 1));
   const bool is_even = spec->sizes()[dim] % spec->layout().grid().shape[*mesh_dim] == 0;
-  if (factor == 1 || factor > kMostPieces || (row > 1 && !is_even)) return std::nullopt;
-  return strided_view(call, *mesh_dim, *merged, Placement::strided_shard(static_cast<int64_t>(merged->begin), factor));
+  // A dim of one index is dropped, not flattened: one rank has all of it.
+  if (factor == 1 || spec->sizes()[dim] == 1 || factor > kMostPieces || (row > 1 && !is_even)) return std::nullopt;
+  const auto begin = static_cast<int64_t>(merged->begin);
+  const bool is_whole = spec->layout().grid().shape[*mesh_dim] == 1;
+  return strided_view(call, *mesh_dim, *merged,
+                      is_whole ? Placement::shard(begin) : Placement::strided_shard(begin, factor));
 }
 
 /// The inverse: [24] as _StridedShard(0, split_factor=4) -> [4, 6] as Shard(1).
@@ -159,6 +163,7 @@ std::optional<Propagation> unflattened(const OpCall& call) {
   int64_t factor = 1;
   size_t dim = merged->begin;
   while (dim < merged->end && factor < placements[mesh_dim].split_factor()) factor *= to[dim++];
+  while (dim + 1 < merged->end && to[dim] == 1) ++dim;
   if (factor != placements[mesh_dim].split_factor() || dim == merged->end) return std::nullopt;
   const int64_t row = c10::multiply_integers(to.slice(dim + 1, merged->end - dim - 1));
   const bool is_even = to[dim] % spec->layout().grid().shape[mesh_dim] == 0;

@@ -4,6 +4,7 @@
 #include "runtime/comm/tracing.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/object_lock.h"
 
 #include <ATen/EmptyTensor.h>
@@ -17,6 +18,11 @@ at::Tensor without_repeats(at::Tensor tensor, c10::IntArrayRef strides) {
   for (int64_t dim = 0; dim < tensor.dim(); ++dim)
     if (strides[dim] == 0 && tensor.size(dim) > 1) tensor = tensor.narrow(dim, 0, 1);
   return tensor;
+}
+
+/// The pieces, or the one local tensor that joined pieces form: a flattened view has other pieces than its source.
+Shards local_tensors(const Spec& spec, const Shards& pieces) {
+  return spec.layout().joined_dim() && spec.is_member() ? Shards{flat_part(spec, pieces)} : pieces;
 }
 
 }  // namespace
@@ -46,8 +52,10 @@ void CopiedView::refresh(const SpecPtr& spec, const Shards& shards) {
   source_impl().refresh();
   const Shards& sources = source_impl().shards();
   if (reason_ == Reason::kMoved) fetch(spec, shards);
-  if (reason_ == Reason::kCopied)
-    for (size_t i = 0; i < shards.size(); ++i) shards[i].copy_(sources[i].reshape(shards[i].sizes()));
+  if (reason_ == Reason::kCopied) {
+    const Shards from = local_tensors(*source_impl().spec(), sources), to = local_tensors(*spec, shards);
+    for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i].reshape(to[i].sizes()));
+  }
   n_writes_ = seen;
 }
 
@@ -82,10 +90,12 @@ void CopiedView::write_back(const DTensorImpl& view) {
   const Shards& shards = view.shards();
   BelowAutograd guard;
   if (reason_ == Reason::kMoved) bring(spec, shards);
-  if (reason_ == Reason::kCopied)
-    for (size_t i = 0; i < shards.size(); ++i)
-      if (const at::Tensor& piece = source_impl().shards()[i]; !shards[i].is_alias_of(piece))
-        piece.copy_(shards[i].reshape(piece.sizes()));
+  if (reason_ == Reason::kCopied) {
+    const Shards from = local_tensors(*spec, shards);
+    const Shards to = local_tensors(*source_impl().spec(), source_impl().shards());
+    for (size_t i = 0; i < to.size(); ++i)
+      if (!from[i].is_alias_of(to[i])) to[i].copy_(from[i].reshape(to[i].sizes()));
+  }
   after_write(source_impl());
 }
 

@@ -74,7 +74,7 @@ std::optional<Propagation> placed(const OpCall& call, const Rule& rule) {
   OpCall known = call;
   for (Operand& operand : known.operands)
     if (operand.spec && !operand.spec->layout().has_one_box_each() && !operand.spec->layout().enumerated() &&
-        !(rule.is_for_strided() && operand.spec->layout().joined_dim())) {
+        !rule.is_for_strided()) {
       if (operand.is_written) return std::nullopt;
       operand.spec = operand.spec->with_placements(without_boxes(operand.spec->placements()));
     }

@@ -7,6 +7,7 @@
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/flat_part.h"
+#include "runtime/tensor/traced_pieces.h"
 
 #include <fmt/format.h>
 
@@ -66,7 +67,7 @@ class ForeachRun {
       if (element >= n_pieces_.size() || !call_.stack[call_.first + call_.operands[i].arg].isTensorList()) continue;
       if (call_.operands[i].arg == call_.operands[0].arg) {
         leaders_[element] = spec;
-        is_flat_[element] = spec && spec->flat_sizes() && n_pieces_[element] > 1;
+        is_flat_[element] = spec && spec->flat_sizes() && n_pieces_[element] > 1 && !is_traced(shards_[i]);
       } else if (spec && is_flat_[element] && !(spec->layout() == leaders_[element]->layout())) {
         is_flat_[element] =
             spec->numel() == 1 && static_cast<size_t>(spec->dim()) <= leaders_[element]->flat_sizes()->size();

@@ -13,6 +13,7 @@
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/subclass.h"
+#include "runtime/tensor/traced_pieces.h"
 
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
@@ -44,7 +45,8 @@ class LocalRun {
     if (refusal) std::rethrow_exception(refusal);
     leader_ = leader();
     const size_t n_pieces = leader_->boxes().size();
-    is_flat_ = (propagation_.joined && leader_->is_member()) || (propagation_.by_box && n_pieces > 1 && may_run_flat());
+    is_flat_ = (propagation_.joined && leader_->is_member() && !writes_traced_pieces()) ||
+               (propagation_.by_box && n_pieces > 1 && may_run_flat());
     if (decision_.is_skipped)
       run_without_elements();
     else if (n_pieces == 1 || is_flat_)
@@ -66,6 +68,17 @@ class LocalRun {
     for (size_t i = 0; i < call_.operands.size(); ++i)
       if (const Spec* spec = spec_of(i); spec && (!result || !spec->layout().has_one_box_each())) result = spec;
     return result;
+  }
+
+  /// True if the call writes traced pieces and can run on them one by one: a graph writes to its inputs, and not to what it joins of them.
+  bool writes_traced_pieces() const {
+    bool writes = false;
+    for (size_t i = 0; i < call_.operands.size(); ++i) {
+      const BoundOperand& operand = call_.operands[i];
+      if (const Spec* spec = spec_of(i); spec && !(spec->layout() == leader_->layout())) return false;
+      writes |= call_.op.args[operand.arg].is_written && operand.impl && is_traced(operand.impl->local_tensors());
+    }
+    return writes && decision_.local_args.empty();
   }
 
   /// True if the kernel may run once on all pieces of a rank in a row: all operands have such pieces or are numbers.
@@ -107,7 +120,13 @@ class LocalRun {
   at::Tensor local(size_t i, size_t piece) const {
     const Shards& shards =
         decision_.moves && propagation_.inputs[i] ? moved_[i] : call_.operands[i].impl->local_tensors();
-    if (is_flat_) return spec_of(i)->flat_sizes() ? flat_part(*spec_of(i), shards) : shards[0];
+    if (is_flat_ && !spec_of(i)->flat_sizes()) return shards[0];
+    if (is_flat_) {
+      at::Tensor part = flat_part(*spec_of(i), shards);
+      if (call_.op.args[call_.operands[i].arg].is_written && is_traced(shards)) [[unlikely]]
+        written_parts_.emplace_back(i, part);
+      return part;
+    }
     if (propagation_.by_box && spec_of(i)->layout().has_one_box_each())
       return narrowed_to(shards[0], leader_->boxes()[piece]);
     return piece < shards.size() ? shards[piece] : no_elements(i);
@@ -152,7 +171,15 @@ class LocalRun {
   void run_only_piece() {
     localize(&call_.stack[call_.first], 0);
     compute(call_.stack);
+    for (const auto& [i, part] : written_parts_) write_pieces(i, part);
     collect(call_.stack);
+  }
+
+  /// Traced pieces share no memory with the local tensor that they form, so what was written to it is copied.
+  void write_pieces(size_t i, const at::Tensor& part) const {
+    const Shards written = pieces_of(*spec_of(i), part);
+    const Shards& pieces = call_.operands[i].impl->local_tensors();
+    for (size_t piece = 0; piece < pieces.size(); ++piece) pieces[piece].copy_(written[piece]);
   }
 
   /// Calls a subclass's operator even with no elements, because only the class can make its objects, which moves need. If it refuses,
@@ -331,6 +358,7 @@ class LocalRun {
   const Propagation& propagation_;
   const Spec* leader_ = nullptr;  // its boxes are the pieces
   c10::SmallVector<Shards, 4> moved_;
+  mutable std::vector<std::pair<size_t, at::Tensor>> written_parts_;  // of traced operands
   c10::SmallVector<Shards, 2> outputs_;
   c10::SmallVector<c10::IValue, 2> originals_;
   std::optional<CopiedView::Reason> view_reason_;

@@ -128,7 +128,8 @@ TEST(LayoutTest, RaggedShardsThatDoNotFitAreErrors) {
     return message_of<c10::ValueError>([&] { Layout(sizes, grid(mesh), placements); });
   };
   expect_words(message({4}, {3}, {P::ragged({0}, {1, 1})}), {"2 local_units on mesh dim 0 of 3 ranks", "Give 3"});
-  expect_words(message({4}, {2, 2}, {P::ragged({0}, {1, 1}), P::ragged({0}, {1, 1})}), {"several boxes per rank on mesh dims 0 and 1"});
+  expect_words(message({4}, {2, 2}, {P::ragged({0}, {1, 1}), P::ragged({0}, {1, 1})}),
+               {"several boxes per rank on mesh dims 0 and 1"});
   expect_words(message_of<c10::IndexError>([&] { Layout({}, grid({2}), {P::ragged({0}, {1, 1})}); }),
                {"flattens 1 dims", "Use Replicate()"});
   const Layout beside({4, 4}, grid({2, 2}), {P::ragged({0}, {1, 1}), P()});

@@ -54,7 +54,8 @@ TEST(StridedShardTest, BadPlacementsAreErrors) {
     return message_of<c10::ValueError>([&] { Layout({8, 4}, grid(shape), placements); });
   };
   expect_words(message_of<c10::ValueError>([] { strided(0, 0); }), {"[_StridedShard]", "split_factor=0", "1 or more"});
-  expect_words(error({2, 2}, {strided(0, 2), Placement::shard(0)}), {"splits dim 0 again after a strided Shard", "mesh dim 1"});
+  expect_words(error({2, 2}, {strided(0, 2), Placement::shard(0)}),
+               {"splits dim 0 again after a strided Shard", "mesh dim 1"});
   expect_words(error({2, 2}, {strided(0, 2), strided(1, 2)}), {"several boxes per rank on mesh dims 0 and 1"});
   expect_words(message_of<c10::IndexError>([] { Layout({8}, grid({2}), {strided(1, 2)}); }),
                {"tensor dim 1", "does not exist"});

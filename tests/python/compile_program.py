@@ -14,6 +14,7 @@ from torchrun import run_parts
 import shardwise as sw
 from shardwise import DTensor, Partial, Replicate, Shard
 from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from shardwise.placement_types import _StridedShard
 
 EAGER_GRAPH = "aot_eager"
 
@@ -287,6 +288,18 @@ def writes_and_views(_):
     torch.testing.assert_close(view.full_tensor(), (random(5, 4) + 1).t())
     x.zero_()
     torch.testing.assert_close(view.full_tensor(), torch.zeros(4, 5))
+
+
+def strided_parts(_):
+    columns = [_StridedShard(1, split_factor=2)]
+    expect_dense(lambda x, w: torch.relu(x @ w), [(5, 4), (4, 7)], [[Replicate()], columns])
+    expect_dense(lambda x: x.view(28).sin(), [(4, 7)], [[Shard(1)]])
+    torch._dynamo.reset()
+    for layout in (columns, [_StridedShard(0, split_factor=3)]):
+        x = sw.distribute_tensor(random(5, 4), mesh_of(), layout)
+        twice = torch.compile(lambda x: x.add_(1) * 2, backend=EAGER_GRAPH, fullgraph=True)(x)
+        torch.testing.assert_close(x.full_tensor(), random(5, 4) + 1)
+        torch.testing.assert_close(twice.full_tensor(), 2 * (random(5, 4) + 1))
 
 
 def breaks(_):

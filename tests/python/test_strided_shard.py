@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import shardwise as sw
-from shardwise import Partial, Replicate, Shard
+from shardwise import _C, Partial, Replicate, Shard
 from shardwise._dtensor_spec import DTensorSpec, TensorMeta
 from shardwise._utils import compute_local_shape_and_global_offset
 from shardwise.interop import torch_tensors
@@ -425,5 +425,62 @@ def test_flattened_dims_send_nothing_and_come_back():
             there = sw.distribute_tensor(x, mesh, [Shard(dim)]).reshape(flat)
             assert torch.equal(there.full_tensor(), x.reshape(flat))
             assert not hasattr(there.placements[0], "split_factor")
+
+    run_ranks(2, body)
+
+
+def test_written_expanded_and_copied_tensors():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x = dense((8, 4))
+        rows, of_halves = (sw.distribute_tensor(x, mesh, [each]) for each in (Shard(0), strided(0, 2)))
+        for written, other in ((rows.clone(), of_halves), (of_halves.clone(), rows)):
+            before = written.placements
+            assert written.add_(other) is written and written.placements == before
+            assert torch.equal(written.full_tensor(), 2 * x)
+        wide = sw.distribute_tensor(dense((1, 8)), mesh, [strided(1, 2)]).expand(3, 8)
+        assert wide.placements == (strided(1, 2),) and wide.stride() == (0, 1)
+        assert sends_nothing(lambda: wide + wide).placements == (strided(1, 2),)
+        assert torch.equal((wide + wide).full_tensor(), 2 * dense((1, 8)).expand(3, 8))
+        # The local tensor has gaps, so that its flattened view is a copy, which writes go through.
+        part = dense((4, 6))[:, 3 * rank : 3 * rank + 3]
+        columns = sw.DTensor.from_local(dense((4, 6))[:, 3 * rank : 3 * rank + 3], mesh, [Shard(1)])
+        flat = sends_nothing(lambda: columns.view(24))
+        flat.add_(1)
+        assert torch.equal(columns.to_local(), part + 1) and torch.equal(
+            flat.full_tensor(), (dense((4, 6)) + 1).view(24)
+        )
+        columns.zero_()
+        assert flat.full_tensor().count_nonzero() == 0
+        on_one = sw.init_device_mesh("cpu", (2, 1))
+        flat = sw.distribute_tensor(x, on_one, [Replicate(), Shard(1)]).view(32)
+        assert flat.placements == (Replicate(), Shard(0)) and torch.equal(flat.full_tensor(), x.view(32))
+
+    run_ranks(2, body)
+
+
+def test_parallel_layers_of_packed_weights():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x, up, down = dense((3, 4)), dense((12, 4)), dense((5, 12))
+        of_up = sw.distribute_tensor(up, mesh, [strided(0, 2)])
+        hidden = _C.column_parallel_linear(x, of_up, gather_output=False)
+        assert torch.equal(hidden, pieces_at(x @ up.t(), 1, 2, 2, rank))
+        of_down = sw.distribute_tensor(down, mesh, [strided(1, 2)])
+        out = _C.row_parallel_linear(hidden.square(), of_down, input_is_parallel=True)
+        assert torch.equal(out, (x @ up.t()).square() @ down.t())
+
+    run_ranks(2, body)
+
+
+def test_tables_of_strided_rows():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        table = sw.distribute_tensor(dense((8, 3)), mesh, [strided(0, 2)]).requires_grad_()
+        ids = torch.tensor([1, 6, 1])
+        found = torch.nn.functional.embedding(sw.distribute_tensor(ids, mesh, [Replicate()]), table)
+        assert torch.equal(found.full_tensor(), dense((8, 3))[ids])
+        found.sum().backward()
+        assert torch.equal(table.grad.full_tensor()[1], torch.full((3,), 2.0, dtype=torch.float64))
 
     run_ranks(2, body)
