@@ -12,7 +12,7 @@ def give_texts_a_hash() -> None:
     class's __repr__, and pybind11's kind of method has no hash."""
     for cls in vars(_C).values():
         if isinstance(cls, type) and "__repr__" in vars(cls) and vars(cls)["__repr__"].__hash__ is None:
-            cls.__repr__ = _function(vars(cls)["__repr__"])  # type: ignore[method-assign]
+            cls.__repr__ = _function(vars(cls)["__repr__"])  # type: ignore[assignment]
 
 
 def _function(method: Callable[[Any], str]) -> Callable[[Any], str]:

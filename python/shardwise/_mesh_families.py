@@ -67,8 +67,11 @@ def related(mesh: _C.DeviceMesh, key: MeshKey) -> list[Family]:
 
 
 def root_key(mesh: _C.DeviceMesh, keys: Sequence[MeshKey], first: MeshKey) -> MeshKey | None:
-    """The mesh that has all these meshes as slices along dims of their names: `first`, or the mesh that was made first. None if there is none."""
+    """The mesh that has all these meshes as slices along dims of their names: `first`, or the mesh that was made first. None if there is none, and for
+    meshes without names."""
     roots = [first, *(family.root for family in _noted(mesh))]
+    if not all(names for _, _, names in keys):
+        return None
     wanted = {name for _, _, names in keys for name in names}
     for root in dict.fromkeys(root for root in roots if wanted <= set(root[2])):
         of_names = [Family(mesh.device_type, root, names, tuple((name,) for name in names)) for _, _, names in keys]

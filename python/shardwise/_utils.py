@@ -20,7 +20,12 @@ def compute_local_shape_and_global_offset(
     if mesh.get_coordinate() is None:
         return (0,), ()
     boxes = Layout(global_shape, mesh, placements).boxes(mesh.get_rank())
-    strided = [mesh_dim for mesh_dim, placement in enumerate(placements) if hasattr(placement, "split_factor")]
+    dims = [getattr(placement, "dim", None) for placement in placements]
+    strided = [
+        mesh_dim
+        for mesh_dim, placement in enumerate(placements)
+        if hasattr(placement, "split_factor") and dims[mesh_dim] not in dims[mesh_dim + 1 :]
+    ]
     if len(boxes) != 1 and len(strided) == 1:
         return _of_strided(boxes, global_shape, mesh, placements, strided[0])
     if len(boxes) != 1:

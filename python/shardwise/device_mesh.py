@@ -345,7 +345,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         return flat
 
     @_reading_ranks
-    def _unflatten(
+    def _unflatten(  # type: ignore[override]
         self,
         dim: int | str,
         mesh_sizes: Sequence[int],
@@ -549,7 +549,7 @@ def root_of(mesh: DeviceMesh, others: Iterable[DeviceMesh]) -> DeviceMesh | None
 
     A mesh may be a slice of several meshes. Then each of them is tried, in the order in which they were made.
     """
-    own: DeviceMesh = mesh._get_root_mesh()
+    own: Any = mesh._get_root_mesh()
     others = list(others)
     if all(each is own or each._get_root_mesh() is own for each in others):
         # As most often: without a look at other meshes.

@@ -8,7 +8,7 @@ import pytest
 
 ZOO = Path(__file__).parents[1] / "zoo" / "zoo.py"
 # With local attention, a state space, convolutions, sounds, a mixture of experts and a tensor-parallel plan.
-SOME = ["longformer", "mamba2", "convnextv2", "wav2vec2", "deberta-v2", "nllb-moe", "qwen3"]
+SOME = ["longformer", "mamba2", "convnextv2", "wav2vec2", "deberta-v2", "nllb-moe", "qwen3_moe"]
 
 
 def test_some_architectures_sharded_are_dense():

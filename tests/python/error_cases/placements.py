@@ -169,6 +169,14 @@ CASES = [
         NotImplementedError,
     ),
     case(
+        "the sizes of a tensor whose pieces have other sizes on other ranks",
+        """
+        from shardwise._utils import compute_global_tensor_info
+        compute_global_tensor_info(x, mesh, [RaggedShard((0,), (1, 1))])
+        """,
+        RuntimeError,
+    ),
+    case(
         "a local tensor of another size than a strided split gives",
         """
         from shardwise.placement_types import _StridedShard
