@@ -218,6 +218,10 @@ void bind_layout(py::module_& module) {
       .def("boxes", torch::wrap_pybind_function(&boxes_of_rank), py::arg("rank"),
            "(offsets, sizes) of the pieces of global `rank`; none outside the mesh.")
       .def(
+          "local_sizes", [](const Layout& self, int64_t rank) { return tuple_of(self.local_sizes(rank)); },
+          py::arg("rank"),
+          "The sizes of the local tensor of global `rank`. Raises ValueError if its pieces form no local tensor.")
+      .def(
           "__eq__", [](const Layout& self, const Layout& other) { return self == other; }, py::is_operator())
       .def("__hash__", &Layout::hash)
       .def("__str__", [](const Layout& self) { return to_string(self); })

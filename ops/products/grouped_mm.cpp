@@ -258,7 +258,8 @@ at::Tensor differentiable_matrices(const at::Tensor& self, const at::Tensor& mat
                          });
 }
 
-/// A plain tensor becomes a replica; a tensor in pieces is gathered, a strided Shard becomes a Shard. Throws: c10::ValueError for a plain tensor that plain_operand.h objects to.
+/// A plain tensor becomes a replica; a tensor in pieces is gathered, a strided Shard becomes a Shard.
+/// Throws: c10::ValueError for a plain tensor that plain_operand.h objects to.
 at::Tensor operand_of(const at::Tensor& tensor, const MeshPtr& mesh) {
   if (!is_dtensor(tensor)) {
     const auto objection = objection_to_plain(tensor, OperandRole::kValue, mesh);

@@ -129,6 +129,7 @@ class Layout:
     ranks: Final[list[int]]
     placements: Final[tuple[Placement, ...]]
     def boxes(self, rank: int) -> list[tuple[list[int], list[int]]]: ...
+    def local_sizes(self, rank: int) -> tuple[int, ...]: ...
 
 class RankTraffic:
     sent: Final[int]

@@ -1,13 +1,12 @@
 """Functions of torch.distributed.tensor._utils that other libraries call."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from shardwise._C import Layout
 from shardwise.device_mesh import DeviceMesh
-from shardwise.placement_types import Placement, Replicate
+from shardwise.placement_types import Placement
 
 
 def compute_local_shape_and_global_offset(
@@ -19,33 +18,20 @@ def compute_local_shape_and_global_offset(
     """
     if mesh.get_coordinate() is None:
         return (0,), ()
-    boxes = Layout(global_shape, mesh, placements).boxes(mesh.get_rank())
+    layout = Layout(global_shape, mesh, placements)
+    boxes = layout.boxes(mesh.get_rank())
     dims = [getattr(placement, "dim", None) for placement in placements]
-    strided = [
-        mesh_dim
-        for mesh_dim, placement in enumerate(placements)
-        if hasattr(placement, "split_factor") and dims[mesh_dim] not in dims[mesh_dim + 1 :]
-    ]
-    if len(boxes) != 1 and len(strided) == 1:
-        return _of_strided(boxes, global_shape, mesh, placements, strided[0])
-    if len(boxes) != 1:
+    is_strided = any(
+        hasattr(placement, "split_factor") and dim not in dims[mesh_dim + 1 :]
+        for mesh_dim, (placement, dim) in enumerate(zip(placements, dims, strict=True))
+    )
+    if len(boxes) != 1 and not is_strided:
         raise ValueError(
             f"[compute_local_shape_and_global_offset] {list(placements)} give this rank {len(boxes)} pieces. Ask "
             "Layout(shape, mesh, placements).boxes(rank)."
         )
     offsets, sizes = boxes[0]
-    return tuple(sizes), tuple(offsets)
-
-
-def _of_strided(
-    boxes: Sequence[Any], shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Any], mesh_dim: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The pieces of a _StridedShard as one local tensor."""
-    dim = placements[mesh_dim].dim % len(shape)
-    without = [Replicate() if each == mesh_dim else placement for each, placement in enumerate(placements)]
-    ((offsets, sizes),) = Layout(shape, mesh, without).boxes(mesh.get_rank())
-    extent = sum(size[dim] for _, size in boxes)
-    return (*sizes[:dim], extent, *sizes[dim + 1 :]), (*offsets[:dim], boxes[0][0][dim], *offsets[dim + 1 :])
+    return layout.local_sizes(mesh.get_rank()) if is_strided else tuple(sizes), tuple(offsets)
 
 
 def compute_global_tensor_info(
