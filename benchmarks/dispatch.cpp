@@ -5,7 +5,7 @@
 // One rank, one thread, [4, 4] floats; microseconds per call, the fastest of 200 batches on each side, in turns.
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/decision.h"
-#include "runtime/threads/thread_world.h"
+#include "threads/thread_world.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>

@@ -2,7 +2,7 @@
 //
 //   cmake --build build --target benchmark_planning && build/benchmark_planning
 #include "runtime/redistribute/plan_cache.h"
-#include "runtime/threads/thread_world.h"
+#include "threads/thread_world.h"
 
 #include <fmt/format.h>
 

@@ -1,9 +1,13 @@
 # `cmake --install`: headers, the library, find_package(shardwise) and pkg-config. Under pip (scikit-build-core defines SKBUILD): what lies
 # inside the package's directory, libshardwise beside the extension, torch's libraries in the neighbouring package.
 
+set(shared_libraries shardwise_core)
+if(TARGET shardwise)
+  list(APPEND shared_libraries shardwise)
+endif()
 if(SKBUILD)
-  set_target_properties(shardwise shardwise_python PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
-  install(TARGETS shardwise shardwise_python LIBRARY DESTINATION .)
+  set_target_properties(${shared_libraries} shardwise_python PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
+  install(TARGETS ${shared_libraries} shardwise_python LIBRARY DESTINATION .)
   install(FILES ${PROJECT_BINARY_DIR}/python/shardwise/_build_facts.py DESTINATION .)
   return()
 endif()
@@ -11,14 +15,21 @@ endif()
 include(CMakePackageConfigHelpers)
 set(package_config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/shardwise)
 
-set_target_properties(shardwise PROPERTIES INSTALL_RPATH "${SHARDWISE_TORCH_ROOT}/lib")
-install(TARGETS shardwise EXPORT shardwise LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+set_target_properties(${shared_libraries} PROPERTIES INSTALL_RPATH "$ORIGIN;${SHARDWISE_TORCH_ROOT}/lib")
+install(TARGETS ${shared_libraries} shardwise_threads EXPORT shardwise
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT shardwise NAMESPACE shardwise:: FILE shardwiseTargets.cmake DESTINATION ${package_config_dir})
 
 # Our headers name each other by room ("placements/box.h"), so include/shardwise is on the path of a consumer, too.
-install(DIRECTORY kernels text placements plans pictures runtime ops wrappers
-  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwise FILES_MATCHING PATTERN *.h)
-install(DIRECTORY shardwise DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN *.h)
+if(SHARDWISE_LAYERS)
+  install(DIRECTORY kernels text placements plans pictures runtime ops threads wrappers
+    DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwise FILES_MATCHING PATTERN *.h)
+  install(DIRECTORY shardwise DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN *.h)
+else()
+  install(DIRECTORY text placements plans runtime ops threads
+    DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwise FILES_MATCHING PATTERN *.h PATTERN ops/embedding EXCLUDE)
+  install(FILES shardwise/placements.h shardwise/device_mesh.h shardwise/dtensor.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwise)
+endif()
 
 configure_package_config_file(cmake/shardwiseConfig.cmake.in shardwiseConfig.cmake INSTALL_DESTINATION ${package_config_dir})
 write_basic_package_version_file(shardwiseConfigVersion.cmake COMPATIBILITY SameMinorVersion)
@@ -32,7 +43,7 @@ install(FILES
 set(shardwise_pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH shardwise_pc_to_prefix /${shardwise_pc_dir} /)
 string(REGEX REPLACE "/$" "" shardwise_pc_to_prefix "${shardwise_pc_to_prefix}")
-get_target_property(shardwise_pc_definitions shardwise INTERFACE_COMPILE_DEFINITIONS)
+get_target_property(shardwise_pc_definitions shardwise_core INTERFACE_COMPILE_DEFINITIONS)
 get_target_property(torch_definitions shardwise::torch INTERFACE_COMPILE_DEFINITIONS)
 if(shardwise_pc_definitions)
   list(APPEND torch_definitions ${shardwise_pc_definitions})
@@ -44,5 +55,8 @@ set(shardwise_pc_libraries "-Wl,--push-state,--no-as-needed,\${torch}/lib/libtor
 if(ShardwiseTorch_CUDA)
   string(PREPEND shardwise_pc_libraries "-lc10_cuda -ltorch_cuda ")
 endif()
+list(TRANSFORM shared_libraries PREPEND -l OUTPUT_VARIABLE shardwise_pc_own)
+list(REVERSE shardwise_pc_own)  # the layers before the core
+list(JOIN shardwise_pc_own " " shardwise_pc_own)
 configure_file(cmake/shardwise.pc.in shardwise.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/shardwise.pc DESTINATION ${shardwise_pc_dir})

@@ -1,5 +1,5 @@
-# pure_test (placements, pictures, the traffic of plans and the planner of embeddings) and kernels_test (those rooms alone: milliseconds), runtime_test (everything linked into libshardwise), gloo_test, and
-# cuda_kernels_test with its twin that needs no GPU.
+# pure_test (placements, pictures, the traffic of plans and the planner of embeddings) and kernels_test (those rooms alone: milliseconds), runtime_test
+# (everything else in C++), gloo_test, and cuda_kernels_test with its twin that needs no GPU. Without the layers, those of the core.
 
 find_package(GTest QUIET)
 if(NOT TARGET GTest::gtest_main)
@@ -13,19 +13,20 @@ if(NOT TARGET GTest::gtest_main)
   FetchContent_MakeAvailable(googletest)
 endif()
 
-file(GLOB pure_tests CONFIGURE_DEPENDS
-  tests/placements/*_test.cpp tests/pictures/*_test.cpp tests/plans/traffic_matrix_test.cpp
-  tests/wrappers/embedding_plan/*_test.cpp)
-if(pure_tests)
-  add_executable(pure_test ${pure_tests})
-  target_link_libraries(pure_test PRIVATE shardwise_pure nlohmann_json::nlohmann_json GTest::gtest_main)
+file(GLOB pure_tests CONFIGURE_DEPENDS tests/placements/*_test.cpp tests/plans/traffic_matrix_test.cpp)
+if(SHARDWISE_LAYERS)
+  file(GLOB pure_layer_tests CONFIGURE_DEPENDS tests/pictures/*_test.cpp tests/wrappers/embedding_plan/*_test.cpp)
+  list(APPEND pure_tests ${pure_layer_tests})
   set_source_files_properties(tests/pictures/golden_test.cpp PROPERTIES
     COMPILE_DEFINITIONS "SHARDWISE_GOLDEN_FOLDER=\"${PROJECT_SOURCE_DIR}/tests/pictures/golden\"")
-  add_test(NAME pure_test COMMAND pure_test)
 endif()
+add_executable(pure_test ${pure_tests})
+target_link_libraries(pure_test PRIVATE
+  $<TARGET_NAME_IF_EXISTS:shardwise_pure_layers> shardwise_pure nlohmann_json::nlohmann_json GTest::gtest_main)
+add_test(NAME pure_test COMMAND pure_test)
 
-file(GLOB kernels_tests CONFIGURE_DEPENDS tests/kernels/*_test.cpp)
-if(kernels_tests)
+if(SHARDWISE_LAYERS)
+  file(GLOB kernels_tests CONFIGURE_DEPENDS tests/kernels/*_test.cpp)
   add_executable(kernels_test ${kernels_tests})
   target_link_libraries(kernels_test PRIVATE shardwise_kernels shardwise_base GTest::gtest_main)
   add_test(NAME kernels_test COMMAND kernels_test)
@@ -38,17 +39,18 @@ shardwise_objects(collective_test_objects ${collective_tests})
 target_link_libraries(collective_test_objects PUBLIC GTest::gtest)
 
 file(GLOB runtime_tests CONFIGURE_DEPENDS
-  tests/support/*.cpp tests/plans/*_test.cpp tests/runtime/*/*_test.cpp tests/ops/*/*_test.cpp tests/wrappers/*_test.cpp
-  tests/wrappers/fsdp/*_test.cpp tests/shardwise/*_test.cpp)
+  tests/support/*.cpp tests/plans/*_test.cpp tests/runtime/*/*_test.cpp tests/ops/*/*_test.cpp tests/threads/*_test.cpp
+  tests/wrappers/*_test.cpp tests/wrappers/fsdp/*_test.cpp tests/shardwise/*_test.cpp)
 list(REMOVE_ITEM runtime_tests ${collective_tests} ${pure_tests})
-if(runtime_tests)
-  shardwise_objects(runtime_test_objects ${runtime_tests})
-  target_link_libraries(runtime_test_objects PUBLIC GTest::gtest)
-  add_executable(runtime_test)
-  target_link_libraries(runtime_test PRIVATE runtime_test_objects collective_test_objects GTest::gtest_main)
-  add_test(NAME runtime_test COMMAND runtime_test)
-  set_tests_properties(runtime_test PROPERTIES TIMEOUT 900)
+if(NOT SHARDWISE_LAYERS)
+  list(FILTER runtime_tests EXCLUDE REGEX "/tests/(ops/embedding|wrappers|shardwise)/|/tests/support/embedding_problem.cpp$")
 endif()
+shardwise_objects(runtime_test_objects ${runtime_tests})
+target_link_libraries(runtime_test_objects PUBLIC GTest::gtest)
+add_executable(runtime_test)
+target_link_libraries(runtime_test PRIVATE runtime_test_objects collective_test_objects GTest::gtest_main)
+add_test(NAME runtime_test COMMAND runtime_test)
+set_tests_properties(runtime_test PROPERTIES TIMEOUT 900)
 
 # All of that on a simulated accelerator: its own tests, and comparisons with dense results, which run there in this program. It is one of
 # its own, as the process then has a device that torch and autograd know.

@@ -59,11 +59,6 @@ void register_selection_grad();
 void register_sorting(RuleTable& table);
 void register_quantile();
 
-// embedding/
-void register_embedding(RuleTable& table);
-void register_embedding_bag();
-void register_embedding_renorm();
-
 // spatial/
 void register_convolution(RuleTable& table);
 void register_interpolation(RuleTable& table);

@@ -47,9 +47,6 @@ void register_operators() {
   register_foreach(table);
   register_matmul(table);
   register_linear(table);
-  register_embedding(table);
-  register_embedding_bag();
-  register_embedding_renorm();
   register_views(table);
   register_permutations(table);
   register_slices(table);

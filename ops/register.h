@@ -1,4 +1,4 @@
-// ops/register.h: every operator family, registered once.
+// ops/register.h: every operator family of the core, registered once.
 #pragma once
 
 namespace shardwise {

@@ -72,11 +72,6 @@ Picture picture_of(const LocalShards& shards, int64_t element_bytes);
 /// Ranks in their places. Throws: c10::ValueError for a grid whose shape does not fit its ranks.
 Picture picture_of(const RankGrid& grid, const std::vector<std::string>& dim_names = {});
 
-/// Names of mesh dims, one per dim, or none.
-struct MeshNames {
-  std::vector<std::string> source, destination;
-};
-
 /// The steps of a plan: the tensor before, and after each step that changes it, and the bytes sent between ranks. `names`: of the mesh dims, if they
 /// have names. Cost: O(messages), and one picture per step.
 Picture picture_of(const Plan& plan, const MeshNames& names = {});

@@ -70,6 +70,11 @@ struct Step {
 /// "all-to-all", "all-gather", "reduce-scatter", "all-reduce", "permute", "slice", "make-partial".
 std::string name_of(const Step& step);
 
+/// Names of mesh dims, one per dim, or none.
+struct MeshNames {
+  std::vector<std::string> source, destination;
+};
+
 /// Two layouts, options and the steps between them. Every rank that plans with the same arguments gets the same plan.
 struct Plan {
   Layout source;

@@ -6,7 +6,7 @@
 #include "runtime/comm/given_groups.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/tensor/mesh_attachment.h"
-#include "wrappers/mp_moves.h"
+#include "runtime/tensor/mesh_lines.h"
 
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>

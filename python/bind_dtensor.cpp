@@ -9,7 +9,6 @@
 #include "runtime/comm/order_check.h"
 #include "runtime/tensor/local_reads.h"
 #include "runtime/tensor/sparse.h"
-#include "wrappers/local_shards_wrapper.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

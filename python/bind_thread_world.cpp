@@ -1,7 +1,7 @@
 #include "python/bindings.h"
 #include "runtime/api/rank_generator.h"
-#include "runtime/threads/strict_ranks.h"
-#include "runtime/threads/thread_world.h"
+#include "threads/strict_ranks.h"
+#include "threads/thread_world.h"
 
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>

@@ -1,7 +1,6 @@
 // python/plan_of.h: access to the plan in a Python shardwise.Plan.
 #pragma once
 
-#include "pictures/picture.h"
 #include "plans/plan.h"
 
 #include <torch/csrc/utils/pybind.h>

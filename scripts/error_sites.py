@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "_generated" / "errors.txt"
-ROOMS = ("placements", "plans", "text", "pictures", "runtime", "ops", "wrappers", "python")
+ROOMS = ("placements", "plans", "text", "pictures", "runtime", "ops", "threads", "wrappers", "python")
 MACRO = re.compile(r"\b(?:TORCH_CHECK(?:_VALUE|_INDEX|_TYPE|_NOT_IMPLEMENTED|_WITH)?|C10_THROW_ERROR)\(")
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 HOLE = "\0"  # where a value stands in a message

@@ -1,4 +1,5 @@
-"""Checks who includes whom: every room may include the rooms that come earlier in ORDER, less those that EXCEPT names.
+"""Checks who includes whom: every room may include the rooms that come earlier in ORDER, less those that EXCEPT names. The core includes no layer,
+and the layers include the core's public headers only.
 
 The pure rooms are free of tensors, and only python/ knows Python.
 """
@@ -10,14 +11,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 # From the bottom up. A file belongs to the longest room that its path begins with.
-ORDER = [
+CORE = [
     "text",
     "placements",
     "plans",
-    "pictures",
-    "kernels",
     "runtime/comm",
-    "runtime/threads",
     "runtime/tensor",
     "runtime/redistribute",
     "runtime/rules",
@@ -34,31 +32,56 @@ ORDER = [
     "ops/spatial",
     "ops/random",
     "ops/sparse",
-    "ops/embedding",
     "ops",
+    "shardwise/placements.h",
+    "shardwise/device_mesh.h",
+    "shardwise/device_mesh.cpp",
+    "shardwise/dtensor.h",
+    "shardwise/dtensor.cpp",
+]
+LAYERS = [
+    "threads",
+    "pictures",
+    "kernels",
+    "ops/embedding",
     "wrappers/embedding_plan",
     "wrappers",
     "wrappers/distributed_embedding",
     "wrappers/fsdp",
     "shardwise",
-    "python",
 ]
+# python/ has the bindings of the core, which see no layer but the threads.
+ORDER = [*CORE, *LAYERS, "python", "python/layers"]
+
+# The core's public headers: these rooms, and these headers of the others. The layers may include no other header of the core.
+PUBLIC_ROOMS = {"text", "placements", "plans", "runtime/comm", "runtime/tensor", "runtime/api"}
+PUBLIC_HEADERS = {
+    "ops/support/agreed_range.h",
+    "ops/support/derivative.h",
+    "ops/support/kernels.h",
+    "runtime/dispatch/gradient_layout.h",
+    "runtime/dispatch/plain_operand.h",
+    "runtime/redistribute/execute.h",
+    "runtime/redistribute/packed_messages.h",
+    "runtime/rules/aten_operators.h",
+    "runtime/rules/op_info.h",
+    "runtime/rules/propagate.h",
+    "runtime/rules/rule.h",
+}
 
 # Includes that are forbidden although the including room stands above. Families of operators know each other's helpers only where the
 # second list says so.
-FAMILIES = {room for room in ORDER if room.startswith("ops/") and room not in ("ops/support", "ops/families.h")}
-NEIGHBOURS = {"ops/shapes": {"ops/indexing"}, "ops/embedding": {"ops/indexing"}, "ops/products": {"ops/indexing"}}
+FAMILIES = {room for room in CORE if room.startswith("ops/") and room not in ("ops/support", "ops/families.h")}
+NEIGHBOURS = {"ops/shapes": {"ops/indexing"}, "ops/products": {"ops/indexing"}}
 EXCEPT = {room: FAMILIES - {room} - NEIGHBOURS.get(room, set()) for room in FAMILIES}
-EXCEPT["wrappers"] = FAMILIES - {"ops/embedding"} | {"ops", "ops/support", "ops/families.h", "kernels"}
-EXCEPT["wrappers/embedding_plan"] = set(ORDER) - {"text", "placements", "plans", "pictures", "wrappers/embedding_plan"}
-EXCEPT["wrappers/distributed_embedding"] = EXCEPT["wrappers"] - {"kernels"}
-EXCEPT["wrappers/fsdp"] = EXCEPT["wrappers/distributed_embedding"] | {
-    "wrappers",
-    "wrappers/distributed_embedding",
-    "ops/embedding",
-}
-EXCEPT["python"] = {"kernels"}
-NO_KERNELS = {room for room in ORDER if room.startswith("runtime/")}  # rows of tables are the lookups' business
+EXCEPT |= {room: {"threads", "kernels"} for room in LAYERS if room not in ("threads", "kernels", "ops/embedding")}
+EXCEPT["ops/embedding"] = {"threads", "pictures"}
+EXCEPT["wrappers"] |= {"pictures"}
+EXCEPT["wrappers/embedding_plan"] |= set(ORDER) - {"text", "placements", "plans", "pictures", "wrappers/embedding_plan"}
+EXCEPT["wrappers/distributed_embedding"] |= {"pictures"}
+EXCEPT["wrappers/fsdp"] |= {"pictures", "wrappers", "wrappers/distributed_embedding", "ops/embedding"}
+EXCEPT["python"] = set(LAYERS) - {"threads"}
+EXCEPT["python/layers"] = {"kernels"}
 
 PURE = {"kernels", "text", "placements", "plans", "pictures", "wrappers/embedding_plan"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
@@ -72,11 +95,13 @@ def room_of(path: str) -> str | None:
     return max(inside, key=len, default=None)
 
 
-def may_include(room: str, other: str) -> bool:
-    """True where `other` is the same room, or one earlier in ORDER that is not excepted."""
-    if ORDER.index(other) > ORDER.index(room) or other in EXCEPT.get(room, set()):
+def may_include(room: str, header: str) -> bool:
+    """True where `header` is of the same room, or of one earlier in ORDER that is not excepted. Of the core, layers see the public headers."""
+    other = room_of(header)
+    if other is None or ORDER.index(other) > ORDER.index(room) or other in EXCEPT.get(room, set()):
         return False
-    return other != "kernels" or room not in NO_KERNELS
+    is_inside = room not in LAYERS or other not in CORE
+    return is_inside or other in PUBLIC_ROOMS or header in PUBLIC_HEADERS or header.startswith("shardwise/")
 
 
 def complaints(path: Path, room: str) -> list[str]:
@@ -89,14 +114,13 @@ def complaints(path: Path, room: str) -> list[str]:
         target = match[2]
         place = f"{path.relative_to(ROOT)}:{number}"
         if match[1] == '"':
-            other = room_of(target)
-            if other is None or not may_include(room, other):
+            if not may_include(room, target):
                 found.append(f'{place}: {room}/ may not include "{target}"')
             elif not (ROOT / target).is_file():
                 found.append(f'{place}: "{target}" does not exist')
         if room in PURE and FORBIDDEN_IN_PURE.match(target):
             found.append(f"{place}: {room}/ is free of tensors and may not include <{target}>")
-        if room != "python" and FORBIDDEN_OUTSIDE_PYTHON.match(target):
+        if not room.startswith("python") and FORBIDDEN_OUTSIDE_PYTHON.match(target):
             found.append(f"{place}: only python/ may include <{target}>")
     return found
 

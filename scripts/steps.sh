@@ -11,7 +11,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 venv=$root/.venv
 python=$venv/bin/python
-build=$root/build
+build=${SHARDWISE_BUILD:-$root/build}
 cores=$(env -u OMP_NUM_THREADS nproc)  # that variable, of which nproc takes notice, is for one process
 
 # A script started by another one goes on in the same log.

@@ -30,10 +30,14 @@ def problems(wheel: Path) -> list[str]:
             for pattern in ("*.py", "*.pyi", "py.typed")
             for path in (ROOT / "python" / "shardwise").rglob(pattern)
         ]
-        wanted = {*sources, "shardwise/_build_facts.py", "shardwise/libshardwise.so"}
+        wanted = {*sources, "shardwise/_build_facts.py", "shardwise/libshardwise.so", "shardwise/libshardwise_core.so"}
         found += [f"{name} is missing." for name in sorted(wanted - names)]
         libraries = [name for name in sorted(names) if re.search(r"\.so(\.\d+)*$", name)]
-        extra = [name for name in libraries if not re.fullmatch(r"shardwise/(libshardwise|_C\.[\w-]+)\.so", name)]
+        extra = [
+            name
+            for name in libraries
+            if not re.fullmatch(r"shardwise/(libshardwise|libshardwise_core|_C\.[\w-]+)\.so", name)
+        ]
         found += [f"{name} is another's library." for name in extra]
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         requirements = re.findall(r"^Requires-Dist: (.*)$", archive.read(metadata).decode(), re.MULTILINE)
@@ -52,7 +56,7 @@ def library_problems(library: Path, name: str) -> list[str]:
     paths = [path for found in re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", shown) for path in found.split(":")]
     found = [f"{name} has no RPATH {TORCH_BESIDE}: {paths}."] if TORCH_BESIDE not in paths else []
     found += [f"{name} looks for libraries in {path}." for path in paths if not path.startswith("$ORIGIN")]
-    ours = re.compile(r"libshardwise\.so")
+    ours = re.compile(r"libshardwise(_core)?\.so")
     return found + [
         f"{name} needs {other}, which neither torch nor the system has."
         for other in needed

@@ -10,7 +10,6 @@
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/env_world.h"
 #include "runtime/tensor/device_mesh.h"
-#include "runtime/threads/thread_world.h"
 #include "shardwise/device_mesh.h"
 #include "shardwise/dtensor.h"
 #include "shardwise/pictures.h"

@@ -23,12 +23,6 @@ struct MeshAxis {
   int64_t mesh_dim = 0;
 };
 
-/// A 1-D mesh of all ranks of this thread's world.
-MeshPtr world_mesh(c10::DeviceType device_type);
-
-/// The 1-D mesh of the ranks along `mesh_dim` that includes this rank (coordinate 0 on a non-member). Sends nothing: the group exists already.
-MeshPtr line_of(const MeshPtr& mesh, int64_t mesh_dim);
-
 /// All four moves are collective along the mesh dim, in the direction (forward or backward) that sends. They throw, before any message,
 /// c10::IndexError for a dim out of range and c10::ValueError for a DTensor on another mesh or with a placement that the move does not start from.
 ///

@@ -1,6 +1,6 @@
 // wrappers/parallel_lookup.cpp: lookups in tables sharded by rows or columns, and losses of logits sharded by classes.
 #include "ops/embedding/lookup_options.h"
-#include "wrappers/mp_moves.h"
+#include "runtime/tensor/mesh_lines.h"
 #include "wrappers/parallel_layers.h"
 #include "wrappers/plain_parts.h"
 

@@ -1,6 +1,6 @@
 #include "wrappers/parallel_modules.h"
 
-#include "wrappers/mp_moves.h"
+#include "runtime/tensor/mesh_lines.h"
 
 #include <ATen/core/grad_mode.h>
 

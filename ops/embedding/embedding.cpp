@@ -4,10 +4,10 @@
 // aten's derivative of embedding takes the number of rows, not their layout, so lookups have an autograd function of their own.
 #include "ops/embedding/batched_embedding.h"
 #include "ops/embedding/gradient_sink.h"
+#include "ops/embedding/lookup_operators.h"
 #include "ops/embedding/lookup_terms.h"
 #include "ops/embedding/saved_state.h"
 #include "ops/embedding/table_lookup.h"
-#include "ops/families.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "placements/placement_list.h"

@@ -1,8 +1,8 @@
 // ops/embedding/embedding_bag.cpp: sums, means and maxima of bags of rows: arguments and autograd. bag_lookup.h computes them.
 #include "ops/embedding/bag_lookup.h"
 #include "ops/embedding/first_order.h"
+#include "ops/embedding/lookup_operators.h"
 #include "ops/embedding/saved_state.h"
-#include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "runtime/tensor/below_autograd.h"
 

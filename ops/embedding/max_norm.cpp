@@ -1,8 +1,8 @@
 // ops/embedding/max_norm.cpp: rescales rows whose norm exceeds max_norm, among the rows that any rank looks up.
 #include "ops/embedding/id_check.h"
+#include "ops/embedding/lookup_operators.h"
 #include "ops/embedding/row_kernels.h"
 #include "ops/embedding/table_lookup.h"
-#include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "placements/placement_list.h"
 #include "runtime/comm/collectives.h"

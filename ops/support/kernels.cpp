@@ -2,8 +2,14 @@
 
 #include "runtime/dispatch/dispatch.h"
 #include "runtime/tensor/derivative_formula.h"
+#include "runtime/tensor/registrations.h"
 
 namespace shardwise {
+
+void AtenKernels::impl(const char* op, torch::CppFunction&& kernel) {
+  give_way(std::string("aten::") + op, key_);
+  library_.impl(op, std::move(kernel));
+}
 
 void AtenKernels::call_class(const std::string& name, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
   const c10::OperatorHandle handle = *find_operator(name);

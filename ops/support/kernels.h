@@ -62,30 +62,32 @@ inline MemoryWrite write_to(at::Tensor& written) {
 /// Registers kernels for one dispatch key of aten.
 class AtenKernels {
  public:
-  explicit AtenKernels(c10::DispatchKey key) : library_(torch::Library::IMPL, "aten", key, __FILE__, __LINE__) {}
+  explicit AtenKernels(c10::DispatchKey key)
+      : key_(key), library_(torch::Library::IMPL, "aten", key, __FILE__, __LINE__) {}
 
   /// Messages that the kernel sends are counted for `op`. A trace of operators has a line for `op`, unless the operators that the kernel calls have
   /// lines of their own.
   template <class Return, class... Args>
   void impl(const char* op, Return (*kernel)(Args...)) {
-    library_.impl(op, [name = std::string("aten::") + op, kernel](Args... args) -> Return {
-      return run(name, kernel, std::forward<Args>(args)...);
-    });
+    impl(op, torch::CppFunction([name = std::string("aten::") + op, kernel](Args... args) -> Return {
+           return run(name, kernel, std::forward<Args>(args)...);
+         }));
   }
-  void impl(const char* op, torch::CppFunction&& kernel) { library_.impl(op, std::move(kernel)); }
+  void impl(const char* op, torch::CppFunction&& kernel);
 
   /// impl() for a kernel that reads the memory of its arguments. An object of a tensor class has no memory to read, so the class's own
   /// operator is called instead: by the operator's rule, and without a rule on gathered arguments.
   template <class Return, class... Args>
   void impl_in_memory(const char* op, Return (*kernel)(Args...)) {
-    library_.impl(op, [name = std::string("aten::") + op, kernel](c10::DispatchKeySet keys, Args... args) -> Return {
+    const auto checked = [name = std::string("aten::") + op, kernel](c10::DispatchKeySet keys, Args... args) -> Return {
       if ((detail::holds_class<std::decay_t<Args>>(args) || ...)) [[unlikely]] {
         auto stack = c10::impl::boxArgs<Args...>(std::forward<Args>(args)...);
         call_class(name, keys, stack);
         return c10::impl::PopResult<Return>::call(stack);
       }
       return run(name, kernel, std::forward<Args>(args)...);
-    });
+    };
+    impl(op, torch::CppFunction(checked));
   }
   torch::Library& library() { return library_; }
 
@@ -101,10 +103,11 @@ class AtenKernels {
   /// Calls the operator as if it had no kernel of ours. `keys`: those that remain to be handled, with this kernel's.
   static void call_class(const std::string& name, c10::DispatchKeySet keys, torch::jit::Stack& stack);
 
+  const c10::DispatchKey key_;
   torch::Library library_;
 };
 
-/// Kernels below autograd: torch's derivative formula stays. Registered before register_dispatch(), which registers all other operators.
+/// Kernels below autograd: torch's derivative formula stays.
 AtenKernels& aten_kernels();
 
 /// Kernels above autograd, in place of torch's derivative formula.

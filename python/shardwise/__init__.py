@@ -15,93 +15,63 @@ import torch
 from shardwise import _torch_check  # noqa: F401  first: it names a torch that does not fit
 
 # isort: split
-from shardwise import (
-    _C,
-    _build_facts,
-    debug,
-    device_mesh,
-    experimental,
-    fsdp,
-    optim,
-    parallel,
-    placement_types,
-    testing,
-)
+from shardwise import _C, _build_facts, debug, device_mesh, experimental, placement_types, testing
 from shardwise._C import (
     BlockShard,
-    EmbeddingPlan,
     EnumerableShard,
     Layout,
     Partial,
     Placement,
     Plan,
-    QuantizedTable,
     RaggedShard,
     Replicate,
     Shard,
     ShardMetadata,
-    TableConfig,
     accumulate_gradients,
     cache_counters,
     communication_policy,
     implicit_replication,
-    lookup_exchange,
-    plan_embeddings,
     plan_redistribution,
-    quantize_rows,
     redistribute_many,
     redistribution_counters,
     register_rule,
 )
 from shardwise._class_texts import give_texts_a_hash
 from shardwise._handed_over import hand_over
-from shardwise.debug import CommDebugMode, explain, profile, step_report, visualize_mesh, visualize_sharding
+from shardwise.debug import CommDebugMode, explain, profile, step_report
 from shardwise.device_mesh import DeviceMesh, init_device_mesh, rebuild_mesh, rebuild_related, rebuild_slice
 from shardwise.distribute_module import distribute_module
-from shardwise.distributed_embedding import (
-    CacheCounts,
-    DistributedEmbedding,
-    EmbeddingLookup,
-    EmbeddingPipeline,
-    FileStorage,
-    RaggedIds,
-    broadcast_parameters,
-)
 from shardwise.dtensor import DTensor, distribute_tensor, rebuild_dtensor
 from shardwise.factories import empty, full, linspace, logspace, ones, rand, randn, zeros
-from shardwise.fsdp import fully_shard
 from shardwise.interop import from_torch, to_torch
 from shardwise.live import watch_if_asked
-from shardwise.local_shards_wrapper import LocalShardsWrapper, rebuild_local_shards
 
 __all__ = [
-    "BlockShard", "CacheCounts", "CommDebugMode", "DTensor", "DeviceMesh", "DistributedEmbedding", "EmbeddingLookup",
-    "EmbeddingPipeline", "EmbeddingPlan", "EnumerableShard", "FileStorage", "Layout", "LocalShardsWrapper",
-    "Partial", "Placement", "Plan", "QuantizedTable", "RaggedIds", "RaggedShard", "Replicate", "Shard",
-    "ShardMetadata", "TableConfig", "accumulate_gradients", "broadcast_parameters", "cache_counters",
-    "communication_policy", "debug", "device_mesh", "distribute_module", "distribute_tensor", "empty",
-    "experimental", "explain", "from_torch", "fsdp", "full", "fully_shard", "implicit_replication",
-    "init_device_mesh", "linspace", "logspace", "lookup_exchange", "ones", "optim", "parallel", "placement_types",
-    "plan_embeddings", "plan_redistribution", "profile", "quantize_rows", "rand", "randn", "redistribute_many",
-    "redistribution_counters", "register_rule", "step_report", "testing", "to_torch", "visualize_mesh",
-    "visualize_sharding", "zeros",
+    "BlockShard", "CommDebugMode", "DTensor", "DeviceMesh", "EnumerableShard", "Layout", "Partial", "Placement", "Plan", "RaggedShard",
+    "Replicate", "Shard", "ShardMetadata", "accumulate_gradients", "cache_counters", "communication_policy", "debug", "device_mesh",
+    "distribute_module", "distribute_tensor", "empty", "experimental", "explain", "from_torch", "full", "implicit_replication",
+    "init_device_mesh", "linspace", "logspace", "ones", "placement_types", "plan_redistribution", "profile", "rand", "randn",
+    "redistribute_many", "redistribution_counters", "register_rule", "step_report", "testing", "to_torch", "zeros",
 ]  # fmt: skip
 
 __version__ = _build_facts.VERSION
 
 # torch.load(weights_only=True) may call these.
 torch.serialization.add_safe_globals(
-    [
-        *placement_types.KINDS,
-        ShardMetadata,
-        rebuild_dtensor,
-        rebuild_local_shards,
-        rebuild_mesh,
-        rebuild_related,
-        rebuild_slice,
-    ]
+    [*placement_types.KINDS, ShardMetadata, rebuild_dtensor, rebuild_mesh, rebuild_related, rebuild_slice]
 )
 give_texts_a_hash()
 hand_over()
 atexit.register(_C.forget_world)  # runs after the exit handlers that the program registers later; needs no world
 watch_if_asked()
+
+if _build_facts.LAYERS:
+    from shardwise import _layers
+    from shardwise._layers import *  # noqa: F403
+
+    __all__ += _layers.__all__
+else:
+    from shardwise._core_alone import refuse
+
+    globals().update(__getattr__=refuse)
+    vars(_C).update(__getattr__=refuse)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from shardwise import _C
+from shardwise._build_facts import LAYERS
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
@@ -52,7 +53,9 @@ class LocalShardsWrapper(torch.Tensor):
         )
         return wrapper
 
-    local_shards = _C.local_shards
+    def local_shards(self) -> list[torch.Tensor]:
+        """The pieces."""
+        return _C.local_shards(self)
 
     def local_sizes(self) -> list[torch.Size]:
         """The size of each piece."""
@@ -160,4 +163,5 @@ def rebuild_local_shards(
     return wrapper
 
 
-_C.set_local_shards_class(LocalShardsWrapper)
+if LAYERS:
+    _C.set_local_shards_class(LocalShardsWrapper)

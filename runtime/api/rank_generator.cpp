@@ -1,10 +1,9 @@
 #include "runtime/api/rank_generator.h"
 
-#include "runtime/threads/start_generator.h"
-
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <mutex>
+#include <utility>
 
 namespace shardwise {
 namespace {
@@ -20,6 +19,12 @@ RankGenerator& of_thread() {
   return own;
 }
 
+/// Undefined in threads that are no ranks.
+at::Generator& start_of_thread() {
+  thread_local at::Generator start;
+  return start;
+}
+
 /// Calls `use` with this thread's generator.
 template <class Use>
 auto with_generator(const Use& use) {
@@ -32,13 +37,15 @@ auto with_generator(const Use& use) {
 
 at::Generator& rank_generator(const at::Generator& shared) {
   RankGenerator& own = of_thread();
-  const at::Generator& start = start_generator();
+  const at::Generator& start = start_of_thread();
   if (!own.generator.defined() || own.start != start) own = {start, (start.defined() ? start : shared).clone()};
   // Seeded, not copied: other ranks may have drawn plain tensors since the seed was set.
   if (const uint64_t seed = shared.current_seed(); !own.is_governed && own.generator.current_seed() != seed)
     own.generator = at::detail::createCPUGenerator(seed);
   return own.generator;
 }
+
+void set_start_generator(at::Generator start) { start_of_thread() = std::move(start); }
 
 at::Tensor rank_state() {
   return with_generator([](const at::Generator& own) { return own.get_state(); });

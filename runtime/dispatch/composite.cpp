@@ -82,8 +82,6 @@ bool returns_tensors(const c10::OperatorHandle& op) {
 }  // namespace
 
 void register_composites(c10::ArrayRef<std::string_view> without_plain) {
-  auto& backend = registrations("aten", kTensorKey);
-  auto& autograd = registrations("aten", kAutogradKey);
   for (const AtenOperator& op : aten_operators()) {
     if (!op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
         op.handle.hasKernelForDispatchKey(kTensorKey) || op.handle.hasKernelForDispatchKey(kAutogradKey) ||
@@ -91,9 +89,9 @@ void register_composites(c10::ArrayRef<std::string_view> without_plain) {
         std::ranges::count(without_plain, op.handle.operator_name().name) || !returns_tensors(op.handle))
       continue;
     if (op.handle.schema().overload_name().find("name") != std::string::npos) continue;  // named dims cannot be boxed
-    for (auto* keyed : {&backend, &autograd})
-      keyed->impl(op.short_name(),
-                  torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CompositeKernel>(op.handle)));
+    for (const auto key : {kTensorKey, kAutogradKey})
+      register_default(op.handle, key,
+                       c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<CompositeKernel>(op.handle)));
   }
 }
 

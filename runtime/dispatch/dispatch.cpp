@@ -59,6 +59,10 @@ class BoxedKernel final : public c10::OperatorKernel {
     info_.rule = RuleTable::global().find(info_.name);
     if (!info_.rule && !out_call_) infos_without_rule().emplace(info_.name, &info_);
   }
+  ~BoxedKernel() override {  // another kernel takes the operator
+    const std::lock_guard lock(rules_mutex());
+    infos_without_rule().erase(info_.name);
+  }
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     if (out_call_)
       out_call_->run(info_, stack);
@@ -262,14 +266,14 @@ void add_user_rule(const std::string& op, const Rule& rule) {
 }
 
 void register_dispatch() {
-  auto& aten = registrations("aten", kTensorKey);
   for (const auto key : {kTensorKey, kAutogradKey})
     registrations("aten", key).impl("flatten_dense_tensors", torch::CppFunction(&flatten_dense_tensors));
   for (const AtenOperator& op : aten_operators()) {
     if (op.handle.hasKernelForDispatchKey(kTensorKey)) continue;
     const bool is_composite = op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
     if (is_composite && !RuleTable::global().find(op.name)) continue;
-    aten.impl(op.short_name(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op.handle)));
+    register_default(op.handle, kTensorKey,
+                     c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op.handle)));
   }
   registrations("_", kTensorKey).fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
   if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kAutogradKey))

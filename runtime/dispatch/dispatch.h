@@ -16,7 +16,8 @@ namespace shardwise {
 void dispatch(const OpInfo& op, torch::jit::Stack* stack);
 
 /// Registers dispatch() for every operator of aten that is not composite or has a rule, the fallback for other namespaces, detach(), and a
-/// fallthrough for autograd if it has none. Called once, after the rules and the kernels of ops/ are registered.
+/// fallthrough for autograd if it has none. Called once. An operator that has a kernel by then keeps it, and one that gets a kernel later uses
+/// that one (registrations.h).
 void register_dispatch();
 
 /// Adds `rule` for an operator of another library, or for one of aten that has none. May be called at any time; later calls use the rule.

@@ -1,7 +1,10 @@
 // runtime/tensor/registrations.h: kernels registered with torch's dispatcher for the lifetime of the process.
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
+
+#include <string>
 
 namespace shardwise {
 
@@ -9,5 +12,11 @@ namespace shardwise {
 inline torch::Library& registrations(const char* ns, c10::DispatchKey key) {
   return *new torch::Library(torch::Library::IMPL, ns, key, __FILE__, __LINE__);
 }
+
+/// Registers `kernel` for `op`, until give_way() removes it.
+void register_default(const c10::OperatorHandle& op, c10::DispatchKey key, c10::KernelFunction kernel);
+
+/// Removes the default kernel of `op` ("aten::embedding"), if it has one, so that another can be registered: torch warns of two.
+void give_way(const std::string& op, c10::DispatchKey key);
 
 }  // namespace shardwise

@@ -34,7 +34,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_room_header_is_installed_under_include_shardwise(prefix: Path) -> None:
-    rooms = ("kernels", "placements", "plans", "runtime", "ops", "wrappers", "shardwise")
+    rooms = ("kernels", "placements", "plans", "runtime", "ops", "threads", "wrappers", "shardwise")
     headers = {path.relative_to(ROOT) for room in rooms for path in (ROOT / room).rglob("*.h")}
     include = prefix / "include" / "shardwise"
     missing = [h for h in headers if not (include / (h.name if h.parts[0] == "shardwise" else h)).is_file()]

@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD_NAME = "shardwise-0.2.0-cp311-cp311-manylinux_2_28_x86_64.whl"
+LIBRARIES = ("libshardwise", "libshardwise_core", "_C.cpython-311-x86_64-linux-gnu")
 TORCH_BESIDE = "$ORIGIN:$ORIGIN/../torch/lib"
 
 
@@ -49,7 +50,7 @@ def wheel(
     with zipfile.ZipFile(made, "w") as archive:
         for each in files - {without}:
             archive.writestr(each, "")
-        for each in ("shardwise/libshardwise.so", "shardwise/_C.cpython-311-x86_64-linux-gnu.so", extra):
+        for each in (*(f"shardwise/{name}.so" for name in LIBRARIES), extra):
             if each not in ("", without):
                 archive.write(binary, each)
         archive.writestr(

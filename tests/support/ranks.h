@@ -5,7 +5,7 @@
 //   expect_error("rank 2 has finished", error_of_ranks(3, body));
 #pragma once
 
-#include "runtime/threads/thread_world.h"
+#include "threads/thread_world.h"
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>

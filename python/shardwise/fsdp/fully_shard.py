@@ -1,5 +1,7 @@
 """fully_shard: checks its arguments and makes a group of parameters."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, TypeVar

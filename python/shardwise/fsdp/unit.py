@@ -1,5 +1,7 @@
 """Unit: a group of parameters, the modules that compute with them, and the hooks of these modules."""
 
+from __future__ import annotations
+
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -19,11 +21,11 @@ from shardwise.placement_types import Placement
 Places = list[tuple[nn.Module, str]]  # the places where modules keep one parameter
 
 
-def unit_of(module: nn.Module) -> "Unit | None":
+def unit_of(module: nn.Module) -> Unit | None:
     return module.__dict__.get("_shardwise_unit")
 
 
-def units_of(modules: Iterable[nn.Module]) -> list["Unit"]:
+def units_of(modules: Iterable[nn.Module]) -> list[Unit]:
     """The units of the modules, each once."""
     return list(dict.fromkeys(unit for module in modules if (unit := unit_of(module)) is not None))
 

@@ -35,5 +35,7 @@ class Facade(ModuleType):
 
 def torchs_own(name: str) -> ModuleType:
     """torch's module of this name, even if a facade stands in its place. Imports it if nobody has."""
-    module = sys.modules.get(name) or import_module(name)
+    # The package first. A thread that imports the package holds its lock and asks for the module's; one that imports the module does the opposite.
+    import_module(name.rpartition(".")[0])
+    module = import_module(name)
     return module.original if isinstance(module, Facade) else module

@@ -1,6 +1,7 @@
 // main.cpp: a program of a user, with Python's names: on four threads, or as a process of four that torchrun started.
 #include <shardwise/modules.h>
 #include <shardwise/shardwise.h>
+#include <shardwise/threads/thread_world.h>
 
 #include <torch/nn/init.h>
 #include <torch/nn/modules/container/sequential.h>

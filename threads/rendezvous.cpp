@@ -1,4 +1,4 @@
-#include "runtime/threads/rendezvous.h"
+#include "threads/rendezvous.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>

@@ -1,11 +1,11 @@
-// runtime/threads/strict_backend.h: a c10d backend that behaves like NCCL, for ranks that are threads of one process.
+// threads/strict_backend.h: a c10d backend that behaves like NCCL, for ranks that are threads of one process.
 //
 // For tests: an error or hang over NCCL becomes an error that names ranks and calls.
 //   SHARDWISE_THREADS=strict build/runtime_test
 #pragma once
 
-#include "runtime/threads/communicator.h"
-#include "runtime/threads/thread_calls.h"
+#include "threads/communicator.h"
+#include "threads/thread_calls.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 

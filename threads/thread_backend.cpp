@@ -1,6 +1,6 @@
-#include "runtime/threads/thread_backend.h"
+#include "threads/thread_backend.h"
 
-#include "runtime/threads/thread_calls.h"
+#include "threads/thread_calls.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 

@@ -1,4 +1,4 @@
-#include "runtime/threads/thread_world.h"
+#include "threads/thread_world.h"
 
 #include "runtime/comm/collectives.h"
 #include "tests/support/ranks.h"

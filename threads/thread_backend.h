@@ -1,9 +1,9 @@
-// runtime/threads/thread_backend.h: a c10d backend whose ranks are threads of one process.
+// threads/thread_backend.h: a c10d backend whose ranks are threads of one process.
 #pragma once
 
-#include "runtime/threads/mailbox.h"
-#include "runtime/threads/rendezvous.h"
-#include "runtime/threads/thread_calls.h"
+#include "threads/mailbox.h"
+#include "threads/rendezvous.h"
+#include "threads/thread_calls.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 

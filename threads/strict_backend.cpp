@@ -1,4 +1,4 @@
-#include "runtime/threads/strict_backend.h"
+#include "threads/strict_backend.h"
 
 #include "runtime/comm/backend_traits.h"
 #include "runtime/comm/group_backend.h"

@@ -1,9 +1,9 @@
-#include "runtime/threads/thread_world.h"
+#include "threads/thread_world.h"
 
+#include "runtime/api/rank_generator.h"
 #include "runtime/comm/error_text.h"
-#include "runtime/threads/start_generator.h"
-#include "runtime/threads/strict_backend.h"
-#include "runtime/threads/thread_backend.h"
+#include "threads/strict_backend.h"
+#include "threads/thread_backend.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/AutogradState.h>
@@ -116,7 +116,7 @@ std::shared_ptr<World> ThreadHub::world(int64_t rank) {
   std::vector<int64_t> everyone(size());
   std::iota(everyone.begin(), everyone.end(), 0);
   const std::lock_guard lock(mutex_);
-  start_generator() = rendezvous_table_->generator;
+  set_start_generator(rendezvous_table_->generator);
   // A rank's backward runs in the rank's own thread. Autograd has one thread per GPU, in which one rank's nodes would queue behind nodes
   // that wait for it.
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);

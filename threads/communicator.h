@@ -1,12 +1,12 @@
-// runtime/threads/communicator.h: the order in which NCCL runs the calls on one group, for ranks that are threads of one process.
+// threads/communicator.h: the order in which NCCL runs the calls on one group, for ranks that are threads of one process.
 //
 // The members' first calls create the communicator together. Then each member has a stream of launches. A launch is a collective, or a
 // group of sends and receives. Launching does not wait. A launch runs when it is the first of its stream and its counterparts are the first
 // of theirs: the same collective on all other members, or the other end of each message.
 #pragma once
 
-#include "runtime/threads/rendezvous.h"
-#include "runtime/threads/strict_ranks.h"
+#include "threads/rendezvous.h"
+#include "threads/strict_ranks.h"
 
 #include <deque>
 #include <map>

@@ -1,7 +1,7 @@
-// runtime/threads/mailbox.h: delivers messages between ranks that are threads of one process.
+// threads/mailbox.h: delivers messages between ranks that are threads of one process.
 #pragma once
 
-#include "runtime/threads/rendezvous.h"
+#include "threads/rendezvous.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,4 +1,4 @@
-#include "runtime/threads/thread_backend.h"
+#include "threads/thread_backend.h"
 
 #include "tests/support/ranks.h"
 #include "tests/support/strict_threads.h"

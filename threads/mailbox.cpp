@@ -1,8 +1,8 @@
-#include "runtime/threads/mailbox.h"
+#include "threads/mailbox.h"
 
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/tagged_messages.h"
-#include "runtime/threads/thread_calls.h"
+#include "threads/thread_calls.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// runtime/threads/rendezvous.h: how ranks that are threads of one process meet in a collective.
+// threads/rendezvous.h: how ranks that are threads of one process meet in a collective.
 //
 // A collective is a round: each member offers its tensors, waits until all have arrived, reads the others' tensors, and waits until all
 // have read. Waiting uses a condition variable. A rank that fails or finishes wakes the ranks that wait for it.

@@ -1,4 +1,4 @@
-#include "runtime/threads/thread_calls.h"
+#include "threads/thread_calls.h"
 
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>

@@ -1,4 +1,4 @@
-// runtime/threads/strict_ranks.h: the thread ranks of a strict program that still take part, what they wait for, and whether the waits can
+// threads/strict_ranks.h: the thread ranks of a strict program that still take part, what they wait for, and whether the waits can
 // end.
 #pragma once
 

@@ -1,4 +1,4 @@
-#include "runtime/threads/communicator.h"
+#include "threads/communicator.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>

@@ -1,10 +1,10 @@
-// runtime/threads/thread_world.h: ranks as threads of one process, for tests and notebooks.
+// threads/thread_world.h: ranks as threads of one process, for tests and notebooks.
 //
 //   run_ranks(3, [](World& world) { ... });    // three threads; each has its own World::current()
 #pragma once
 
 #include "runtime/comm/world.h"
-#include "runtime/threads/rendezvous.h"
+#include "threads/rendezvous.h"
 
 #include <chrono>
 #include <functional>

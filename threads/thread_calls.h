@@ -1,7 +1,7 @@
-// runtime/threads/thread_calls.h: the computation of each collective among ranks that are threads of one process, for both backends.
+// threads/thread_calls.h: the computation of each collective among ranks that are threads of one process, for both backends.
 #pragma once
 
-#include "runtime/threads/rendezvous.h"
+#include "threads/rendezvous.h"
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
 

@@ -1,4 +1,4 @@
-#include "runtime/threads/strict_backend.h"
+#include "threads/strict_backend.h"
 
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/collectives.h"

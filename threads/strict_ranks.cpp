@@ -1,6 +1,6 @@
-#include "runtime/threads/strict_ranks.h"
+#include "threads/strict_ranks.h"
 
-#include "runtime/threads/communicator.h"
+#include "threads/communicator.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>

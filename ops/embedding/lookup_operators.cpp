@@ -1,0 +1,14 @@
+#include "ops/embedding/lookup_operators.h"
+
+namespace shardwise {
+namespace {
+
+[[maybe_unused]] const bool registered = [] {
+  register_embedding(RuleTable::global());
+  register_embedding_bag();
+  register_embedding_renorm();
+  return true;
+}();
+
+}  // namespace
+}  // namespace shardwise
