@@ -1,6 +1,7 @@
 // runtime/dispatch/decision.h: how to run a call with given layouts and scalars, and the bounded cache of such decisions.
 #pragma once
 
+#include "runtime/comm/events.h"
 #include "runtime/rules/propagate.h"
 #include "runtime/tensor/bounded_map.h"
 #include "runtime/tensor/dtensor_impl.h"
@@ -28,6 +29,8 @@ struct Decision {
   /// If may_be_refused_on_other_ranks: the numbers of this thread's latest call, which the kernel accepts there. It may refuse other
   /// numbers.
   mutable std::optional<std::vector<c10::IValue>> accepted_numbers;
+  /// How such calls run, in words; null until a reader wanted them.
+  mutable std::shared_ptr<const OpDescription> description;
   /// One piece each, and nothing to move, replace or skip: the kernel's result is the local result.
   bool is_direct = false;
   /// Arguments to replace, per local piece (one entry for ordinary layouts); empty if no piece has any.

@@ -1,6 +1,6 @@
 #include "runtime/threads/mailbox.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/tagged_messages.h"
 #include "runtime/threads/thread_calls.h"
 
