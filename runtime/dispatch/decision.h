@@ -29,12 +29,12 @@ struct Decision {
   /// If may_be_refused_on_other_ranks: the numbers of this thread's latest call, which the kernel accepts there. It may refuse other
   /// numbers.
   mutable std::optional<std::vector<c10::IValue>> accepted_numbers;
-  /// How such calls run, in words; null until a reader wanted them.
-  mutable std::shared_ptr<const OpDescription> description;
   /// One piece each, and nothing to move, replace or skip: the kernel's result is the local result.
   bool is_direct = false;
   /// Arguments to replace, per local piece (one entry for ordinary layouts); empty if no piece has any.
   std::vector<std::vector<std::pair<size_t, c10::IValue>>> local_args;
+  /// How such calls run, in words; null until a reader wanted them.
+  mutable std::shared_ptr<const OpDescription> description;
 };
 
 /// True in a backward that records nothing. All ranks agree, because they run the backward together.

@@ -233,7 +233,11 @@ def gathered_operators(op: OpInfo, tree: Any, scheme: Scheme) -> set[str]:
         with contextlib.suppress(Exception):
             call(op, tree_unflatten(ours, spec))
         trace.close()
-        return {record.op for record in trace.operators(with_composites=False) if "replicated" in record.rule and record.given != record.used}
+        return {
+            record.op
+            for record in trace.operators(with_composites=False)
+            if "replicated" in record.rule and record.given != record.used
+        }
 
     try:
         return set().union(*run_ranks(N_RANKS, run, timeout=COLLECTIVE_SECONDS))

@@ -128,7 +128,9 @@ TEST(OpSpanTest, AKernelIsACompositeIfOtherOperatorsRunWithinIt) {
   {
     const KernelSpan kernel(outer_name);
     run_operator("aten::mm");
-    { const KernelSpan alone(alone_name); }
+    {
+      const KernelSpan alone(alone_name);
+    }
   }
   EXPECT_EQ(names(reader.operators()), (Names{"aten::mm", "aten::sort", "aten::embedding"}));
   EXPECT_EQ(names(reader.operators(/*with_composites=*/false)), (Names{"aten::mm", "aten::sort"}));
