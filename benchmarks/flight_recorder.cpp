@@ -7,7 +7,7 @@
 // communication; "adds" is what all of a Communication adds to a Work that is done: beside the records the questions whether somebody counts, profiles or
 // compares, and the interpreter's lock. Groups of 4 and of 1,024 ranks.
 #include "runtime/comm/collectives.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/communication.h"
 
 #include <fmt/format.h>
@@ -52,8 +52,8 @@ using WorkPtr = Communication::WorkPtr;
 
 [[gnu::noinline]] void records_alone(FlightRecorder& recorder, const Group& group) {
   for (int i = 0; i < kCalls; ++i) {
-    const auto begun =
-        recorder.begin(comm_thread(), group, {"all_reduce", static_cast<int8_t>(at::kFloat), 4096, 4096});
+    const auto begun = recorder.begin(
+        comm_thread(), group, {.name = "all_reduce", .dtype = at::kFloat, .bytes_sent = 4096, .bytes_received = 4096});
     FlightRecorder::set_waiting(begun, begun.begin);
     FlightRecorder::set_ended(begun, c10::getApproximateTime(), /*is_done=*/true);
   }

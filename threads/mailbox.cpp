@@ -1,6 +1,6 @@
 #include "threads/mailbox.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/tagged_messages.h"
 #include "threads/thread_calls.h"
 

@@ -3,7 +3,7 @@
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/agreement.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "wrappers/token_route.h"
 
 #include <ATen/core/grad_mode.h>

@@ -1,6 +1,6 @@
 #include "ops/embedding/bag_lookup.h"
 #include "placements/placement_list.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/zeros.h>

@@ -3,7 +3,7 @@
 #include "ops/embedding/split_rows.h"
 #include "placements/placement_list.h"
 #include "runtime/comm/collectives.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/communication.h"
 #include "runtime/comm/messages.h"
 #include "runtime/comm/order_check.h"

@@ -4,7 +4,7 @@
 #include "ops/embedding/row_ranges.h"
 #include "ops/embedding/split_rows.h"
 #include "runtime/api/redistribute.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/full.h>

@@ -5,7 +5,7 @@
 #include "ops/embedding/row_ranges.h"
 #include "ops/embedding/split_rows.h"
 #include "placements/placement_list.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/arange.h>

@@ -5,7 +5,7 @@
 #include "placements/placement_list.h"
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_policy.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/order_check.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/tensor/below_autograd.h"

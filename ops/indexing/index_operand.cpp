@@ -3,7 +3,7 @@
 #include "ops/support/agreed_range.h"
 #include "ops/support/by_rule.h"
 #include "runtime/api/dtensor.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/tensor/below_autograd.h"
 

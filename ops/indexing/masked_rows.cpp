@@ -4,7 +4,7 @@
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/collectives.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/index.h>

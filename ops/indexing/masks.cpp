@@ -10,7 +10,7 @@
 #include "ops/support/plain_self.h"
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/dispatch/gather_fallback.h"
 #include "runtime/tensor/below_autograd.h"
 

@@ -9,7 +9,7 @@
 #include "ops/support/maybe_tensor.h"
 #include "ops/support/own_operator.h"
 #include "runtime/api/dtensor.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/tensor/below_autograd.h"
 

@@ -27,7 +27,7 @@ class SparseKernel final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     if (!rule_) refuse(info_.name);
     const CommScope scope(info_.name.c_str());
-    const KernelTrace trace(info_.name);
+    const KernelSpan span(info_.name);
     run_sparse(info_, *rule_, stack);
   }
 

@@ -2,7 +2,7 @@
 
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/dispatch/bound_call.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/tensor/below_autograd.h"

@@ -2,7 +2,7 @@
 #include "ops/spatial/convolution.h"
 #include "ops/spatial/halo.h"
 #include "runtime/api/dtensor.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/constant_pad_nd.h>

@@ -2,7 +2,7 @@
 
 #include "placements/placement_list.h"
 #include "runtime/comm/collectives.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 
 #include <ATen/ops/tensor.h>
 

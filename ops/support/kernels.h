@@ -1,8 +1,8 @@
 // ops/support/kernels.h: kernels of aten operators on distributed tensors, in place of a rule.
 #pragma once
 
-#include "runtime/comm/comm_trace.h"
-#include "runtime/dispatch/op_trace.h"
+#include "runtime/comm/comm_scope.h"
+#include "runtime/comm/event_stream.h"
 #include "runtime/tensor/dtensor_impl.h"
 
 #include <ATen/core/IListRef.h>
@@ -95,7 +95,7 @@ class AtenKernels {
   template <class Kernel, class... Args>
   static decltype(auto) run(const std::string& name, Kernel* kernel, Args&&... args) {
     const CommScope scope(name.c_str());
-    const KernelTrace trace(name);
+    const KernelSpan span(name);
     (detail::refresh<std::decay_t<Args>>(args), ...);
     [[maybe_unused]] const auto writes = std::make_tuple(detail::write_to(args)...);
     return kernel(std::forward<Args>(args)...);

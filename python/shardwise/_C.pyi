@@ -314,14 +314,18 @@ class CommEvent:
     collective: Final[str]
     op: Final[str]
     n_ranks: Final[int]
+    ranks: Final[list[int]]
+    dtype: Final[str]
     bytes_sent: Final[int]
     bytes_received: Final[int]
-
-class CommTrace:
-    def __len__(self) -> int: ...
-    def open(self) -> None: ...
-    def close(self) -> None: ...
-    def events(self) -> list[CommEvent]: ...
+    is_asked_for: Final[bool]
+    call: Final[int]
+    layouts: Final[str]
+    source: Final[str]
+    begin_ns: Final[int]
+    end_ns: Final[int]
+    waited_ns: Final[int]
+    has_failed: Final[bool]
 
 class GroupTraffic:
     ranks: Final[list[int]]
@@ -346,49 +350,25 @@ class OpRecord:
     given: Final[list[str]]
     used: Final[list[str]]
     results: Final[list[str]]
+    begin_ns: Final[int]
+    end_ns: Final[int]
     n_collectives: Final[int]
     bytes_received: Final[int]
 
-class OpTrace:
-    def __len__(self) -> int: ...
+def operator_table(operators: list[OpRecord]) -> str: ...
+
+class EventReader:
+    def __init__(
+        self, name: str, *, operators: bool = False, details: bool = False, plain_collectives: bool = False
+    ) -> None: ...
     def open(self) -> None: ...
     def close(self) -> None: ...
-    def records(self) -> list[OpRecord]: ...
-
-class TimedOperator:
-    op: str
-    rule: str
-    given: list[str]
-    used: list[str]
-    results: list[str]
-    begin_ns: int
-    end_ns: int
-    n_collectives: int
-    bytes_received: int
-
-class TimedCommunication:
-    collective: str
-    op: str
-    layouts: str
-    source: str
-    dtype: str
-    is_asked_for: bool
-    ranks: list[int]
-    call: int
-    bytes_sent: int
-    bytes_received: int
-    begin_ns: int
-    end_ns: int
-    waited_ns: int
-    has_failed: bool
-
-class Profile:
-    def open(self) -> None: ...
-    def close(self) -> None: ...
-    def operators(self) -> list[TimedOperator]: ...
-    def communications(self) -> list[TimedCommunication]: ...
-    def n_operators(self) -> int: ...
+    def collectives(self) -> list[CommEvent]: ...
+    def n_collectives(self) -> int: ...
+    def communications(self) -> list[CommEvent]: ...
     def n_communications(self) -> int: ...
+    def operators(self, with_composites: bool = True) -> list[OpRecord]: ...
+    def n_operators(self, with_composites: bool = True) -> int: ...
 
 class communication_policy:
     def __init__(self, policy: Literal["allow", "warn", "error"]) -> None: ...

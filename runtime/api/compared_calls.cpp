@@ -2,7 +2,7 @@
 
 #include "runtime/api/equal_values.h"
 #include "runtime/comm/agreement.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/order_check.h"
 #include "runtime/comm/outside_transforms.h"
 #include "runtime/comm/tracing.h"

@@ -4,7 +4,7 @@
 #include "runtime/api/local_pieces.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/agreement.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/redistribute/exchange_run.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/redistribute/packed_messages.h"

@@ -1,7 +1,7 @@
 #include "runtime/api/equal_values.h"
 
 #include "runtime/comm/agreement.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/tensor/below_autograd.h"
 
 namespace shardwise {

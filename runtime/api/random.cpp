@@ -3,7 +3,7 @@
 #include "placements/placement_list.h"
 #include "runtime/api/philox.h"
 #include "runtime/api/rank_generator.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/communication.h"
 #include "runtime/comm/order_check.h"
 #include "runtime/comm/tracing.h"

@@ -3,7 +3,7 @@
 #include "runtime/api/gradients.h"
 #include "runtime/api/move_dtypes.h"
 #include "runtime/api/to_local.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/redistribute/sparse_move.h"
 #include "runtime/tensor/spec_value.h"

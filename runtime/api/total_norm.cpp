@@ -3,7 +3,7 @@
 #include "placements/placement_list.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/collectives.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/digest.h"
 #include "runtime/redistribute/mesh_agreement.h"
 #include "runtime/tensor/below_autograd.h"

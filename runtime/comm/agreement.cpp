@@ -1,7 +1,7 @@
 #include "runtime/comm/agreement.h"
 
 #include "runtime/comm/collectives.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/digest.h"
 #include "runtime/comm/error_text.h"
 #include "runtime/comm/group_backend.h"

@@ -1,6 +1,6 @@
 #include "runtime/comm/comm_policy.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/propagated_value.h"
 
 #include <fmt/format.h>

@@ -2,7 +2,7 @@
 // a call.
 #pragma once
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 
 #include <array>
 #include <cstddef>
@@ -10,9 +10,9 @@
 
 namespace shardwise {
 
-class CommProfile;
 class FlightRecorder;
 class MessagePattern;
+struct EventStream;
 struct GroupCalls;
 
 struct KnownGroup {
@@ -22,10 +22,11 @@ struct KnownGroup {
 
 struct CommThread {
   // The innermost object of each kind, or null.
-  CommTrace* trace = nullptr;
   const CommScope* scope = nullptr;
   const MessagePattern* pattern = nullptr;
-  CommProfile* profile = nullptr;
+
+  EventStream* stream = nullptr;  // null unless a reader is open (events.h)
+  uint8_t wants = 0;              // of all open readers: a sum of EventReader::Wants
 
   const char* op = "";                                            // of the innermost scope
   CommScope::Cause outermost_cause = CommScope::Cause::kProgram;  // of the outermost scope, before any permit()

@@ -2,10 +2,10 @@
 
 #include "runtime/comm/call_notes.h"
 #include "runtime/comm/caller.h"
-#include "runtime/comm/comm_profile.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/digest.h"
 #include "runtime/comm/error_text.h"
+#include "runtime/comm/event_stream.h"
 #include "runtime/comm/flight_dump.h"
 #include "runtime/comm/lost_groups.h"
 #include "runtime/comm/order_check.h"
@@ -67,47 +67,62 @@ Communication::Communication(CommThread& thread, const Group& group, const Call&
       group_(group.record),
       call_number_(call.by_all ? group_->next_call() : 0),
       call_(call),
-      begun_(recorder_.begin(thread, group,
-                             {.name = call.name,
-                              .dtype = call.dtype ? static_cast<int8_t>(*call.dtype) : int8_t{-1},
-                              .bytes_sent = call.bytes_sent,
-                              .bytes_received = call.bytes_received,
-                              .by_all = call.by_all})),
+      begun_(recorder_.begin(thread, group, call)),
       last_(begun_.begin),
-      n_ranks_(group.size()),
-      op_(CommScope::current_op()) {
-  if (checks_order() || thread.profile != nullptr) [[unlikely]]
-    compare_and_note(group);
+      op_(thread.op) {
+  if (checks_order() || thread.stream != nullptr) [[unlikely]]
+    emit(thread, group);
 }
 
-void Communication::compare_and_note(const Group& group) {
-  CheckedCall own{call_.name, call_.dtype, call_.length, op_, CommScope::current_layouts(), caller_line(), begun_.call};
-  recorder_.add_note({begun_.number, own.layouts, own.source});
-  if (checks_order() && call_.by_all) {
-    bool is_first = true;
-    turn_ = group_->turn(is_first);
-    if (!is_first) own.op += " in another thread than its first";
-    std::string difference;
-    {
-      const Wait wait(*this);
-      try {
-        difference = compare_calls(group, own);
-      } catch (const std::exception& error) {
-        lose_group(*group_, error_text(error));
-        fail();
-        throw;
-      }
-    }
-    if (!difference.empty()) FlightRecorder::set_ended(begun_, last_, /*is_done=*/false);
-    TORCH_CHECK_VALUE(difference.empty(), difference);
+void Communication::emit(const CommThread& thread, const Group& group) {
+  event_ = std::make_shared<CommEvent>(CommEvent{.collective = call_.counted_as ? call_.counted_as : call_.name,
+                                                 .op = op_,
+                                                 .n_ranks = group.size(),
+                                                 .ranks = group.ranks,
+                                                 .dtype = call_.dtype,
+                                                 .bytes_sent = call_.bytes_sent,
+                                                 .bytes_received = call_.bytes_received,
+                                                 .is_asked_for = program_asks(),
+                                                 .number = begun_.number,
+                                                 .call = begun_.call,
+                                                 .begin = static_cast<int64_t>(begun_.begin)});
+  if (checks_order() || (thread.wants & EventReader::kDetails) != 0) {
+    event_->layouts = CommScope::current_layouts();
+    event_->source = caller_line();
+    recorder_.add_details(event_);
   }
-  if (CommProfile::is_active()) timed_ = CommProfile::begin(group, own, begun_.call);
+  if (checks_order() && call_.by_all) compare(group);
+  if (thread.stream != nullptr) thread.stream->communications.push_back(event_);
+}
+
+void Communication::compare(const Group& group) {
+  bool is_first = true;
+  turn_ = group_->turn(is_first);
+  CommEvent own = *event_;
+  if (!is_first) own.op += " in another thread than its first";
+  std::string difference;
+  {
+    const Wait wait(*this);
+    try {
+      difference = compare_calls(group, call_, own);
+    } catch (const std::exception& error) {
+      lose_group(*group_, error_text(error));
+      fail();
+      throw;
+    }
+  }
+  if (!difference.empty()) FlightRecorder::set_ended(begun_, last_, /*is_done=*/false);
+  TORCH_CHECK_VALUE(difference.empty(), difference);
 }
 
 Communication::~Communication() {
   FlightRecorder::set_ended(begun_, last_, is_done_);
-  if (timed_) [[unlikely]]
-    CommProfile::end(std::move(timed_), call_, {begun_.begin, last_, waited_}, is_done_);
+  if (!event_) [[likely]]
+    return;
+  const std::lock_guard lock(EventStream::mutex());
+  event_->end = static_cast<int64_t>(last_);
+  event_->waited = static_cast<int64_t>(waited_);
+  event_->has_failed = !is_done_;
 }
 
 void Communication::wait(c10::ArrayRef<WorkPtr> works) {
@@ -121,8 +136,9 @@ void Communication::wait(c10::ArrayRef<WorkPtr> works) {
   }
 }
 
-void Communication::count() {
-  if (call_.counted_as) CommTrace::record(call_.counted_as, n_ranks_, call_.bytes_sent, call_.bytes_received);
+void Communication::count_event() {
+  const std::lock_guard lock(EventStream::mutex());
+  event_->is_counted = true;
 }
 
 void Communication::fail() noexcept {

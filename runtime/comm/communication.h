@@ -1,7 +1,7 @@
 // runtime/comm/communication.h: one communication of a rank with the others of a group, from its start to the end of its wait.
 //
 // Every message of the runtime is sent by a Communication. This is the only place that has messages compared between ranks (order_check.h),
-// recorded (flight_recorder.h), counted (comm_trace.h), timed (comm_profile.h) and watched for long waits (flight_watch.h).
+// recorded (flight_recorder.h), emitted as events to readers (events.h) and watched for long waits (flight_watch.h).
 //
 //   Communication broadcast(group, {.name = "broadcast", .dtype = at::kFloat, .bytes_received = 4096, .counted_as = "broadcast"});
 //   broadcast.run([&] { return backend->broadcast(tensors, options); });         // launched and waited for
@@ -17,32 +17,19 @@
 #include "runtime/comm/group.h"
 #include "runtime/comm/profiler_span.h"
 
-#include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <memory>
-#include <optional>
 #include <string>
 
 namespace shardwise {
-
-struct OpenCommunication;
 
 class Communication {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  /// A description of the communication. Texts live as long as the program.
-  struct Call {
-    const char* name;  // equal on all ranks, as are dtype, length and by_all
-    std::optional<c10::ScalarType> dtype = {};
-    int64_t length = -1;     // elements that every rank sends; -1 if ranks send different amounts
-    int64_t bytes_sent = 0;  // by this rank, without messages to itself
-    int64_t bytes_received = 0;
-    const char* counted_as = nullptr;  // null: no CommTrace counts it
-    bool by_all = true;                // false: members without a message may stay away, and calls are not compared
-  };
+  using Call = CommCall;
 
   /// Throws, before any message: c10::Error under a Reading (no_messages.h); c10::ValueError in a process that was forked from a rank;
   /// c10::DistBackendError if an earlier communication of the group failed. Under SHARDWISE_CHECK=1: c10::ValueError on all members if
@@ -125,10 +112,16 @@ class Communication {
   [[noreturn]] void rethrow_named();
   /// "exchange for aten::embedding (sends 8 bytes, receives 16)".
   std::string describe() const;
-  /// Under the order check, compares the call between the ranks. If somebody asked for notes, notes the layouts and the program's line.
-  void compare_and_note(const Group& group);
-  /// Counts the communication in the active CommTraces, once.
-  void count();
+  /// For readers and the order check: makes the event, compares the call between the ranks, and adds the event to the thread's stream.
+  void emit(const CommThread& thread, const Group& group);
+  /// Throws: c10::ValueError if the ranks' calls differ.
+  void compare(const Group& group);
+  /// From now on CommTraces count the communication.
+  void count() {
+    if (event_ && call_.counted_as) [[unlikely]]
+      count_event();
+  }
+  void count_event();
 
   FlightRecorder& recorder_;
   std::shared_ptr<GroupRecord> group_;
@@ -137,11 +130,10 @@ class Communication {
   FlightRecorder::Begun begun_;
   uint64_t last_;        // reading of the clock
   uint64_t waited_ = 0;  // clock ticks that threads have waited
-  int64_t n_ranks_;
   bool is_done_ = false;
-  const char* op_;                            // the operator it was begun for, even if another one waits for it
-  std::unique_ptr<OpenCommunication> timed_;  // null unless this thread is profiled
-  GroupRecord::Turn turn_;                    // held from the comparison of calls to the launch
+  const char* op_;                    // the operator it was begun for, even if another one waits for it
+  std::shared_ptr<CommEvent> event_;  // null unless somebody reads it or calls are compared
+  GroupRecord::Turn turn_;            // held from the comparison of calls to the launch
 };
 
 }  // namespace shardwise

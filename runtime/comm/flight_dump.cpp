@@ -116,8 +116,7 @@ std::string flight_json(const FlightRecorder& recorder, const std::string& reaso
     group_numbers.emplace(group, groups.size());
     groups.push_back({{"ranks", group->ranks}, {"calls", group->n_calls.load()}});
   }
-  std::map<uint64_t, FlightRecorder::Note> notes;
-  for (auto& note : recorder.notes()) notes[note.number] = note;
+  const auto details = recorder.details();
   DumpJson communications = DumpJson::array();
   for (const FlightRecord& record : recorder.records()) {
     DumpJson item = {
@@ -134,9 +133,9 @@ std::string flight_json(const FlightRecorder& recorder, const std::string& reaso
         {"begin", seconds(to_ns(record.begin))}};
     if (record.waits_since != 0) item["waits_since"] = seconds(to_ns(record.waits_since));
     if (record.end != 0) item["end"] = seconds(to_ns(record.end));
-    if (const auto note = notes.find(record.number); note != notes.end()) {
-      if (!note->second.layouts.empty()) item["layouts"] = note->second.layouts;
-      if (!note->second.source.empty()) item["source"] = note->second.source;
+    if (const auto event = details.find(record.number); event != details.end()) {
+      if (!event->second->layouts.empty()) item["layouts"] = event->second->layouts;
+      if (!event->second->source.empty()) item["source"] = event->second->source;
     }
     communications.push_back(std::move(item));
   }

@@ -108,7 +108,7 @@ void FlightRecorder::enter(const std::shared_ptr<World>& world) {
   n_ranks_ = world->size();
   thread_ = static_cast<uint64_t>(pthread_self());
   first_ = n_begun_.load();
-  notes_.clear();
+  details_.clear();
   for (const auto& group : groups_) group->n_calls = 0;
 }
 
@@ -150,7 +150,7 @@ GroupCalls& FlightRecorder::find_calls(CommThread& thread, const Group& group) {
   return **known;
 }
 
-FlightRecorder::Begun FlightRecorder::begin(CommThread& thread, const Group& group, const FlightCall& call) {
+FlightRecorder::Begun FlightRecorder::begin(CommThread& thread, const Group& group, const CommCall& call) {
   GroupCalls& calls = calls_of(thread, group);
   Begun begun{};
   if (call.by_all) {  // by one thread at a time, or other ranks could not follow the order
@@ -173,7 +173,9 @@ FlightRecorder::Begun FlightRecorder::begin(CommThread& thread, const Group& gro
   slot.end.store(0, kRelaxed);
   slot.bytes_sent.store(static_cast<uint64_t>(call.bytes_sent), kRelaxed);
   slot.bytes_received.store(static_cast<uint64_t>(call.bytes_received), kRelaxed);
-  slot.kind.store(static_cast<uint8_t>(call.dtype) | (is_asked_for ? kIsAskedFor : 0), kRelaxed);
+  slot.kind.store(static_cast<uint8_t>(call.dtype ? static_cast<int8_t>(*call.dtype) : int8_t{-1}) |
+                      (is_asked_for ? kIsAskedFor : 0),
+                  kRelaxed);
   store_text(slot.op, thread.op);
   slot.number.store(begun.number, std::memory_order_release);
   thread_.store(static_cast<uint64_t>(pthread_self()), kRelaxed);
@@ -190,10 +192,10 @@ void FlightRecorder::set_ended(const Begun& begun, uint64_t end, bool is_done) {
   begun.slot->end.store(is_done ? (end + 1) & ~uint64_t{1} : end | 1, kRelaxed);
 }
 
-void FlightRecorder::add_note(Note note) {
+void FlightRecorder::add_details(std::shared_ptr<const CommEvent> event) {
   const std::lock_guard lock(mutex_);
-  notes_.push_back(std::move(note));
-  if (notes_.size() > kRecords) notes_.pop_front();
+  details_.emplace(event->number, std::move(event));
+  if (details_.size() > kRecords) details_.erase(details_.begin());
 }
 
 bool FlightRecorder::read(uint64_t number, FlightRecord& record) const {
@@ -253,9 +255,9 @@ std::vector<const GroupCalls*> FlightRecorder::groups() const {
   return result;
 }
 
-std::vector<FlightRecorder::Note> FlightRecorder::notes() const {
+std::map<uint64_t, std::shared_ptr<const CommEvent>> FlightRecorder::details() const {
   const std::lock_guard lock(mutex_);
-  return {notes_.begin(), notes_.end()};
+  return details_;
 }
 
 }  // namespace shardwise

@@ -4,12 +4,13 @@
 #pragma once
 
 #include "runtime/comm/comm_thread.h"
+#include "runtime/comm/events.h"
 #include "runtime/comm/group.h"
 
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -46,15 +47,6 @@ struct FlightRecord {
   int8_t dtype = -1;  // a c10::ScalarType
   bool is_asked_for = true;
   std::array<char, kOpBytes> op = {};  // the operator that needs it, or ""; cut to the first bytes
-};
-
-/// A description of a communication. Texts live as long as the program.
-struct FlightCall {
-  const char* name;
-  int8_t dtype = -1;
-  int64_t bytes_sent = 0;
-  int64_t bytes_received = 0;
-  bool by_all = true;
 };
 
 /// The last communications of one rank. The rank's threads write without a lock; other threads may read at any time.
@@ -99,19 +91,14 @@ class FlightRecorder {
     uint64_t begin;
   };
   /// Begins a communication of `thread`, which is this thread, with the group.
-  Begun begin(CommThread& thread, const Group& group, const FlightCall& call);
+  Begun begin(CommThread& thread, const Group& group, const CommCall& call);
   /// Notes that a thread waits for it since `since`; 0: no thread waits any more.
   static void set_waiting(const Begun& begun, uint64_t since);
   /// Notes that it has ended or failed.
   static void set_ended(const Begun& begun, uint64_t end, bool is_done);
 
-  /// Details of a communication, kept only on request because they need a lock and memory.
-  struct Note {
-    uint64_t number = 0;
-    std::string layouts;
-    std::string source;  // the program's line
-  };
-  void add_note(Note note);
+  /// Keeps the details of a communication, which need a lock and memory.
+  void add_details(std::shared_ptr<const CommEvent> event);
 
   /// The oldest first, without records that are just being written.
   std::vector<FlightRecord> records() const;
@@ -120,7 +107,8 @@ class FlightRecorder {
   /// Nothing if the record has been overwritten, a thousand communications later.
   std::optional<FlightRecord> find(uint64_t number) const;
   std::vector<const GroupCalls*> groups() const;
-  std::vector<Note> notes() const;
+  /// The events with details, by their numbers. Only their texts may be read, because they may be under way.
+  std::map<uint64_t, std::shared_ptr<const CommEvent>> details() const;
 
  private:
   static constexpr uint64_t kBusy = ~uint64_t{0};
@@ -140,7 +128,7 @@ class FlightRecorder {
   const std::unique_ptr<Slot[]> slots_;
   mutable std::mutex mutex_;  // protects the members below
   std::vector<std::unique_ptr<GroupCalls>> groups_;
-  std::deque<Note> notes_;
+  std::map<uint64_t, std::shared_ptr<const CommEvent>> details_;
   std::weak_ptr<World> world_;
 };
 

@@ -1,4 +1,4 @@
-// runtime/comm/message_pattern.h: the name of the collective that an exchange of messages amounts to, for traces.
+// runtime/comm/message_pattern.h: the name of the collective that an exchange of messages amounts to, for readers of events.
 #pragma once
 
 namespace shardwise {
@@ -9,7 +9,7 @@ namespace shardwise {
 ///   const auto name = [&] { return name_of(steps); };
 ///   const MessagePattern pattern(name);
 ///
-/// Cost: a few pointers. `name()` is called only if a CommTrace is active.
+/// Cost: a few pointers. `name()` is called only if an EventReader is open.
 class MessagePattern {
  public:
   /// `name()` returns a text that lives as long as the program. `name` must outlive the scope.

@@ -33,27 +33,33 @@ std::atomic<bool>& order_check() {
   return is_on;
 }
 
-/// "all_reduce for aten::mm (Float [4, 4] as [Partial(sum)] on (4))", with the layouts cut at the end so that it has at most `n_bytes`.
-std::string words(const CheckedCall& call, size_t n_bytes) {
-  const std::string dtype = call.dtype ? c10::toString(*call.dtype) : "";
-  std::string text = call.collective;
-  if (call.length >= 0) text += fmt::format(" {} element{}", call.length, call.length == 1 ? "" : "s");
-  if (!call.op.empty()) text += fmt::format(" for {}", call.op);
-  if (call.layouts.empty() && call.dtype)
-    text += fmt::format(" ({})", dtype);
-  else if (!call.layouts.empty())
-    text += call.layouts.starts_with(dtype) ? fmt::format(" ({})", call.layouts)
-                                            : fmt::format(" ({}; sent as {})", call.layouts, dtype);
-  if (text.size() > n_bytes) text.resize(n_bytes);
-  return text;
-}
+/// The call that this rank is about to make.
+struct OwnCall {
+  /// "all_reduce for aten::mm (Float [4, 4] as [Partial(sum)] on (4))", with the layouts cut at the end so that it has at most `n_bytes`.
+  std::string words(size_t n_bytes) const {
+    const std::string dtype = call.dtype ? c10::toString(*call.dtype) : "";
+    std::string text = call.name;
+    if (call.length >= 0) text += fmt::format(" {} element{}", call.length, call.length == 1 ? "" : "s");
+    if (!event.op.empty()) text += fmt::format(" for {}", event.op);
+    if (event.layouts.empty() && call.dtype)
+      text += fmt::format(" ({})", dtype);
+    else if (!event.layouts.empty())
+      text += event.layouts.starts_with(dtype) ? fmt::format(" ({})", event.layouts)
+                                               : fmt::format(" ({}; sent as {})", event.layouts, dtype);
+    if (text.size() > n_bytes) text.resize(n_bytes);
+    return text;
+  }
 
-/// words() and the program's line that makes the call.
-std::string words_with_source(const CheckedCall& call) {
-  const std::string source = call.source.empty() ? "" : fmt::format(" at {}", call.source);
-  const size_t n_bytes = kTextBytes - 1;
-  return words(call, n_bytes - std::min(n_bytes, source.size())) + source.substr(0, n_bytes);
-}
+  /// words() and the program's line that makes the call.
+  std::string words_with_source() const {
+    const std::string source = event.source.empty() ? "" : fmt::format(" at {}", event.source);
+    const size_t n_bytes = kTextBytes - 1;
+    return words(n_bytes - std::min(n_bytes, source.size())) + source.substr(0, n_bytes);
+  }
+
+  const CommCall& call;
+  const CommEvent& event;
+};
 
 /// How long a rank waits for the others to reach a call.
 std::chrono::milliseconds check_limit() {
@@ -113,9 +119,9 @@ std::string describe_missing(const Group& group, uint64_t call) {
 }
 
 /// gather_within(), with an error that names the ranks that do not arrive.
-at::Tensor gather_hashes(const Group& group, const CheckedCall& own, const at::Tensor& hash) {
-  const std::string text = words_with_source(own);
-  leave_note(group.ranks, {own.call, text});
+at::Tensor gather_hashes(const Group& group, const OwnCall& own, const at::Tensor& hash) {
+  const std::string text = own.words_with_source();
+  leave_note(group.ranks, {own.event.call, text});
   std::string why;
   try {
     return gather_within(group, hash, check_limit());
@@ -126,7 +132,7 @@ at::Tensor gather_hashes(const Group& group, const CheckedCall& own, const at::T
       DistBackendError, false,
       fmt::format("[check] rank {} is about to {} as call {} of the ranks {}, but {}. Every rank must make the same "
                   "calls in the same order. A slow rank has SHARDWISE_CHECK_SECONDS={} to reach the call. ({})",
-                  group.ranks[group.index], text, own.call, group.ranks, describe_missing(group, own.call),
+                  group.ranks[group.index], text, own.event.call, group.ranks, describe_missing(group, own.event.call),
                   static_cast<double>(check_limit().count()) / 1000, why.substr(0, why.find('\n'))));
 }
 
@@ -136,16 +142,17 @@ bool set_order_check(bool is_on) { return order_check().exchange(is_on); }
 
 bool checks_order() { return order_check().load(std::memory_order_relaxed); }
 
-std::string compare_calls(const Group& group, const CheckedCall& own) {
+std::string compare_calls(const Group& group, const CommCall& call, const CommEvent& event) {
+  const OwnCall own{call, event};
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   Digest digest;
-  digest.add(words(own, std::string::npos));
+  digest.add(own.words(std::string::npos));
   const auto options = at::TensorOptions(at::kLong).device(numbers_device(group));
   const at::Tensor hashes = gather_hashes(group, own, at::full({1}, digest.value(), options));
   const int64_t* const begin = hashes.const_data_ptr<int64_t>();
   const int64_t* const other = std::find_if(begin, begin + group.size(), [&](int64_t hash) { return hash != *begin; });
   if (other == begin + group.size()) return "";
-  const auto calls = all_calls(group, words_with_source(own));
+  const auto calls = all_calls(group, own.words_with_source());
   return fmt::format(
       "[check] rank {} is about to {}, rank {} to {}. Every rank must make the same calls in the same "
       "order.",

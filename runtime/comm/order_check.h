@@ -10,11 +10,9 @@
 // If a rank never makes the call, the error names it after SHARDWISE_CHECK_SECONDS.
 #pragma once
 
+#include "runtime/comm/events.h"
 #include "runtime/comm/group.h"
 
-#include <c10/core/ScalarType.h>
-
-#include <optional>
 #include <string>
 
 namespace shardwise {
@@ -25,23 +23,13 @@ bool set_order_check(bool is_on);
 /// Cost: one read.
 bool checks_order();
 
-/// A description of the call that one rank is about to make.
-struct CheckedCall {
-  const char* collective;
-  std::optional<c10::ScalarType> dtype;
-  int64_t length = -1;  // elements; -1 if ranks send different amounts
-  std::string op;
-  std::string layouts;
-  std::string source;  // line of the program; may differ between ranks
-  uint64_t call = 0;   // its number in the group
-};
-
-/// Compares the members' calls except for their sources. Called by Communication, on all members.
+/// Compares the calls that the members are about to make, except for their sources. Called by Communication, on all members. `event`: this
+/// rank's call with details.
 ///
 /// Returns "" if they are equal; otherwise, on all members, an error text that names two ranks whose calls differ.
 /// Throws: c10::DistBackendError if a member does not arrive within SHARDWISE_CHECK_SECONDS (10 if the environment does not set it); the
 /// error says what that member called last. The group cannot be used afterwards.
 /// Cost: the text of the call, a note in the store (call_notes.h), and a gather of one number per rank, which CommTrace leaves out.
-std::string compare_calls(const Group& group, const CheckedCall& own);
+std::string compare_calls(const Group& group, const CommCall& call, const CommEvent& event);
 
 }  // namespace shardwise

@@ -1,6 +1,6 @@
 #include "runtime/dispatch/copied_view.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/tensor/below_autograd.h"

@@ -1,6 +1,7 @@
 // runtime/dispatch/decision.h: how to run a call with given layouts and scalars, and the bounded cache of such decisions.
 #pragma once
 
+#include "runtime/comm/events.h"
 #include "runtime/rules/propagate.h"
 #include "runtime/tensor/bounded_map.h"
 #include "runtime/tensor/dtensor_impl.h"
@@ -32,6 +33,8 @@ struct Decision {
   bool is_direct = false;
   /// Arguments to replace, per local piece (one entry for ordinary layouts); empty if no piece has any.
   std::vector<std::vector<std::pair<size_t, c10::IValue>>> local_args;
+  /// How such calls run, in words; null until a reader wanted them.
+  mutable std::shared_ptr<const OpDescription> description;
 };
 
 /// True in a backward that records nothing. All ranks agree, because they run the backward together.

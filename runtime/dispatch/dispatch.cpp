@@ -1,15 +1,12 @@
 #include "runtime/dispatch/dispatch.h"
 
 #include "runtime/api/local_form.h"
-#include "runtime/comm/comm_trace.h"
-#include "runtime/comm/tracing.h"
+#include "runtime/comm/event_stream.h"
 #include "runtime/dispatch/copied_view.h"
 #include "runtime/dispatch/decide.h"
 #include "runtime/dispatch/foreach_run.h"
 #include "runtime/dispatch/gather_fallback.h"
 #include "runtime/dispatch/local_run.h"
-#include "runtime/dispatch/op_profile.h"
-#include "runtime/dispatch/op_trace.h"
 #include "runtime/dispatch/out_call.h"
 #include "runtime/dispatch/prepare_arguments.h"
 #include "runtime/rules/aten_operators.h"
@@ -17,7 +14,6 @@
 #include "runtime/tensor/registrations.h"
 #include "runtime/tensor/subclass.h"
 
-#include <c10/util/ApproximateClock.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -141,32 +137,30 @@ void run_by_rule(BoundCall& call) {
 
 std::string layout_of(const SpecPtr& spec) { return spec ? to_string(spec->placements()) : "plain"; }
 
-/// The rule and the operands' layouts of a call that has not run yet.
-OpRecord described(const BoundCall& call, const OpCall& dense) {
-  const Rule* rule = call.op.rule;
-  OpRecord record{call.op.name, rule ? rule->text() : "none: replicated", {}, {}, {}, 0, 0};
-  const bool is_decided = rule && !rule->is_gathered();
-  const auto decision = is_decided ? decision_for(call) : nullptr;
+/// The rule and the operands' layouts of a call that has not run yet. `decision`: null if the operands are gathered.
+OpDescription described(const BoundCall& call, const Decision* decision) {
+  OpDescription description{call.op.name, call.op.rule ? call.op.rule->text() : "none: replicated"};
+  const OpCall dense = call.to_op_call();
   for (size_t i = 0; i < dense.operands.size(); ++i) {
     const SpecPtr& given = dense.operands[i].spec;
-    record.given.push_back(layout_of(given));
+    description.given.push_back(layout_of(given));
     const bool is_replicated = !decision || !decision->propagation;
     const SpecPtr used = !given ? given : is_replicated ? given->replicated() : decision->propagation->inputs[i];
-    record.used.push_back(layout_of(used ? used : given));
+    description.used.push_back(layout_of(used ? used : given));
   }
-  if (decision && !decision->propagation) record.rule += ", does not fit: replicated";
-  return record;
+  if (decision && !decision->propagation) description.rule += ", does not fit: replicated";
+  return description;
 }
 
 /// Adds the layouts of the results on the stack.
-void add_results(const BoundCall& call, OpRecord& record) {
+void add_results(const BoundCall& call, OpDescription& description) {
   for (size_t i = call.first; i < call.stack.size(); ++i) {
     const c10::IValue& value = call.stack[i];
     if (value.isTensor() && is_dtensor(value.toTensor()))
-      record.results.push_back(layout_of(maybe_dtensor(value.toTensor())->spec()));
+      description.results.push_back(layout_of(maybe_dtensor(value.toTensor())->spec()));
     if (value.isTensorList())
       for (const at::Tensor& tensor : value.toTensorVector())
-        if (const auto* impl = maybe_dtensor(tensor)) record.results.push_back(layout_of(impl->spec()));
+        if (const auto* impl = maybe_dtensor(tensor)) description.results.push_back(layout_of(impl->spec()));
   }
 }
 
@@ -200,30 +194,20 @@ void run(BoundCall& call) {
   }
 }
 
-/// run() with records for traces and profiles. If only a profile is active, texts are made for the first call with a key.
-void run_traced(BoundCall& call) {
-  const uint64_t begin = c10::getApproximateTime();
-  OpProfile* const profile = OpProfile::current();
-  auto known = profile && !detail::has_op_trace() ? profile->find(call.key) : nullptr;
-  std::optional<OpRecord> record;
-  std::vector<SpecPtr> specs;
-  if (!known) {
-    const OpCall dense = call.to_op_call();
-    record = described(call, dense);
-    for (const Operand& operand : dense.operands) specs.push_back(operand.spec);
-  }
-  const CommTrace sent;
+/// run() as an event. Texts are made for the first call with a decision, and for each call without one.
+void run_traced(BoundCall& call, OpSpan& span) {
+  const Rule* rule = call.op.rule;
+  const auto decision = rule && !rule->is_gathered() ? decision_for(call) : nullptr;
+  auto description = decision ? decision->description : nullptr;
+  std::optional<OpDescription> made;
+  if (!description) made = described(call, decision.get());
   run(call);
-  const int64_t n_collectives = sent.total_count(), bytes_received = sent.bytes_received();
-  if (record) {
-    add_results(call, *record);
-    record->n_collectives = n_collectives;
-    record->bytes_received = bytes_received;
-    OpTrace::record(*record);
+  if (made) {
+    add_results(call, *made);
+    description = std::make_shared<const OpDescription>(*std::move(made));
+    if (decision) decision->description = description;
   }
-  if (profile == nullptr || profile != OpProfile::current()) return;
-  if (!known) known = profile->remember(call.key, *std::move(record), std::move(specs));
-  profile->add(std::move(known), begin, c10::getApproximateTime(), n_collectives, bytes_received);
+  span.end(std::move(description));
 }
 
 }  // namespace
@@ -238,8 +222,8 @@ void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
                     fmt::format("[{}] the list of tensors to write to holds a view whose values were moved from other "
                                 "ranks. Write to this view separately, with the operator for one tensor.",
                                 op.name));
-  if (OpTrace::is_active() && !is_tracing()) [[unlikely]]  // operators do not run while torch.compile traces
-    run_traced(call);
+  if (OpSpan span; span.is_open()) [[unlikely]]
+    run_traced(call, span);
   else
     run(call);
   call.writes.clear();  // the writes count from here on

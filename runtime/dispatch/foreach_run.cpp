@@ -1,6 +1,6 @@
 #include "runtime/dispatch/foreach_run.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/dispatch/dispatch.h"
 #include "runtime/dispatch/operand_move.h"
 #include "runtime/redistribute/execute.h"

@@ -1,6 +1,6 @@
 #include "runtime/dispatch/gather_fallback.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/dispatch/copied_view.h"
 #include "runtime/dispatch/operand_move.h"
 #include "runtime/dispatch/view_begin.h"

@@ -2,9 +2,8 @@
 
 #include "runtime/api/gradients.h"
 #include "runtime/api/redistribute.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/event_stream.h"
 #include "runtime/comm/propagated_value.h"
-#include "runtime/dispatch/op_trace.h"
 #include "runtime/tensor/object_lock.h"
 
 #include <torch/csrc/autograd/engine.h>
@@ -23,10 +22,11 @@ using torch::autograd::variable_list;
 
 constexpr const char* kName = "gradient layout";
 
-/// Adds a line to the trace.
-void record(const Spec& given, const Spec& result, int64_t n_collectives, int64_t bytes_received) {
+/// Ends the move of a gradient as an event, if somebody reads it.
+void emit(OpSpan span, const Spec& given, const Spec& result) {
+  if (!span.is_open()) return;
   const std::string from = to_string(given.placements()), to = to_string(result.placements());
-  OpTrace::record({kName, "as its leaf", {from}, {from}, {to}, n_collectives, bytes_received});
+  span.end(std::make_shared<OpDescription>(OpDescription{kName, "as its leaf", {from}, {from}, {to}}));
 }
 
 /// The layout that `grad` of `leaf` should get; null if it has that layout, or is on another mesh.
@@ -72,12 +72,11 @@ class GradientsToLayOut {
     }
     leaves_.clear();
     if (leaves.empty()) return;
-    const CommTrace sent;
+    const OpSpan span;
     const auto laid_out = redistribute_many(grads, placements);
     for (size_t i = 0; i < leaves.size(); ++i) leaves[i].mutable_grad() = laid_out[i];
-    if (OpTrace::is_active())
-      for (size_t i = 0; i < leaves.size(); ++i)  // the first line counts the messages of all
-        record(*spec_of(grads[i]), *spec_of(laid_out[i]), i ? 0 : sent.total_count(), i ? 0 : sent.bytes_received());
+    for (size_t i = 0; i < leaves.size(); ++i)  // the first event counts the messages of all
+      emit(i == 0 ? span : OpSpan(), *spec_of(grads[i]), *spec_of(laid_out[i]));
   }
 
  private:
@@ -129,9 +128,9 @@ class GradientLayout final : public torch::autograd::FunctionPreHook {
       of_this_backward()->note(leaf_, place_);
       return grads;
     }
-    const CommTrace sent;
+    const OpSpan span;
     variable_list result{laid_out_as(grads[0], *wanted)};
-    if (OpTrace::is_active()) record(*grad->spec(), *wanted, sent.total_count(), sent.bytes_received());
+    emit(span, *grad->spec(), *wanted);
     return result;
   }
 

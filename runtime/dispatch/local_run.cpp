@@ -2,7 +2,7 @@
 
 #include "placements/placement_list.h"
 #include "runtime/api/local_form.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/reduce_dtype.h"
 #include "runtime/dispatch/copied_view.h"
 #include "runtime/dispatch/operand_move.h"

@@ -6,10 +6,10 @@
 // other calls are boxed and take the general path.
 #pragma once
 
+#include "runtime/comm/events.h"
 #include "runtime/dispatch/decision.h"
 #include "runtime/dispatch/dispatch.h"
 #include "runtime/dispatch/gradient_layout.h"
-#include "runtime/dispatch/op_trace.h"
 #include "runtime/dispatch/view_begin.h"
 #include "runtime/dispatch/view_call.h"
 #include "runtime/rules/rule.h"
@@ -37,7 +37,7 @@ class UnboxedKey {
   explicit UnboxedKey(const OpInfo& op)
       : op_(op),
         key_(op),
-        is_simple_(op.rule && !OpTrace::is_active() && !(op.is_view && c10::InferenceMode::is_enabled())) {}
+        is_simple_(op.rule && !operators_are_read() && !(op.is_view && c10::InferenceMode::is_enabled())) {}
 
   void add(const at::Tensor& tensor) {
     add_tensor(tensor);

@@ -1,6 +1,6 @@
 #include "runtime/redistribute/execute.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/profiler_span.h"
 #include "runtime/redistribute/buffers.h"
 #include "runtime/redistribute/moving.h"

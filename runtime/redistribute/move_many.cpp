@@ -1,6 +1,6 @@
 #include "runtime/redistribute/move_many.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/redistribute/moving.h"
 #include "runtime/tensor/below_autograd.h"

@@ -2,7 +2,7 @@
 
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_policy.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/tensor/below_autograd.h"

@@ -2,7 +2,7 @@
 
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_policy.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/profiler_span.h"
 #include "runtime/redistribute/moving.h"

@@ -1,6 +1,6 @@
 #include "runtime/tensor/dtensor_impl.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/no_messages.h"
 #include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/object_lock.h"

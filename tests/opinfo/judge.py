@@ -228,12 +228,16 @@ def gathered_operators(op: OpInfo, tree: Any, scheme: Scheme) -> set[str]:
             else leaf
             for leaf in leaves
         ]
-        trace = sw._C.OpTrace()
+        trace = sw._C.EventReader("explain", operators=True)
         trace.open()
         with contextlib.suppress(Exception):
             call(op, tree_unflatten(ours, spec))
         trace.close()
-        return {record.op for record in trace.records() if "replicated" in record.rule and record.given != record.used}
+        return {
+            record.op
+            for record in trace.operators(with_composites=False)
+            if "replicated" in record.rule and record.given != record.used
+        }
 
     try:
         return set().union(*run_ranks(N_RANKS, run, timeout=COLLECTIVE_SECONDS))

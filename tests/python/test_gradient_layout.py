@@ -241,6 +241,10 @@ def test_explain_shows_where_gradients_are_laid_out(capsys):
         lines = [record for record in records if record.op == "gradient layout"]
         assert [line.results for line in lines] == [["[Shard(0)]"], ["[Replicate()]"]]
         assert all(line.bytes_received > 0 for line in lines)
+        weight.grad = bias.grad = None
+        with sw.profile() as recorded:
+            F.linear(x, weight, bias).square().sum().backward()
+        assert [each.op for each in recorded.operators].count("gradient layout") == 2
 
     run_ranks(2, check)
 

@@ -1,7 +1,7 @@
 // FSDP of torch::nn modules against the dense model on the whole batch: values, gradients, steps, what is sent, and errors.
 #include "shardwise/fully_shard.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "tests/shardwise/models.h"
 #include "tests/support/either_world.h"
 #include "tests/support/ranks.h"

@@ -1,7 +1,7 @@
 // Tensor parallelism of torch::nn modules by a plan, against the dense module: values, gradients, layouts, messages, errors.
 #include "shardwise/parallelize_module.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "runtime/comm/order_check.h"
 #include "tests/shardwise/models.h"
 #include "tests/support/either_world.h"

@@ -2,7 +2,7 @@
 
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "tests/support/ranks.h"
 
 #include <ATen/ATen.h>

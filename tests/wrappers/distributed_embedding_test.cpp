@@ -3,7 +3,7 @@
 
 #include "ops/embedding/row_optimizer.h"
 #include "runtime/api/dtensor.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "tests/support/embedding_problem.h"
 
 #include <ATen/ATen.h>

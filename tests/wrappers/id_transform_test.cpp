@@ -1,5 +1,4 @@
 // Raw ids to rows, over ranks as threads: the same on any number of ranks, what is sent, rows that start anew, errors.
-#include "runtime/comm/comm_trace.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
 #include "wrappers/id_transform/exact_mapping.h"

@@ -1,6 +1,6 @@
 // Wrappers to distributed tensors and back, over ranks as threads: requirements T3 to T7.
 #include "pictures/picture.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
 #include "wrappers/local_shards_wrapper.h"

@@ -1,7 +1,7 @@
 // The moves of model-parallel layers: values, gradients, messages, and what they refuse.
 #include "wrappers/mp_moves.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "tests/support/either_world.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"

@@ -2,7 +2,7 @@
 #include "wrappers/distributed_embedding/distributed_embedding.h"
 
 #include "runtime/api/dtensor.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "tests/support/embedding_problem.h"
 
 #include <ATen/ATen.h>

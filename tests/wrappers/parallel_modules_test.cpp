@@ -1,7 +1,7 @@
 // Model-parallel layers as torch::nn modules against the dense computation: values, gradients, messages, initial values.
 #include "wrappers/parallel_modules.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "tests/support/either_world.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"

@@ -1,6 +1,6 @@
 #include "wrappers/distributed_embedding/distributed_embedding.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/dispatch/gradient_layout.h"
 #include "runtime/tensor/below_autograd.h"
 #include "wrappers/distributed_embedding/layer_name.h"

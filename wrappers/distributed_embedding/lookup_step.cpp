@@ -2,7 +2,7 @@
 
 #include "ops/embedding/first_order.h"
 #include "ops/embedding/saved_state.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/tensor/below_autograd.h"
 #include "wrappers/distributed_embedding/layer_name.h"
 #include "wrappers/distributed_embedding/row_gradients.h"

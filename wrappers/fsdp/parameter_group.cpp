@@ -4,7 +4,7 @@
 
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/collectives.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/outside_transforms.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/subclass.h"

@@ -1,7 +1,7 @@
 #include "wrappers/id_transform/exact_mapping.h"
 
 #include "runtime/comm/collectives.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "wrappers/id_transform/raw_ids.h"
 
 #include <ATen/core/grad_mode.h>

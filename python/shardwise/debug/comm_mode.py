@@ -36,19 +36,18 @@ class CommDebugMode:
     def __init__(self) -> None:
         if torch.distributed.is_available():  # its operators, torch.ops.c10d_functional, are keys of the counts
             import_module("torch.distributed._functional_collectives")
-        self._trace = _C.CommTrace()
-        self._ops = _C.OpTrace()
-        self.advanced_module_tracker = ModuleTracker(self._trace.__len__, self._ops.__len__)
+        self._events = _C.EventReader("CommDebugMode", operators=True, plain_collectives=True)
+        self.advanced_module_tracker = ModuleTracker(
+            self._events.n_collectives, lambda: self._events.n_operators(with_composites=False)
+        )
 
     def __enter__(self) -> "CommDebugMode":
-        self._trace.open()
-        self._ops.open()
+        self._events.open()
         self.advanced_module_tracker.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._trace.close()
-        self._ops.close()
+        self._events.close()
         self.advanced_module_tracker.stop()
 
     def __repr__(self) -> str:
@@ -57,11 +56,11 @@ class CommDebugMode:
     @property
     def events(self) -> list[CommEvent]:
         """Each collective with its operator, ranks and bytes, in order. Those that the program called itself have no bytes."""
-        return self._trace.events()
+        return self._events.collectives()
 
     def get_total_counts(self) -> int:
         """The number of collectives."""
-        return len(self._trace)
+        return self._events.n_collectives()
 
     def get_comm_counts(self) -> CommCounts:
         """The number of collectives by kind: all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, permute. torch's operators, such as
@@ -134,7 +133,7 @@ class CommDebugMode:
         """The data of the tables by the path of each module, outer modules first."""
         tracker, counts = self.advanced_module_tracker, self.comm_module_counts
         ops: dict[tuple[str, bool], list[OpRecord]] = {}
-        for number, record in enumerate(self._ops.records()):
+        for number, record in enumerate(self._events.operators(with_composites=False)):
             ops.setdefault(tracker.mark_of(OPS, number), []).append(record)
         return {
             path: {

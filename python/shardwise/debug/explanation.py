@@ -21,11 +21,12 @@ def explain(fn: Callable[..., object], *args: object, **kwargs: object) -> list[
     >>> records[0].op
     'shardwise::matmul'
     """
-    trace = _C.OpTrace()
-    trace.open()
+    events = _C.EventReader("explain", operators=True)
+    events.open()
     try:
         fn(*args, **kwargs)
     finally:
-        trace.close()
-    print(printable(str(trace)), end="")
-    return trace.records()
+        events.close()
+    records = events.operators(with_composites=False)
+    print(printable(_C.operator_table(records)), end="")
+    return records

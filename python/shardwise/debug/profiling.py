@@ -36,7 +36,7 @@ class profile:
     """
 
     def __init__(self) -> None:
-        self._profile = _C.Profile()
+        self._profile = _C.EventReader("profile", operators=True, details=True)
         self._rank: int | None = None  # set at the end of the block: other threads may ask for it then
 
     def __enter__(self) -> profile:

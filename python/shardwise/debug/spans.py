@@ -93,7 +93,7 @@ class RankProfile:
     clock_ns: int = 0  # how much its clock was ahead of rank 0's before the times were shifted
 
     @classmethod
-    def of(cls, rank: int, profile: _C.Profile) -> RankProfile:
+    def of(cls, rank: int, profile: _C.EventReader) -> RankProfile:
         """The operators and communications that `profile` recorded."""
         operators = [OperatorSpan(**_values(OperatorSpan, each)) for each in profile.operators()]
         communications = [_communication(_values(CommunicationSpan, each)) for each in profile.communications()]

@@ -1,5 +1,5 @@
 // Pooled lookups: any table, ids and bags against dense ones, pooled before they are sent.
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "tests/support/layouts.h"
 #include "tests/support/lookups.h"

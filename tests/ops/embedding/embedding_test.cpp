@@ -1,6 +1,6 @@
 // Lookups: any table and any ids against dense ones, gradients that stay with their rows, and ids out of range.
 #include "runtime/comm/comm_policy.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "tests/support/layouts.h"
 #include "tests/support/lookups.h"
 #include "tests/support/ranks.h"

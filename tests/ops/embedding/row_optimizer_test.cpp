@@ -2,7 +2,7 @@
 #include "ops/embedding/row_optimizer.h"
 #include "ops/embedding/lookup_options.h"
 #include "placements/placement_list.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
 

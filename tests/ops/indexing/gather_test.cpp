@@ -1,5 +1,5 @@
 // gather and scatter along any dim, in any layout of self, index and values, against dense ones, and what moves.
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"

@@ -1,5 +1,5 @@
 // One dim indexed by a vector, and all elements by their number.
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"

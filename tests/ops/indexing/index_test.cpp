@@ -1,5 +1,5 @@
 // Indexing with tensors: any self and any indices against dense ones, what moves, masks, and indices out of range.
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"

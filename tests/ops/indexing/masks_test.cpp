@@ -1,5 +1,5 @@
 // nonzero, masked_select and masked_scatter against dense ones, and what they send.
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
 

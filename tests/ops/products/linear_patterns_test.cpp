@@ -1,6 +1,6 @@
 // What hand-written linear layers do by all-to-alls, as layouts: columns in any rank order, a new rank order in one
 // exchange, a row-wise weight with an input sharded by batch, and a result left Partial.
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
 

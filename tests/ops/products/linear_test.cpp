@@ -1,5 +1,5 @@
 // Linear layers: values, gradients, and a pair of them sharded by columns, then rows.
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"

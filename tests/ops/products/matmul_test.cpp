@@ -1,5 +1,4 @@
 // Contractions: their rules as text, their values and gradients against dense ones, and what they send.
-#include "runtime/comm/comm_trace.h"
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"

@@ -1,7 +1,7 @@
 // Sparse tensors against dense ones over every kind of layout; what their entries cost in messages; outside ranks.
 #include "runtime/tensor/sparse.h"
 #include "placements/placement_list.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"

@@ -1,6 +1,6 @@
 #include "runtime/api/forward_scope.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "runtime/comm/order_check.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"

@@ -3,7 +3,7 @@
 
 #include "runtime/api/from_local.h"
 #include "runtime/api/to_local.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "runtime/tensor/local_reads.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"

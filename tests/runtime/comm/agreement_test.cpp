@@ -1,7 +1,7 @@
 // On three threads, and on processes over Gloo when gloo_main.cpp starts them.
 #include "runtime/comm/agreement.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "runtime/comm/flight_recorder.h"
 #include "tests/support/either_world.h"
 

@@ -1,7 +1,7 @@
 // The same claims for both worlds: on three threads here, on processes over Gloo when gloo_main.cpp starts them.
 #include "runtime/comm/collectives.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "tests/support/either_world.h"
 
 #include <ATen/ATen.h>

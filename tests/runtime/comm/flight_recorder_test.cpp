@@ -1,7 +1,7 @@
 #include "runtime/comm/flight_recorder.h"
 
 #include "runtime/comm/collectives.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 #include "runtime/comm/flight_dump.h"
 #include "runtime/comm/messages.h"
 #include "tests/support/ranks.h"
@@ -22,7 +22,7 @@ using Json = nlohmann::json;
 
 Group pair_of(int64_t index) { return {nullptr, {0, 7}, index}; }
 
-FlightRecorder::Begun begin(FlightRecorder& recorder, const Group& group, const FlightCall& call) {
+FlightRecorder::Begun begin(FlightRecorder& recorder, const Group& group, const CommCall& call) {
   return recorder.begin(comm_thread(), group, call);
 }
 
@@ -69,7 +69,7 @@ TEST(FlightRecorderTest, OperatorsOfEveryLengthAreKeptOrLoseTheirEnd) {
   for (size_t length = 0; length < 2 * FlightRecord::kOpBytes; ++length) {
     const std::string name(length, 'x');
     const CommScope scope(name.c_str());
-    const auto begun = begin(*recorder, pair_of(0), {.name = "broadcast", .dtype = static_cast<int8_t>(at::kHalf)});
+    const auto begun = begin(*recorder, pair_of(0), {.name = "broadcast", .dtype = at::kHalf});
     const auto record = *recorder->find(begun.number);
     EXPECT_EQ(std::string(record.op.data()), name.substr(0, FlightRecord::kOpBytes - 1));
     EXPECT_FALSE(record.is_asked_for);

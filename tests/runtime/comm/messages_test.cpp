@@ -2,7 +2,8 @@
 #include "runtime/comm/messages.h"
 
 #include "runtime/comm/collectives.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
+#include "runtime/comm/events.h"
 #include "runtime/comm/order_check.h"
 #include "tests/support/either_world.h"
 #include "tests/support/strict_threads.h"

@@ -1,7 +1,7 @@
 #include "runtime/dispatch/dispatch.h"
 #include "runtime/dispatch/plain_operand.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "runtime/dispatch/decision.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"

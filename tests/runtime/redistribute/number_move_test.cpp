@@ -1,6 +1,6 @@
 #include "runtime/redistribute/number_move.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "runtime/redistribute/mesh_agreement.h"
 #include "tests/support/either_world.h"
 #include "tests/support/layouts.h"

@@ -1,6 +1,6 @@
 #include "runtime/redistribute/packed_messages.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "runtime/redistribute/execute.h"
 #include "tests/support/ranks.h"
 

@@ -1,6 +1,6 @@
 #include "runtime/api/dtensor.h"
 
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "runtime/comm/order_check.h"
 #include "runtime/redistribute/execute.h"
 #include "tests/support/layouts.h"

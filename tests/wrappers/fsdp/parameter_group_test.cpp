@@ -2,7 +2,7 @@
 #include "wrappers/fsdp/parameter_group.h"
 
 #include "runtime/api/redistribute.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/events.h"
 #include "shardwise/device_mesh.h"
 #include "tests/support/ranks.h"
 

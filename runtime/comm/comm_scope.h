@@ -1,51 +1,18 @@
-// runtime/comm/comm_trace.h: records of sent messages, by collective and by operator.
+// runtime/comm/comm_scope.h: the operator that a thread's communications are for.
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
-#include <vector>
 
 namespace shardwise {
-
-/// One collective as one rank saw it. Bytes exclude messages of a rank to itself. For all_reduce both numbers are a ring's 2 (n-1)/n of the
-/// tensor, the bound that backends reach.
-struct CommEvent {
-  std::string collective;  // "all_to_all", "all_reduce", "broadcast", "all_gather"
-  std::string op;          // the operator that sends, "aten::mm", or "redistribute"
-  int64_t n_ranks = 0;
-  int64_t bytes_sent = 0;
-  int64_t bytes_received = 0;
-};
-
-/// Records the collectives of this thread during its lifetime. Traces nest: an outer one also records the events of inner ones.
-class CommTrace {
- public:
-  CommTrace();
-  ~CommTrace();
-  CommTrace(const CommTrace&) = delete;
-  CommTrace& operator=(const CommTrace&) = delete;
-
-  const std::vector<CommEvent>& events() const { return events_; }
-  int64_t total_count() const { return static_cast<int64_t>(events_.size()); }
-  int64_t bytes_received() const;
-  int64_t bytes_sent() const;
-  std::map<std::string, int64_t> counts() const;  // by collective
-
-  /// Adds an event to every trace of this thread. Cost without a trace: one thread-local read.
-  static void record(const char* collective, int64_t n_ranks, int64_t bytes_sent, int64_t bytes_received);
-
- private:
-  std::vector<CommEvent> events_;
-  CommTrace* outer_;
-};
 
 /// Names the operator that collectives of this thread run for, during its lifetime. Scopes nest.
 ///
 ///   const auto layouts = [&] { return fmt::format("{} -> {}", to_string(*from), to_string(*to)); };
 ///   const CommScope scope("redistribute", CommScope::Cause::kProgram, layouts);
 ///
-/// Cost: a few pointers. `layouts` is called only under the order check (order_check.h), before each communication.
+/// Cost: a few pointers. `layouts` is called only under the order check (order_check.h) and for readers of details (events.h), before each
+/// communication.
 class CommScope {
  public:
   /// The reason for communication: an operator moves its operands on its own ("aten::mm"), or the program asked for it ("redistribute").
@@ -82,5 +49,9 @@ class CommScope {
   Describe describe_;
   const CommScope* outer_;
 };
+
+/// False if an operator opened the outermost CommScope of this thread, that is, an operator moves its operands on its own. Messages that
+/// the communication policy permits still count as not asked for, unlike in CommScope::current_cause().
+bool program_asks();
 
 }  // namespace shardwise

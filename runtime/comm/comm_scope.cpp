@@ -1,7 +1,7 @@
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/comm_scope.h"
 
-#include "runtime/comm/comm_cause.h"
 #include "runtime/comm/comm_thread.h"
+#include "runtime/comm/events.h"
 #include "runtime/comm/message_pattern.h"
 
 namespace shardwise {
@@ -13,37 +13,7 @@ constinit thread_local CommThread this_thread;
 
 CommThread& comm_thread() { return this_thread; }
 
-CommTrace::CommTrace() : outer_(this_thread.trace) { this_thread.trace = this; }
-
-CommTrace::~CommTrace() {
-  // Python may close traces in any order, so this one may be anywhere in the chain.
-  CommTrace** link = &this_thread.trace;
-  while (*link != nullptr && *link != this) link = &(*link)->outer_;
-  if (*link == this) *link = outer_;
-}
-
-void CommTrace::record(const char* collective, int64_t n_ranks, int64_t bytes_sent, int64_t bytes_received) {
-  for (CommTrace* trace = this_thread.trace; trace != nullptr; trace = trace->outer_)
-    trace->events_.push_back({collective, CommScope::current_op(), n_ranks, bytes_sent, bytes_received});
-}
-
-int64_t CommTrace::bytes_received() const {
-  int64_t total = 0;
-  for (const CommEvent& event : events_) total += event.bytes_received;
-  return total;
-}
-
-int64_t CommTrace::bytes_sent() const {
-  int64_t total = 0;
-  for (const CommEvent& event : events_) total += event.bytes_sent;
-  return total;
-}
-
-std::map<std::string, int64_t> CommTrace::counts() const {
-  std::map<std::string, int64_t> counts;
-  for (const CommEvent& event : events_) ++counts[event.collective];
-  return counts;
-}
+bool operators_are_read() { return (this_thread.wants & EventReader::kOperators) != 0; }
 
 CommScope::CommScope(const char* op, Cause cause, const void* layouts, Describe describe)
     : op_(op), cause_(cause), layouts_(layouts), describe_(describe), outer_(this_thread.scope) {
@@ -84,7 +54,7 @@ MessagePattern::MessagePattern(const void* name, Describe describe)
 MessagePattern::~MessagePattern() { this_thread.pattern = outer_; }
 
 const char* MessagePattern::current() {
-  const bool is_asked = this_thread.trace != nullptr && this_thread.pattern != nullptr;
+  const bool is_asked = this_thread.stream != nullptr && this_thread.pattern != nullptr;
   return is_asked ? this_thread.pattern->describe_(this_thread.pattern->name_) : "all_to_all";
 }
 
