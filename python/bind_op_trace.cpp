@@ -5,13 +5,13 @@ namespace shardwise {
 
 void bind_op_trace(py::module_& module) {
   py::class_<OpRecord>(module, "OpRecord",
-                       "How one operator was dispatched. Layouts are texts, one per tensor.\n"
-                       "\n"
-                       ">>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])\n"
-                       ">>> (record,) = sw.explain(lambda: x + x)\n"
-                       "operator ...\n"
-                       ">>> record.op, record.used, record.results, record.bytes_received\n"
-                       "('aten::add.Tensor', [...], ['[Shard(0)]'], 0)")
+                       R"(How one operator was dispatched. Layouts are texts, one per tensor.
+
+>>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])
+>>> (record,) = sw.explain(lambda: x + x)
+operator ...
+>>> record.op, record.used, record.results, record.bytes_received
+('aten::add.Tensor', [...], ['[Shard(0)]'], 0))")
       .def_readonly("op", &OpRecord::op)
       .def_readonly("rule", &OpRecord::rule, "The rule's text, or a note that there is none.")
       .def_readonly("given", &OpRecord::given, "The operands' layouts.")
