@@ -12,6 +12,7 @@ void register_factories(RuleTable& table);
 void register_foreach(RuleTable& table);
 void register_pointwise(RuleTable& table);
 void register_item(RuleTable& table);
+void register_loss_scaling();
 
 // products/
 void register_attention();
@@ -60,6 +61,7 @@ void register_sorting(RuleTable& table);
 void register_quantile();
 
 // embedding/
+void register_batched_embedding();
 void register_embedding(RuleTable& table);
 void register_embedding_bag();
 void register_embedding_renorm();

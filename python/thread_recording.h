@@ -8,7 +8,6 @@
 #include <memory>
 #include <optional>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace shardwise {
@@ -37,10 +36,9 @@ class ThreadRecording {
   /// A second call does nothing. Throws: c10::ValueError on another thread; it stays open then.
   void close() {
     if (!is_open_) return;
-    TORCH_CHECK_VALUE(
-        thread_ == std::this_thread::get_id(), "[", name_,
-        "] is closed on another thread than the one that opened it: it records one thread. Close it on the "
-        "thread that opened it.");
+    TORCH_CHECK_VALUE(thread_ == std::this_thread::get_id(), "[", name_,
+                      "] is closed on another thread than the one that opened it: it records one thread. Close it on "
+                      "the thread that opened it.");
     is_open_ = false;
     recording_->stop();
   }
