@@ -12,6 +12,7 @@ void register_factories(RuleTable& table);
 void register_foreach(RuleTable& table);
 void register_pointwise(RuleTable& table);
 void register_item(RuleTable& table);
+void register_loss_scaling();
 
 // products/
 void register_attention();

@@ -1,5 +1,4 @@
-#include "ops/register.h"
-
+// ops/register.cpp: registers every operator family once, when the library loads.
 #include "ops/families.h"
 #include "ops/sparse/sparse.h"
 #include "runtime/dispatch/composite.h"
@@ -17,8 +16,7 @@ constexpr std::string_view kCompositesWithoutPlain[] = {
     "aten::reshape", "aten::flatten",    "aten::chunk",   "aten::contiguous", "aten::softmax",
     "aten::dropout", "aten::layer_norm", "aten::square"};
 
-}  // namespace
-
+/// Fills the rule table, registers our own kernels and then dispatch itself.
 void register_operators() {
   register_operand_roles();
   auto& table = RuleTable::global();
@@ -45,6 +43,7 @@ void register_operators() {
   register_factories(table);
   register_copies(table);
   register_foreach(table);
+  register_loss_scaling();
   register_matmul(table);
   register_linear(table);
   register_views(table);
@@ -83,8 +82,8 @@ void register_operators() {
   register_forward_mode();
 }
 
-namespace {
 [[maybe_unused]] const bool registered = (register_operators(), true);
-}
+
+}  // namespace
 
 }  // namespace shardwise

@@ -9,7 +9,6 @@
 #include <numeric>
 
 namespace shardwise::detail {
-
 namespace {
 
 constexpr int64_t kMaxRowSegments = 16;  // more rows of cells would fill screens

@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 namespace shardwise::detail {
-
 namespace {
 
 using nlohmann::json;

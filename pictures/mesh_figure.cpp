@@ -1,6 +1,5 @@
 #include "pictures/mesh_figure.h"
 
-#include "pictures/grid_segments.h"
 #include "text/table.h"
 
 #include <c10/util/Exception.h>
@@ -9,7 +8,6 @@
 #include <algorithm>
 
 namespace shardwise::detail {
-
 namespace {
 
 constexpr const char* kDots = "...";

@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 namespace shardwise::detail {
-
 namespace {
 
 using nlohmann::json;

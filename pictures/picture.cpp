@@ -10,7 +10,6 @@
 #include <algorithm>
 
 namespace shardwise {
-
 namespace {
 
 const detail::PictureFormat& format_named(std::string_view name) {

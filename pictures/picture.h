@@ -6,7 +6,6 @@
 #include "pictures/tensor_figure.h"
 #include "plans/traffic_matrix.h"
 
-#include <optional>
 #include <string>
 #include <variant>
 #include <vector>

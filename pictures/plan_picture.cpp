@@ -1,9 +1,7 @@
 #include "pictures/mesh_figure.h"
 #include "pictures/picture.h"
 #include "pictures/rank_table.h"
-#include "plans/pattern.h"
 #include "plans/traffic.h"
-#include "text/rank_names.h"
 #include "text/table.h"
 
 #include <fmt/ranges.h>
@@ -11,7 +9,6 @@
 #include <algorithm>
 
 namespace shardwise {
-
 namespace {
 
 using detail::with_commas;

@@ -9,7 +9,6 @@
 #include <cmath>
 
 namespace shardwise::detail {
-
 namespace {
 
 constexpr size_t kMaxRanks = 32, kFirstRanks = 20, kLastRanks = 8;

@@ -8,7 +8,6 @@
 #include <set>
 
 namespace shardwise::detail {
-
 namespace {
 
 constexpr int64_t kFewestRanges = 4;  // of a dim that are always used

@@ -11,7 +11,6 @@
 #include <cmath>
 
 namespace shardwise::detail {
-
 namespace {
 
 constexpr std::string_view kFaint = R"( class="sw-faint")";

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 namespace shardwise::detail {
-
 namespace {
 
 constexpr size_t kSlicesDrawn = 6;

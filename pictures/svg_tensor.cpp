@@ -9,7 +9,6 @@
 #include <algorithm>
 
 namespace shardwise::detail {
-
 namespace {
 
 constexpr int64_t kMaxSegments = 24;                  // of rows or columns; more are indistinguishable

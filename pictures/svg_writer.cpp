@@ -7,7 +7,6 @@
 #include <array>
 
 namespace shardwise::detail {
-
 namespace {
 
 constexpr int64_t kMargin = 8;

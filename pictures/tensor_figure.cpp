@@ -12,7 +12,6 @@
 #include <map>
 
 namespace shardwise {
-
 namespace {
 
 Interval range_or_one(const Box& box, int64_t dim) { return dim < 0 ? Interval{0, 1} : box.interval(dim); }

@@ -1,7 +1,6 @@
 #include "pictures/picture.h"
 #include "pictures/rank_table.h"
 #include "pictures/tensor_figure.h"
-#include "text/rank_names.h"
 #include "text/table.h"
 
 #include <fmt/ranges.h>
@@ -10,7 +9,6 @@
 #include <map>
 
 namespace shardwise {
-
 namespace {
 
 using detail::with_commas;

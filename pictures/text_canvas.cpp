@@ -3,7 +3,6 @@
 #include "text/rank_names.h"
 
 namespace shardwise::detail {
-
 namespace {
 
 void append_utf8(std::string& out, char32_t glyph) {

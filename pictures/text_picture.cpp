@@ -9,7 +9,6 @@
 #include <algorithm>
 
 namespace shardwise::detail {
-
 namespace {
 
 constexpr size_t kMaxSlices = 5, kFirstSlices = 3, kLastSlices = 1;

@@ -37,31 +37,6 @@ Box intersect(const Box& a, const Box& b) {
   return common;
 }
 
-std::vector<Box> subtract(const Box& a, const Box& b) {
-  const Box common = intersect(a, b);
-  std::vector<Box> parts;
-  if (common.empty()) {
-    if (!a.empty()) parts.push_back(a);
-    return parts;
-  }
-  Box rest = a;  // the part of `a` not split off yet; shrinks to `common` dim by dim
-  const auto keep = [&](int64_t dim, Interval range) {
-    if (range.length() == 0) return;
-    parts.push_back(rest);
-    parts.back().set_interval(dim, range);
-  };
-  for (size_t dim = 0; dim < a.sizes.size(); ++dim) {
-    const Interval all = rest.interval(dim), middle = common.interval(dim);
-    keep(dim, {all.begin, middle.begin});
-    keep(dim, {middle.end, all.end});
-    rest.set_interval(dim, middle);
-  }
-  std::sort(parts.begin(), parts.end(), [](const Box& x, const Box& y) {
-    return std::lexicographical_compare(x.offsets.begin(), x.offsets.end(), y.offsets.begin(), y.offsets.end());
-  });
-  return parts;
-}
-
 std::string to_string(const Box& box) {
   std::vector<std::string> ranges;
   for (size_t dim = 0; dim < box.sizes.size(); ++dim) {

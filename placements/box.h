@@ -46,9 +46,6 @@ struct Box {
 /// The common part of two boxes with the same number of dims. Disjoint boxes give sizes of 0, never negative ones.
 Box intersect(const Box& a, const Box& b);
 
-/// `a` without `b`, as disjoint boxes ordered by offset: at most 2 per dimension.
-std::vector<Box> subtract(const Box& a, const Box& b);
-
 /// "[0:4, 2:5]", in the syntax of Python slices.
 std::string to_string(const Box& box);
 

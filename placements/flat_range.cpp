@@ -3,7 +3,6 @@
 #include <algorithm>
 
 namespace shardwise::detail {
-
 namespace {
 
 /// Adds the boxes that make up `range` in the flattened dims [dim, end) of `whole`.

@@ -12,7 +12,6 @@
 #include <algorithm>
 
 namespace shardwise {
-
 namespace {
 
 /// True if there are at most 2^62 elements. Zeros count as ones, so that strides fit as well.

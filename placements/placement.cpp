@@ -12,16 +12,10 @@
 #include <numeric>
 
 namespace shardwise {
-
 namespace {
 
 constexpr std::array<std::string_view, 5> kReduceNames = {"sum", "avg", "max", "min", "product"};
 constexpr size_t kPiecesPrinted = 8;
-
-std::string to_string(const ShardMetadata& piece) {
-  return fmt::format("ShardMetadata(offsets=[{}], sizes=[{}], rank={})", fmt::join(piece.offsets, ", "),
-                     fmt::join(piece.sizes, ", "), piece.rank);
-}
 
 bool any_negative(c10::IntArrayRef numbers) {
   return std::any_of(numbers.begin(), numbers.end(), [](int64_t n) { return n < 0; });
@@ -91,6 +85,11 @@ void check_piece(const ShardMetadata& piece, size_t n_dims) {
 }
 
 }  // namespace
+
+std::string to_string(const ShardMetadata& piece) {
+  return fmt::format("ShardMetadata(offsets=[{}], sizes=[{}], rank={})", fmt::join(piece.offsets, ", "),
+                     fmt::join(piece.sizes, ", "), piece.rank);
+}
 
 std::string_view to_string(Reduce reduce) { return kReduceNames[static_cast<size_t>(reduce)]; }
 

@@ -41,6 +41,7 @@ struct ShardMetadata {
   Box box() const { return {offsets, sizes}; }
   bool operator==(const ShardMetadata&) const = default;
 };
+std::string to_string(const ShardMetadata& piece);
 
 /// How one mesh dimension treats a tensor. A small value: cheap to copy, compared by meaning.
 ///

@@ -9,7 +9,6 @@
 #include <limits>
 
 namespace shardwise {
-
 namespace {
 
 int64_t chunk_length(int64_t length, int64_t n_parts) { return (length + n_parts - 1) / n_parts; }

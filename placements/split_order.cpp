@@ -65,15 +65,13 @@ std::vector<int64_t> order_of_splits(const UserPlacements& written, c10::IntArra
       mesh_dims.push_back(static_cast<int64_t>(other));
       TORCH_CHECK_VALUE(placement.is_chunk(), "[placements] ", to_string(written),
                         " has explicit sizes on a dim that is split against the order of mesh dims. Give the mesh with "
-                        "its dims in the "
-                        "order of the splits, and Shard(dim, sizes=[...]).");
+                        "its dims in the order of the splits, and Shard(dim, sizes=[...]).");
     }
     const std::vector<int64_t> splits = order_within(written, shape, mesh_dims);
-    TORCH_CHECK_VALUE(
-        !splits.empty(), "[placements] no order of the dims of a mesh of shape ", shape, " splits as ",
-        to_string(written),
-        ": a split factor is the number of parts that later mesh dims split the same tensor dim into. Give "
-        "Shard, or a factor that is the product of their extents.");
+    TORCH_CHECK_VALUE(!splits.empty(), "[placements] no order of the dims of a mesh of shape ", shape, " splits as ",
+                      to_string(written),
+                      ": a split factor is the number of parts that later mesh dims split the same tensor dim into. "
+                      "Give Shard, or a factor that is the product of their extents.");
     for (size_t k = 0; k < splits.size(); ++k) order[mesh_dims[k]] = splits[k];
   }
   return order;

@@ -1,11 +1,9 @@
 #include "placements/tiling.h"
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 
 namespace shardwise {
-
 namespace {
 
 int64_t dim_with_most_begins(c10::ArrayRef<Box> boxes) {

@@ -9,7 +9,6 @@
 
 #include "placements/layout.h"
 
-#include <optional>
 #include <string>
 #include <vector>
 

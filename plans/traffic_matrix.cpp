@@ -9,7 +9,6 @@
 #include <utility>
 
 namespace shardwise {
-
 namespace {
 
 /// The rank to which `rank`, at `coord`, sends in a ring of the ranks that an all-reduce combines.

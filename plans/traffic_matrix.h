@@ -5,7 +5,6 @@
 
 #include "plans/plan.h"
 
-#include <string>
 #include <vector>
 
 namespace shardwise {

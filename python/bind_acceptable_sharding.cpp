@@ -10,13 +10,10 @@ namespace shardwise {
 namespace {
 
 constexpr const char* kRegisterSharding =
-    "From now on `op` (\"mylib::op.overload\") runs under the shardings that `ask` gives for a call: a list of "
-    "(placements of\n"
-    "the outputs, of the inputs), None for what is no tensor. `ask` is given the call's arguments in the order of the "
-    "schema,\n"
-    "each as (name, value, whether it is a keyword, whether it is the default); a tensor is (mesh, placements, shape, "
-    "strides,\n"
-    "dtype). Raises ValueError for an operator that torch does not know or composes of others.";
+    R"(From now on `op` ("mylib::op.overload") runs under the shardings that `ask` gives for a call: a list of (placements of
+the outputs, of the inputs), None for what is no tensor. `ask` is given the call's arguments in the order of the schema,
+each as (name, value, whether it is a keyword, whether it is the default); a tensor is (mesh, placements, shape, strides,
+dtype). Raises ValueError for an operator that torch does not know or composes of others.)";
 
 py::object described_operand(const Operand& operand) {
   if (!operand.spec) return py::none();  // a plain number

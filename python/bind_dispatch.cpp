@@ -10,24 +10,23 @@ namespace shardwise {
 void bind_dispatch(py::module_& module) {
   bind_scope<ImplicitReplication>(
       module, "implicit_replication",
-      "A `with` block in which this thread's plain tensors next to DTensors count as replicated. Every rank must have "
-      "the same values; this is not checked.\n\n"
-      ">>> x = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])\n"
-      ">>> with sw.implicit_replication():  # the caller vouches that all ranks have the same\n"
-      "...     y = x + torch.tensor([1.0, 2.0])\n"
-      ">>> y.placements, y.full_tensor()[0]\n"
-      "((Shard(0),), tensor([2., 3.]))")
+      R"(A `with` block in which this thread's plain tensors next to DTensors count as replicated. Every rank must have the same values; this is not checked.
+
+>>> x = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])
+>>> with sw.implicit_replication():  # the caller vouches that all ranks have the same
+...     y = x + torch.tensor([1.0, 2.0])
+>>> y.placements, y.full_tensor()[0]
+((Shard(0),), tensor([2., 3.])))")
       .def(py::init());
 
-  module.def(
-      "set_one_element_replicas", &OneElementReplicas::set, py::arg("are_on"),
-      "Process-wide, off at first: whether torch.Tensors of one element next to DTensors count as replicated while all "
-      "ranks, which compare them each time, hold the same.");
+  module.def("set_one_element_replicas", &OneElementReplicas::set, py::arg("are_on"),
+             "Process-wide, off at first: whether torch.Tensors of one element next to DTensors count as replicated "
+             "while all ranks, which compare them each time, hold the same.");
 
-  module.def("set_answers_outside", &AnswersOutside::set, py::arg("are_on"),
-             "Process-wide, off at first, the same on all ranks: whether a rank outside a tensor's mesh gets what the "
-             "members find equal, "
-             "from all ranks of the world, and a zero where it asks for its part of a tensor without dims.");
+  module.def(
+      "set_answers_outside", &AnswersOutside::set, py::arg("are_on"),
+      "Process-wide, off at first, the same on all ranks: whether a rank outside a tensor's mesh gets what the members "
+      "find equal, from all ranks of the world, and a zero where it asks for its part of a tensor without dims.");
 
   py::class_<CacheCounters>(
       module, "CacheCounters",

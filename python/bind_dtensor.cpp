@@ -7,7 +7,6 @@
 #include "runtime/api/redistribute.h"
 #include "runtime/api/to_local.h"
 #include "runtime/comm/order_check.h"
-#include "runtime/tensor/local_reads.h"
 #include "runtime/tensor/sparse.h"
 
 #include <fmt/format.h>
@@ -195,69 +194,64 @@ std::vector<std::tuple<int64_t, Numbers, Numbers>> boxes_of_all(const at::Tensor
 }
 
 constexpr const char* kRedistribute =
-    "The same values with other `placements`, one per mesh dim; differentiable. If this tensor has them already, the "
-    "result is a view of it.\n\n"
-    "- `device_mesh`: another mesh of the same world, of any ranks in any shape and order. Ranks outside it then hold "
-    "nothing.\n"
-    "- `async_op`: returns while the last messages are on their way; the first use of the result waits for them.\n"
-    "- `forward_dtype`: the dtype of the result; values are cast before they are sent. `backward_dtype`: the dtype in "
-    "which gradients are sent back;\n"
-    "  they arrive in this tensor's dtype.\n"
-    "- `objective`: \"bytes\": a rank receives each byte of its new part that it does not hold, once. \"time\": the "
-    "least time by `links`.\n"
-    "- `links`: (latency in us, GB/s) per mesh dim.\n"
-    "- `memory_cap`: the most bytes of message buffers that a rank may hold at once, in the backward too. Larger "
-    "exchanges are split into rounds,\n"
-    "  each of at least one index of a box's longest dim. 0 is no limit.\n\n"
-    "plan_redistribution shows what would be sent. Collective over the ranks of both meshes. Raises ValueError or "
-    "IndexError, before any message,\n"
-    "for placements that do not fit.\n\n"
-    ">>> x = sw.ones(10, 3, device_mesh=mesh, placements=[sw.Shard(0)])\n"
-    ">>> x.redistribute(placements=[sw.Shard(1)]).to_local().shape\n"
-    "torch.Size([10, 1])";
+    R"(The same values with other `placements`, one per mesh dim; differentiable. If this tensor has them already, the result is a view of it.
+
+- `device_mesh`: another mesh of the same world, of any ranks in any shape and order. Ranks outside it then hold nothing.
+- `async_op`: returns while the last messages are on their way; the first use of the result waits for them.
+- `forward_dtype`: the dtype of the result; values are cast before they are sent. `backward_dtype`: the dtype in which gradients are sent back;
+  they arrive in this tensor's dtype.
+- `objective`: "bytes": a rank receives each byte of its new part that it does not hold, once. "time": the least time by `links`.
+- `links`: (latency in us, GB/s) per mesh dim.
+- `memory_cap`: the most bytes of message buffers that a rank may hold at once, in the backward too. Larger exchanges are split into rounds,
+  each of at least one index of a box's longest dim. 0 is no limit.
+
+plan_redistribution shows what would be sent. Collective over the ranks of both meshes. Raises ValueError or IndexError, before any message,
+for placements that do not fit.
+
+>>> x = sw.ones(10, 3, device_mesh=mesh, placements=[sw.Shard(0)])
+>>> x.redistribute(placements=[sw.Shard(1)]).to_local().shape
+torch.Size([10, 1]))";
 
 constexpr const char* kRedistributeMany =
-    "Redistributes several tensors together, each on its own mesh. Exchanges over the same ranks share messages, for "
-    "up to `bucket_bytes` bytes of\n"
-    "whole tensors at a time. `placements`: one list for all tensors, or one list per tensor. The other options are "
-    "those of redistribute.\n\n"
-    "Differentiable: the gradients are also sent back together. Collective over the meshes, in the same order on all "
-    "ranks.\n"
-    "Raises ValueError or IndexError, before any message, for placements that do not fit.\n\n"
-    ">>> x = sw.ones(8, device_mesh=mesh, placements=[sw.Shard(0)])\n"
-    ">>> y = sw.zeros(6, 2, device_mesh=mesh, placements=[sw.Shard(1)])\n"
-    ">>> with sw.CommDebugMode() as comm:\n"
-    "...     moved = sw.redistribute_many([x, y], [sw.Replicate()])\n"
-    ">>> [z.placements for z in moved], comm.get_total_counts()\n"
-    "([(Replicate(),), (Replicate(),)], 1)";
+    R"(Redistributes several tensors together, each on its own mesh. Exchanges over the same ranks share messages, for up to `bucket_bytes` bytes of
+whole tensors at a time. `placements`: one list for all tensors, or one list per tensor. The other options are those of redistribute.
+
+Differentiable: the gradients are also sent back together. Collective over the meshes, in the same order on all ranks.
+Raises ValueError or IndexError, before any message, for placements that do not fit.
+
+>>> x = sw.ones(8, device_mesh=mesh, placements=[sw.Shard(0)])
+>>> y = sw.zeros(6, 2, device_mesh=mesh, placements=[sw.Shard(1)])
+>>> with sw.CommDebugMode() as comm:
+...     moved = sw.redistribute_many([x, y], [sw.Replicate()])
+>>> [z.placements for z in moved], comm.get_total_counts()
+([(Replicate(),), (Replicate(),)], 1))";
 
 constexpr const char* kFullTensor =
-    "The whole tensor, as a plain tensor on every rank of the mesh; differentiable. Each rank must have the same "
-    "gradient of it, or gradients with\n"
-    "the placements `grad_placements`. Collective over the mesh: all values are gathered.\n\n"
-    ">>> x = sw.distribute_tensor(torch.arange(4), mesh, [sw.Shard(0)])\n"
-    ">>> x.full_tensor()\n"
-    "tensor([0, 1, 2, 3])";
+    R"(The whole tensor, as a plain tensor on every rank of the mesh; differentiable. Each rank must have the same gradient of it, or gradients with
+the placements `grad_placements`. Collective over the mesh: all values are gathered.
+
+>>> x = sw.distribute_tensor(torch.arange(4), mesh, [sw.Shard(0)])
+>>> x.full_tensor()
+tensor([0, 1, 2, 3]))";
 
 constexpr const char* kDistributeTensor =
-    "Makes a DTensor from a whole tensor, a leaf. `placements`: one per mesh dim; default: all Replicate().\n\n"
-    "The values and requires_grad are those of the mesh's first rank, or of the rank at index `src_data_rank` of the "
-    "mesh; it sends each\n"
-    "rank its part. With "
-    "src_data_rank=None each rank takes its part of its own tensor, and nothing is sent.\n\n"
-    "If the source rank's tensor is on meta, the result is on meta, and no values are sent. If it has values, the "
-    "other ranks may give tensors on\n"
-    "meta, of which only the shape is used.\n\n"
-    "Raises ValueError or IndexError, before any message, for placements that do not fit, and if the source rank's "
-    "tensor is on meta while\n"
-    "another rank's has values. Raises RuntimeError for a tensor that requires a gradient and is not a leaf: use "
-    "from_local and redistribute,\n"
-    "which pass the gradient on.\n\n"
-    ">>> x = sw.distribute_tensor(torch.arange(10.0), mesh, [sw.Shard(0)])  # rank 0's values\n"
-    ">>> x.to_local()\n"
-    "tensor([0., 1., 2.])\n"
-    ">>> x.full_tensor().sum()\n"
-    "tensor(45.)";
+    R"(Makes a DTensor from a whole tensor, a leaf. `placements`: one per mesh dim; default: all Replicate().
+
+The values and requires_grad are those of the mesh's first rank, or of the rank at index `src_data_rank` of the mesh; it sends each
+rank its part. With src_data_rank=None each rank takes its part of its own tensor, and nothing is sent.
+
+If the source rank's tensor is on meta, the result is on meta, and no values are sent. If it has values, the other ranks may give tensors on
+meta, of which only the shape is used.
+
+Raises ValueError or IndexError, before any message, for placements that do not fit, and if the source rank's tensor is on meta while
+another rank's has values. Raises RuntimeError for a tensor that requires a gradient and is not a leaf: use from_local and redistribute,
+which pass the gradient on.
+
+>>> x = sw.distribute_tensor(torch.arange(10.0), mesh, [sw.Shard(0)])  # rank 0's values
+>>> x.to_local()
+tensor([0., 1., 2.])
+>>> x.full_tensor().sum()
+tensor(45.))";
 
 void bind_methods(py::module_& module) {
   using torch::wrap_pybind_function;
@@ -301,8 +295,8 @@ void bind_dtensor(py::module_& module) {
              py::arg("src_data_rank") = 0);
   module.def(
       "from_pieces", wrap_pybind_function_no_gil(&py_from_pieces),
-      "A DTensor from this rank's pieces, in the order of its boxes. `sparse_dim`: of sparse ones; 0 for dense "
-      "ones. `is_meta`: where there are no pieces to tell. `saved_by`: the rank that saved them, if it may be another.",
+      "A DTensor from this rank's pieces, in the order of its boxes. `sparse_dim`: of sparse ones; 0 for dense ones. "
+      "`is_meta`: where there are no pieces to tell. `saved_by`: the rank that saved them, if it may be another.",
       py::arg("pieces"), py::arg("device_mesh"), py::arg("placements"), py::arg("shape"), py::arg("stride"),
       py::arg("dtype"), py::arg("local_form"), py::arg("sparse_dim") = 0, py::arg("is_meta") = false,
       py::arg("saved_by") = none);
@@ -313,8 +307,7 @@ void bind_dtensor(py::module_& module) {
              py::arg("tensor"), py::arg("reader"));
   module.def("whole_piece", wrap_pybind_function(&py_whole_piece),
              "This rank's piece where it is the whole tensor, with its strides. Raises ValueError, naming `reader`, "
-             "where it is "
-             "not.",
+             "where it is not.",
              py::arg("tensor"), py::arg("reader"));
   module.def("to_pieces", wrap_pybind_function(&to_pieces), "This rank's pieces, aliased.", py::arg("tensor"));
   module.def("is_stale", wrap_pybind_function(&py_is_stale),

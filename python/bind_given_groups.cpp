@@ -47,10 +47,9 @@ void bind_given_groups(py::module_& module) {
   using WithoutGroups = PyScope<GivenGroups, std::shared_ptr<World>>;
   bind_scope<GivenGroups, std::shared_ptr<World>>(
       module, "without_groups",
-      "A `with` block in which meshes are made without groups: coordinates and layouts, and an error where "
-      "they are to communicate. They are of this rank of its world, of the world of `mesh`, or in a process that is no "
-      "rank of `rank` of "
-      "`n_ranks`.")
+      "A `with` block in which meshes are made without groups: coordinates and layouts, and an error where they are to "
+      "communicate. They are of this rank of its world, of the world of `mesh`, or in a process that is no rank of "
+      "`rank` of `n_ranks`.")
       .def(py::init([] { return std::make_unique<WithoutGroups>(nullptr); }))
       .def(py::init([](const DeviceMesh& mesh) { return std::make_unique<WithoutGroups>(mesh.world()); }),
            py::arg("mesh"))
@@ -65,10 +64,9 @@ void bind_given_groups(py::module_& module) {
         return given && given->are_absent();
       },
       "True within such a block.");
-  py::class_<PyGivenGroups>(
-      module, "given_groups",
-      "A `with` block in which meshes are made over groups of torch.distributed, by their names, for their "
-      "ranks (ascending).")
+  py::class_<PyGivenGroups>(module, "given_groups",
+                            "A `with` block in which meshes are made over groups of torch.distributed, by their names, "
+                            "for their ranks (ascending).")
       .def(py::init<GroupNames>(), py::arg("names"))
       .def("__enter__", torch::wrap_pybind_function(&PyGivenGroups::enter))
       .def("__exit__", [](PyGivenGroups& self, const py::args&) { self.exit(); });

@@ -56,11 +56,6 @@ struct Classified {
   py::object ragged(c10::IntArrayRef, c10::IntArrayRef) const { return py::cast(as<PyRaggedShard>(placement)); }
 };
 
-std::string metadata_text(const ShardMetadata& piece) {
-  return fmt::format("ShardMetadata(offsets=[{}], sizes=[{}], rank={})", fmt::join(piece.offsets, ", "),
-                     fmt::join(piece.sizes, ", "), piece.rank);
-}
-
 using WithFactor = std::pair<Placement, int64_t>;
 
 /// Converts one of torch's own placements by its class name and attributes, because no C++ type is shared with torch. nullopt if `object` is none.
@@ -94,14 +89,15 @@ std::pair<int64_t, int64_t> part_of_split(int64_t length, int64_t n_parts, int64
 }
 
 void bind_shard_metadata(py::module_& module) {
-  py::class_<ShardMetadata>(module, "ShardMetadata",
-                            "One piece of an EnumerableShard: the box that begins at `offsets`, with `sizes` (in "
-                            "elements, one per tensor dim), on the global `rank`.\n\n"
-                            ">>> piece = sw.ShardMetadata(offsets=(2, 0), sizes=(3, 4), rank=1)\n"
-                            ">>> piece\n"
-                            "ShardMetadata(offsets=[2, 0], sizes=[3, 4], rank=1)\n"
-                            ">>> piece.offsets, piece.sizes, piece.rank\n"
-                            "((2, 0), (3, 4), 1)")
+  py::class_<ShardMetadata>(
+      module, "ShardMetadata",
+      R"(One piece of an EnumerableShard: the box that begins at `offsets`, with `sizes` (in elements, one per tensor dim), on the global `rank`.
+
+>>> piece = sw.ShardMetadata(offsets=(2, 0), sizes=(3, 4), rank=1)
+>>> piece
+ShardMetadata(offsets=[2, 0], sizes=[3, 4], rank=1)
+>>> piece.offsets, piece.sizes, piece.rank
+((2, 0), (3, 4), 1))")
       .def(py::init([](const Numbers& offsets, const Numbers& sizes, int64_t rank) {
              return ShardMetadata{Dims(offsets), Dims(sizes), rank};
            }),
@@ -112,8 +108,8 @@ void bind_shard_metadata(py::module_& module) {
       .def(
           "__eq__", [](const ShardMetadata& self, const ShardMetadata& other) { return self == other; },
           py::is_operator())
-      .def("__hash__", [](const ShardMetadata& self) { return py::hash(py::str(metadata_text(self))); })
-      .def("__repr__", &metadata_text)
+      .def("__hash__", [](const ShardMetadata& self) { return py::hash(py::str(to_string(self))); })
+      .def("__repr__", [](const ShardMetadata& self) { return to_string(self); })
       .def("__reduce__", [](const py::object& self) {
         const auto& piece = self.cast<const ShardMetadata&>();
         return py::make_tuple(py::type::of(self),
@@ -161,12 +157,12 @@ void bind_placement(py::module_& module) {
   bind_shard_metadata(module);
 
   py::class_<Placement>(module, "Placement",
-                        "How one mesh dim treats a tensor: the base of the five kinds."
-                        "\n\n"
-                        ">>> isinstance(sw.Shard(0), sw.Placement), isinstance(sw.Partial(), sw.Shard)\n"
-                        "(True, False)\n"
-                        ">>> sw.Shard(0) == sw.Shard(0), sw.Shard(0) == sw.Shard(0, sizes=[1, 2])\n"
-                        "(True, False)")
+                        R"(How one mesh dim treats a tensor: the base of the five kinds.
+
+>>> isinstance(sw.Shard(0), sw.Placement), isinstance(sw.Partial(), sw.Shard)
+(True, False)
+>>> sw.Shard(0) == sw.Shard(0), sw.Shard(0) == sw.Shard(0, sizes=[1, 2])
+(True, False))")
       .def(
           "is_shard",
           [](const Placement& self, std::optional<int64_t> dim) {
@@ -197,14 +193,13 @@ void bind_placement(py::module_& module) {
 
   py::class_<PyShard, Placement>(
       module, "Shard",
-      "Tensor dim `dim` is split along this mesh dim. Without `sizes` it is split as torch.chunk splits it: 10 rows "
-      "over 4 ranks are 3, 3, 3 and 1.\n"
-      "`sizes`: the number of indices of each mesh coordinate; zeros are allowed, and the sum must be the size of the "
-      "dim.\n\n"
-      ">>> sw.distribute_tensor(torch.arange(10), mesh, [sw.Shard(0)]).to_local()  # ranks have 3, 3, 3 and 1\n"
-      "tensor([0, 1, 2])\n"
-      ">>> sw.distribute_tensor(torch.arange(10), mesh, [sw.Shard(0, sizes=[1, 4, 0, 5])]).to_local()\n"
-      "tensor([0])")
+      R"(Tensor dim `dim` is split along this mesh dim. Without `sizes` it is split as torch.chunk splits it: 10 rows over 4 ranks are 3, 3, 3 and 1.
+`sizes`: the number of indices of each mesh coordinate; zeros are allowed, and the sum must be the size of the dim.
+
+>>> sw.distribute_tensor(torch.arange(10), mesh, [sw.Shard(0)]).to_local()  # ranks have 3, 3, 3 and 1
+tensor([0, 1, 2])
+>>> sw.distribute_tensor(torch.arange(10), mesh, [sw.Shard(0, sizes=[1, 4, 0, 5])]).to_local()
+tensor([0]))")
       .def(py::init([](int64_t dim, const std::optional<Numbers>& sizes) {
              return as<PyShard>(sizes ? Placement::shard(dim, *sizes) : Placement::shard(dim));
            }),
@@ -246,13 +241,13 @@ void bind_placement(py::module_& module) {
 
   py::class_<PyPartial, Placement> partial(
       module, "Partial",
-      "Each rank along this mesh dim has one term; the tensor is the `reduce_op` (sum, avg, max, min or product) of "
-      "the terms.\n\n"
-      ">>> x = sw.DTensor.from_local(torch.ones(3), mesh, [sw.Partial()])  # a term of one on each of four ranks\n"
-      ">>> (x + x).placements, (x + x).full_tensor()\n"
-      "((Partial(sum),), tensor([8., 8., 8.]))\n"
-      ">>> sw.DTensor.from_local(torch.tensor([float(rank)]), mesh, [sw.Partial(\"max\")]).full_tensor()\n"
-      "tensor([3.])");
+      R"(Each rank along this mesh dim has one term; the tensor is the `reduce_op` (sum, avg, max, min or product) of the terms.
+
+>>> x = sw.DTensor.from_local(torch.ones(3), mesh, [sw.Partial()])  # a term of one on each of four ranks
+>>> (x + x).placements, (x + x).full_tensor()
+((Partial(sum),), tensor([8., 8., 8.]))
+>>> sw.DTensor.from_local(torch.tensor([float(rank)]), mesh, [sw.Partial("max")]).full_tensor()
+tensor([3.]))");
   partial
       .def(py::init([](const std::string& reduce_op) {
              return as<PyPartial>(Placement::partial(reduce_from_string(reduce_op)));
@@ -269,15 +264,13 @@ void bind_placement(py::module_& module) {
 
   py::class_<PyEnumerableShard, Placement>(
       module, "EnumerableShard",
-      "Boxes that tile the tensor, any number of them per rank, such as TorchRec's column-wise, table-wise and "
-      "grid-wise shards. The boxes must not\n"
-      "overlap, and must cover the tensor. The mesh must have one dim.\n\n"
-      ">>> pieces = [sw.ShardMetadata((0, 0), (2, 6), 0), sw.ShardMetadata((2, 0), (3, 4), 1), sw.ShardMetadata((2, "
-      "4), (3, 2), 0)]\n"
-      ">>> x = sw.distribute_tensor(torch.arange(30.0).view(5, 6), mesh, [sw.EnumerableShard(pieces)])  # ranks 2 and "
-      "3: nothing\n"
-      ">>> x[4].full_tensor()\n"
-      "tensor([24., 25., 26., 27., 28., 29.])")
+      R"(Boxes that tile the tensor, any number of them per rank, such as TorchRec's column-wise, table-wise and grid-wise shards. The boxes must not
+overlap, and must cover the tensor. The mesh must have one dim.
+
+>>> pieces = [sw.ShardMetadata((0, 0), (2, 6), 0), sw.ShardMetadata((2, 0), (3, 4), 1), sw.ShardMetadata((2, 4), (3, 2), 0)]
+>>> x = sw.distribute_tensor(torch.arange(30.0).view(5, 6), mesh, [sw.EnumerableShard(pieces)])  # ranks 2 and 3: nothing
+>>> x[4].full_tensor()
+tensor([24., 25., 26., 27., 28., 29.]))")
       .def(py::init([](std::vector<ShardMetadata> shards) {
              return as<PyEnumerableShard>(Placement::enumerable(std::move(shards)));
            }),
@@ -286,22 +279,20 @@ void bind_placement(py::module_& module) {
 
   py::class_<PyRaggedShard, Placement>(
       module, "RaggedShard",
-      "Each rank has a contiguous range of the flattened leading `dims` (0, 1, ...), with all elements of the other "
-      "dims. `local_units`: one number\n"
-      "per mesh coordinate, zeros allowed; the lengths of the ranges are proportional to them. Of `length` flattened "
-      "elements, the range of\n"
-      "coordinate i begins at floor(length * sum(local_units[:i]) / sum(local_units)) and ends where the next range "
-      "begins, so any length is allowed.\n\n"
-      "The local tensor is one contiguous buffer, [elements of the flattened dims, *the other dims]. Other mesh dims "
-      "may replicate, shard or be\n"
-      "Partial. All Shards are applied first, and the ranges divide the box that remains, wherever the RaggedShard "
-      "stands in the list.\n\n"
-      "Raises ValueError for dims that are not the leading ones, and for units that are negative or all zero.\n\n"
-      ">>> x = sw.distribute_tensor(torch.arange(20.0).view(4, 5), mesh, [sw.RaggedShard((0, 1), (2, 3, 0, 5))])\n"
-      ">>> x.to_local(), (x + 1).to_local()  # the first two tenths of 20 elements\n"
-      "(tensor([0., 1., 2., 3.]), tensor([1., 2., 3., 4.]))\n"
-      ">>> x.redistribute(placements=[sw.Shard(0)]).to_local()\n"
-      "tensor([[0., 1., 2., 3., 4.]])")
+      R"(Each rank has a contiguous range of the flattened leading `dims` (0, 1, ...), with all elements of the other dims. `local_units`: one number
+per mesh coordinate, zeros allowed; the lengths of the ranges are proportional to them. Of `length` flattened elements, the range of
+coordinate i begins at floor(length * sum(local_units[:i]) / sum(local_units)) and ends where the next range begins, so any length is allowed.
+
+The local tensor is one contiguous buffer, [elements of the flattened dims, *the other dims]. Other mesh dims may replicate, shard or be
+Partial. All Shards are applied first, and the ranges divide the box that remains, wherever the RaggedShard stands in the list.
+
+Raises ValueError for dims that are not the leading ones, and for units that are negative or all zero.
+
+>>> x = sw.distribute_tensor(torch.arange(20.0).view(4, 5), mesh, [sw.RaggedShard((0, 1), (2, 3, 0, 5))])
+>>> x.to_local(), (x + 1).to_local()  # the first two tenths of 20 elements
+(tensor([0., 1., 2., 3.]), tensor([1., 2., 3., 4.]))
+>>> x.redistribute(placements=[sw.Shard(0)]).to_local()
+tensor([[0., 1., 2., 3., 4.]]))")
       .def(py::init([](const Numbers& dims, const Numbers& local_units) {
              return as<PyRaggedShard>(Placement::ragged(dims, local_units));
            }),

@@ -64,10 +64,9 @@ std::shared_ptr<const RankGrid> grid_of(const py::object& mesh) {
     grid->shape = Dims(mesh.cast<Numbers>());
     int64_t n_ranks = 1;
     for (const int64_t extent : grid->shape) {
-      TORCH_CHECK_VALUE(extent > 0,
-                        fmt::format("[layout] a mesh of extents ({}) has no ranks. Give positive extents, or the ranks "
-                                    "as lists: [[0, 1], [2, 3]].",
-                                    fmt::join(grid->shape, ", ")));
+      TORCH_CHECK_VALUE(extent > 0, fmt::format("[layout] a mesh of extents ({}) has no ranks. Give positive extents, "
+                                                "or the ranks as lists: [[0, 1], [2, 3]].",
+                                                fmt::join(grid->shape, ", ")));
       TORCH_CHECK_VALUE(extent <= kMaxRanks / n_ranks,
                         fmt::format("[layout] a mesh of extents ({}) has more than {} ranks. Give a smaller one.",
                                     fmt::join(grid->shape, ", "), kMaxRanks));
@@ -77,10 +76,11 @@ std::shared_ptr<const RankGrid> grid_of(const py::object& mesh) {
     std::iota(grid->ranks.begin(), grid->ranks.end(), 0);
   } else {
     const auto ranks = py::module_::import("torch").attr("as_tensor")(mesh).cast<at::Tensor>();
-    TORCH_CHECK_TYPE(at::isIntegralType(ranks.scalar_type(), false),
-                     fmt::format("[layout] the mesh {} holds no ranks. Give a DeviceMesh, a tuple of extents or nested "
-                                 "lists of ranks.",
-                                 py::repr(mesh).cast<std::string>()));
+    TORCH_CHECK_TYPE(
+        at::isIntegralType(ranks.scalar_type(), false),
+        fmt::format(
+            "[layout] the mesh {} holds no ranks. Give a DeviceMesh, a tuple of extents or nested lists of ranks.",
+            py::repr(mesh).cast<std::string>()));
     const at::Tensor flat = ranks.to(at::kCPU, at::kLong).contiguous();
     grid->shape = Dims(ranks.sizes());
     grid->ranks.assign(flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel());
@@ -167,17 +167,17 @@ std::string text_of(const RankTraffic& self) {
 }
 
 constexpr const char* kLayout =
-    "Which rank holds which boxes of a tensor of `shape`. It is computed without processes or communication.\n\n"
-    "`mesh`: a DeviceMesh; a tuple of extents such as (2, 4), whose ranks are 0, 1, 2, ...; or nested lists of ranks "
-    "such as [[0, 1], [2, 3]].\n"
-    "`placements`: one per mesh dim. With torch's _StridedShard, the mesh dims are put into the order of the splits. "
-    "Raises ValueError or\n"
-    "IndexError for placements that do not fit.\n\n"
-    ">>> layout = sw.Layout((10, 3), [0, 1, 2, 3], [sw.Shard(0, sizes=[1, 4, 0, 5])])\n"
-    ">>> layout\n"
-    "Layout([10, 3] as [Shard(0, sizes=[1, 4, 0, 5])] on 4 ranks)\n"
-    ">>> layout.boxes(1)  # (offsets, sizes)\n"
-    "[([1, 0], [4, 3])]";
+    R"(Which rank holds which boxes of a tensor of `shape`. It is computed without processes or communication.
+
+`mesh`: a DeviceMesh; a tuple of extents such as (2, 4), whose ranks are 0, 1, 2, ...; or nested lists of ranks such as [[0, 1], [2, 3]].
+`placements`: one per mesh dim. With torch's _StridedShard, the mesh dims are put into the order of the splits. Raises ValueError or
+IndexError for placements that do not fit.
+
+>>> layout = sw.Layout((10, 3), [0, 1, 2, 3], [sw.Shard(0, sizes=[1, 4, 0, 5])])
+>>> layout
+Layout([10, 3] as [Shard(0, sizes=[1, 4, 0, 5])] on 4 ranks)
+>>> layout.boxes(1)  # (offsets, sizes)
+[([1, 0], [4, 3])])";
 
 constexpr const char* kPlan =
     "The steps from one layout of a tensor to another, and what they cost each rank. Making a plan sends nothing.\n\n"
@@ -319,11 +319,10 @@ std::vector<Link> to_links(const MaybeLinks& links) {
 }
 
 PlanOptions plan_options(const char* op, const std::string& objective, const MaybeLinks& links, int64_t memory_cap) {
-  TORCH_CHECK_VALUE(
-      objective == "bytes" || objective == "time",
-      fmt::format("[{}] objective \"{}\" is not known: a plan has the fewest bytes or the least time. Use "
-                  "\"bytes\" or \"time\".",
-                  op, objective));
+  TORCH_CHECK_VALUE(objective == "bytes" || objective == "time",
+                    fmt::format("[{}] objective \"{}\" is not known: a plan has the fewest bytes or the least time. "
+                                "Use \"bytes\" or \"time\".",
+                                op, objective));
   PlanOptions options;
   options.objective = objective == "time" ? PlanOptions::Objective::kTime : PlanOptions::Objective::kBytes;
   options.links = to_links(links);

@@ -14,36 +14,33 @@ namespace shardwise {
 namespace {
 
 constexpr const char* kRegisterRule =
-    "Registers how operator `op` (\"mylib::op\", or \"mylib::op.overload\") maps layouts of operands to layouts of "
-    "results. Call it\n"
-    "once, with the same arguments on all ranks, before the operator is used.\n\n"
-    "- `rule`: letters such as \"ij,jk->ik\". A letter is an index range that tensors share, and a mesh dim may shard "
-    "any letter. An\n"
-    "  output without a letter of the operands is a Partial sum. Or a function of the operands' shapes that returns "
-    "such letters, or\n"
-    "  None to gather the operands: `lambda shapes: \"ij,jk->ik\" if len(shapes[0]) == 2 else None`. It is called once "
-    "per set of layouts\n"
-    "  and values of the other arguments, floats included.\n"
-    "- `linear`: which operands may be Partial without a reduction: \"all\" operands together, \"each\" one while the "
-    "others are not\n"
-    "  Partial, or only the \"first\".\n"
-    "- `whole`: letters that are never sharded.\n\n"
-    "A call with a new value of an argument, such as a learning rate, is decided anew. The operator itself runs on "
-    "each rank's pieces: if\n"
-    "an argument is a global size along a letter, name that letter in `whole`. The function form needs a meta (fake) "
-    "kernel of the\n"
-    "operator; without one the operands are gathered.\n\n"
-    "Raises ValueError for an operator that torch does not know or that has a rule.\n\n"
-    ">>> library = torch.library.Library(f\"example{rank}\", \"DEF\")\n"
-    ">>> library.define(\"double_rows(Tensor x) -> Tensor\")\n"
-    "'double_rows'\n"
-    ">>> library.impl(\"double_rows\", lambda x: x * 2, \"CompositeExplicitAutograd\")\n"
-    ">>> sw.register_rule(f\"example{rank}::double_rows\", \"ij->ij\")\n"
-    ">>> double_rows = getattr(torch.ops, f\"example{rank}\").double_rows\n"
-    ">>> x = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])\n"
-    ">>> with torch.no_grad():\n"
-    "...     double_rows(x).placements\n"
-    "(Shard(0),)";
+    R"(Registers how operator `op` ("mylib::op", or "mylib::op.overload") maps layouts of operands to layouts of results. Call it
+once, with the same arguments on all ranks, before the operator is used.
+
+- `rule`: letters such as "ij,jk->ik". A letter is an index range that tensors share, and a mesh dim may shard any letter. An
+  output without a letter of the operands is a Partial sum. Or a function of the operands' shapes that returns such letters, or
+  None to gather the operands: `lambda shapes: "ij,jk->ik" if len(shapes[0]) == 2 else None`. It is called once per set of layouts
+  and values of the other arguments, floats included.
+- `linear`: which operands may be Partial without a reduction: "all" operands together, "each" one while the others are not
+  Partial, or only the "first".
+- `whole`: letters that are never sharded.
+
+A call with a new value of an argument, such as a learning rate, is decided anew. The operator itself runs on each rank's pieces: if
+an argument is a global size along a letter, name that letter in `whole`. The function form needs a meta (fake) kernel of the
+operator; without one the operands are gathered.
+
+Raises ValueError for an operator that torch does not know or that has a rule.
+
+>>> library = torch.library.Library(f"example{rank}", "DEF")
+>>> library.define("double_rows(Tensor x) -> Tensor")
+'double_rows'
+>>> library.impl("double_rows", lambda x: x * 2, "CompositeExplicitAutograd")
+>>> sw.register_rule(f"example{rank}::double_rows", "ij->ij")
+>>> double_rows = getattr(torch.ops, f"example{rank}").double_rows
+>>> x = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])
+>>> with torch.no_grad():
+...     double_rows(x).placements
+(Shard(0),))";
 
 Linearity linearity_named(const std::string& name) {
   if (name == "all") return Linearity::kAll;

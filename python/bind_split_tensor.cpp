@@ -73,8 +73,7 @@ void bind_split_tensor(py::module_& module) {
   shard.attr("_split_tensor") =
       py::cpp_function(torch::wrap_pybind_function(&split_tensor), py::name("_split_tensor"), py::is_method(shard),
                        "(the part of `tensor` for each of `num_chunks` ranks, by how much each was padded): padded to "
-                       "the longest unless told "
-                       "otherwise.",
+                       "the longest unless told otherwise.",
                        py::arg("tensor"), py::arg("num_chunks"), py::kw_only(), py::arg("with_padding") = true,
                        py::arg("contiguous") = true);
   shard.attr("_select_split_tensor") =

@@ -48,38 +48,38 @@ void set_attribute_by_c_name() {
 }
 
 constexpr const char* kFromLocal =
-    "Makes a DTensor of which `local_tensor` is this rank's piece. The piece is aliased, not copied; "
-    "differentiable.\n\n"
-    "- `placements`: one per mesh dim; default: all Replicate().\n"
-    "- `shape`, `stride`: those of the whole tensor, in elements. Without them, all ranks are assumed to have pieces "
-    "of the same sizes.\n"
-    "- `run_check`: the ranks compare shapes, dtypes and requires_grad, and replicas become equal to the first rank's. "
-    "This communicates; without it\n"
-    "  a plain tensor sends nothing.\n"
-    "- `grad_placements`: the placements of the gradient; default: `placements`.\n\n"
-    "A LocalShardsWrapper has offsets: the ranks exchange them once, and the placements become exact. Then every rank "
-    "of the mesh must give a\n"
-    "wrapper, an empty one if it has no piece: if a rank gives a plain tensor, the others wait for it until the "
-    "time-out. With `shape` and exact\n"
-    "placements (Shards with sizes, or an EnumerableShard) nothing is exchanged, except under `run_check`.\n\n"
-    "If the pieces are on meta, so is the DTensor. Either all ranks' pieces are on meta, or none.\n\n"
-    "Raises ValueError if the piece does not have the sizes that the placements give this rank.\n\n"
-    ">>> x = sw.DTensor.from_local(torch.full((2, 3), float(rank)), mesh, [sw.Shard(0)])\n"
-    ">>> x.shape, x[:, 0].full_tensor()\n"
-    "(torch.Size([8, 3]), tensor([0., 0., 1., 1., 2., 2., 3., 3.]))";
+    R"(Makes a DTensor of which `local_tensor` is this rank's piece. The piece is aliased, not copied; differentiable.
+
+- `placements`: one per mesh dim; default: all Replicate().
+- `shape`, `stride`: those of the whole tensor, in elements. Without them, all ranks are assumed to have pieces of the same sizes.
+- `run_check`: the ranks compare shapes, dtypes and requires_grad, and replicas become equal to the first rank's. This communicates; without it
+  a plain tensor sends nothing.
+- `grad_placements`: the placements of the gradient; default: `placements`.
+
+A LocalShardsWrapper has offsets: the ranks exchange them once, and the placements become exact. Then every rank of the mesh must give a
+wrapper, an empty one if it has no piece: if a rank gives a plain tensor, the others wait for it until the time-out. With `shape` and exact
+placements (Shards with sizes, or an EnumerableShard) nothing is exchanged, except under `run_check`.
+
+If the pieces are on meta, so is the DTensor. Either all ranks' pieces are on meta, or none.
+
+Raises ValueError if the piece does not have the sizes that the placements give this rank.
+
+>>> x = sw.DTensor.from_local(torch.full((2, 3), float(rank)), mesh, [sw.Shard(0)])
+>>> x.shape, x[:, 0].full_tensor()
+(torch.Size([8, 3]), tensor([0., 0., 1., 1., 2., 2., 3., 3.])))";
 
 constexpr const char* kToLocal =
-    "This rank's piece, aliased: a write to it is a write to this tensor. Empty on a rank outside the mesh. If the "
-    "tensor was made from a\n"
-    "LocalShardsWrapper, or if ranks hold several pieces, the result is a wrapper.\n\n"
-    "`grad_placements`: the placements of the piece's gradient; default: those of this tensor, with Replicate() for "
-    "Partial.\n\n"
-    "Nothing is sent; an async move is waited for. Raises ValueError for a view whose values came from other ranks and "
-    "whose base was written to\n"
-    "since.\n\n"
-    ">>> x = sw.ones(10, 3, device_mesh=mesh, placements=[sw.Shard(0)])\n"
-    ">>> x.to_local().shape  # this rank's rows, in the same memory\n"
-    "torch.Size([3, 3])";
+    R"(This rank's piece, aliased: a write to it is a write to this tensor. Empty on a rank outside the mesh. If the tensor was made from a
+LocalShardsWrapper, or if ranks hold several pieces, the result is a wrapper.
+
+`grad_placements`: the placements of the piece's gradient; default: those of this tensor, with Replicate() for Partial.
+
+Nothing is sent; an async move is waited for. Raises ValueError for a view whose values came from other ranks and whose base was written to
+since.
+
+>>> x = sw.ones(10, 3, device_mesh=mesh, placements=[sw.Shard(0)])
+>>> x.to_local().shape  # this rank's rows, in the same memory
+torch.Size([3, 3]))";
 
 /// DTensor.to_local without arguments: a method slot that avoids pybind11's argument parsing, which is four fifths of the call. All other calls go to
 /// the general binding.

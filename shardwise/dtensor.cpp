@@ -1,7 +1,5 @@
 #include "shardwise/dtensor.h"
 
-#include "runtime/tensor/local_reads.h"
-
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
 #include <fmt/format.h>

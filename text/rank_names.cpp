@@ -7,7 +7,6 @@
 #include <vector>
 
 namespace shardwise::detail {
-
 namespace {
 
 constexpr size_t kMaxRuns = 3;

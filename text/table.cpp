@@ -8,7 +8,6 @@
 #include <array>
 
 namespace shardwise::detail {
-
 namespace {
 
 struct CodePoints {
@@ -102,10 +101,6 @@ std::string TextTable::to_string() const {
   return text;
 }
 
-std::string with_commas(int64_t number) {
-  std::string digits = fmt::format("{}", number);
-  for (int64_t at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) digits.insert(at, ",");
-  return digits;
-}
+std::string with_commas(int64_t number) { return fmt::format("{}", fmt::group_digits(number)); }
 
 }  // namespace shardwise::detail

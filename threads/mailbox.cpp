@@ -78,11 +78,10 @@ void Mailbox::receive(const Box& box, const LetterPtr& letter, const at::Tensor&
     std::unique_lock lock(membership_->mutex_);
     while (!letter->tensor) {
       const Letter* const foreign = find_foreign(box);
-      TORCH_CHECK_WITH(
-          DistBackendError, !foreign,
-          fmt::format("[receive] rank {} sends {} to rank {}, which expects {} of another call. All ranks of a group "
-                      "must make the same calls in the same order.",
-                      from_rank, foreign ? foreign->what : "", own_rank, end_of(to)));
+      TORCH_CHECK_WITH(DistBackendError, !foreign,
+                       fmt::format("[receive] rank {} sends {} to rank {}, which expects {} of another call. All ranks "
+                                   "of a group must make the same calls in the same order.",
+                                   from_rank, foreign ? foreign->what : "", own_rank, end_of(to)));
       check_present(waiting, from_rank);
       const bool is_late = membership_->changed_.wait_until(lock, deadline) == std::cv_status::timeout;
       TORCH_CHECK_WITH(DistBackendError, !is_late || letter->tensor,

@@ -149,21 +149,19 @@ class Counts {
       TORCH_CHECK_VALUE(
           all_[i][0] >= 0,
           fmt::format("[{}] {}.", kDispatch,
-                      mistake.empty() ? fmt::format("shapes do not fit on rank {}, as its own error says. "
-                                                    "Give [n_tokens, features] and [n_tokens, n_choices]",
+                      mistake.empty() ? fmt::format("shapes do not fit on rank {}, as its own error says. Give "
+                                                    "[n_tokens, features] and [n_tokens, n_choices]",
                                                     told_.ranks[i])
                                       : mistake));
-      TORCH_CHECK_VALUE(
-          all_[i][0] == all_[0][0],
-          fmt::format("[{}] features, dtypes, requires_grad or the number of experts per token differ between ranks {} "
-                      "and {}. Give all ranks parts of one tensor.",
-                      kDispatch, told_.ranks[0], told_.ranks[i]));
+      TORCH_CHECK_VALUE(all_[i][0] == all_[0][0],
+                        fmt::format("[{}] features, dtypes, requires_grad or the number of experts per token differ "
+                                    "between ranks {} and {}. Give all ranks parts of one tensor.",
+                                    kDispatch, told_.ranks[0], told_.ranks[i]));
     }
     for (int64_t i = 0; i < told_.size(); ++i)
       TORCH_CHECK_INDEX(
           all_[i][1] >= 0 && all_[i][2] < n_experts,
-          fmt::format("[{}] expert {} does not exist: rank {} asks for it, and there are {}. Use ids in "
-                      "[0, {}).",
+          fmt::format("[{}] expert {} does not exist: rank {} asks for it, and there are {}. Use ids in [0, {}).",
                       kDispatch, all_[i][1] < 0 ? all_[i][1] : all_[i][2], told_.ranks[i], n_experts, n_experts));
   }
 
@@ -224,10 +222,11 @@ bool check_rows(const at::Tensor& rows, const Spec& spec) {
     TORCH_CHECK_VALUE(told[0] == n_rows,
                       fmt::format("[{}] rows of {} do not match routed.rows of rank {}, which has {} rows of {}. {}",
                                   kCombine, shape, rank, n_rows, to_string(spec), kWayOut));
-    TORCH_CHECK_VALUE(told[1] == first[1] && told[2] == first[2],
-                      fmt::format("[{}] rows are {} of {} features on rank {} and {} of {} on rank {}. Give all ranks "
-                                  "parts of one tensor.",
-                                  kCombine, dtype(first), first[1], group.ranks[0], dtype(told), told[1], rank));
+    TORCH_CHECK_VALUE(
+        told[1] == first[1] && told[2] == first[2],
+        fmt::format(
+            "[{}] rows are {} of {} features on rank {} and {} of {} on rank {}. Give all ranks parts of one tensor.",
+            kCombine, dtype(first), first[1], group.ranks[0], dtype(told), told[1], rank));
     any_gradient |= told[3] != 0;
   }
   return any_gradient;

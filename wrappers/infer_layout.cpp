@@ -84,10 +84,9 @@ class Finder {
       for (const Box& box : each.boxes)
         TORCH_CHECK_VALUE(
             box.sizes.size() == shape_.size(),
-            fmt::format(
-                "[from_local] the piece {} of rank {} has {} dims, the tensor of shape [{}] has {}. Give pieces of "
-                "one tensor.",
-                to_string(box), each.rank, box.sizes.size(), fmt::join(shape_, ", "), shape_.size()));
+            fmt::format("[from_local] the piece {} of rank {} has {} dims, the tensor of shape [{}] has {}. Give "
+                        "pieces of one tensor.",
+                        to_string(box), each.rank, box.sizes.size(), fmt::join(shape_, ", "), shape_.size()));
   }
 
   void extend_over_pieces() {
@@ -104,12 +103,10 @@ class Finder {
   void check_inside() const {
     for (const RankPieces& each : pieces_)
       for (const Box& box : each.boxes)
-        TORCH_CHECK_VALUE(
-            Box::whole(shape_).contains(box),
-            fmt::format(
-                "[from_local] the piece {} of rank {} reaches outside the tensor of shape [{}]. Correct its offsets "
-                "(a piece of whole rows begins at column 0), or shape=.",
-                to_string(box), each.rank, fmt::join(shape_, ", ")));
+        TORCH_CHECK_VALUE(Box::whole(shape_).contains(box),
+                          fmt::format("[from_local] the piece {} of rank {} reaches outside the tensor of shape [{}]. "
+                                      "Correct its offsets (a piece of whole rows begins at column 0), or shape=.",
+                                      to_string(box), each.rank, fmt::join(shape_, ", ")));
   }
 
   void check_replicas() const {
@@ -117,10 +114,9 @@ class Finder {
       const RankPieces &each = pieces_[place], &first = pieces_[first_replica(place)];
       TORCH_CHECK_VALUE(
           each.boxes == first.boxes,
-          fmt::format(
-              "[from_local] rank {} gives {}, rank {} gives {}, but {} makes them replicas. Give Shard(dim) where "
-              "ranks hold different pieces.",
-              first.rank, list_of(first.boxes), each.rank, list_of(each.boxes), to_string(placements_)));
+          fmt::format("[from_local] rank {} gives {}, rank {} gives {}, but {} makes them replicas. Give Shard(dim) "
+                      "where ranks hold different pieces.",
+                      first.rank, list_of(first.boxes), each.rank, list_of(each.boxes), to_string(placements_)));
     }
   }
 
@@ -137,18 +133,15 @@ class Finder {
     if (const auto overlap = find_overlap(boxes)) {
       const auto [a, b] = *overlap;
       TORCH_CHECK_VALUE(
-          false,
-          fmt::format(
-              "[from_local] the pieces {} of rank {} and {} of rank {} overlap in {}: each element has one owner. "
-              "Make the pieces disjoint, or give Replicate() where ranks hold copies.",
-              to_string(boxes[a]), ranks[a], to_string(boxes[b]), ranks[b], to_string(intersect(boxes[a], boxes[b]))));
+          false, fmt::format("[from_local] the pieces {} of rank {} and {} of rank {} overlap in {}: each element has "
+                             "one owner. Make the pieces disjoint, or give Replicate() where ranks hold copies.",
+                             to_string(boxes[a]), ranks[a], to_string(boxes[b]), ranks[b],
+                             to_string(intersect(boxes[a], boxes[b]))));
     }
     if (const auto hole = find_hole(Box::whole(shape_), boxes))
-      TORCH_CHECK_VALUE(
-          false,
-          fmt::format("[from_local] the pieces leave a hole: {} of the tensor of shape [{}] belongs to no rank. Add "
-                      "the missing pieces, or correct shape=.",
-                      to_string(*hole), fmt::join(shape_, ", ")));
+      TORCH_CHECK_VALUE(false, fmt::format("[from_local] the pieces leave a hole: {} of the tensor of shape [{}] "
+                                           "belongs to no rank. Add the missing pieces, or correct shape=.",
+                                           to_string(*hole), fmt::join(shape_, ", ")));
   }
 
   Layout inferred_layout() const {

@@ -100,14 +100,12 @@ class PieceKernel final : public c10::OperatorKernel {
   /// Throws ValueErrors, not TypeErrors: in arithmetic torch takes a TypeError for "try the other operand" and loses its text.
   void check_operands(c10::ArrayRef<c10::IValue> args, Manner manner) const {
     for_each_tensor(args, [&](const at::Tensor& tensor, bool in_list) {
-      TORCH_CHECK_VALUE(!is_dtensor(tensor),
-                        fmt::format("[{}] got a DTensor next to a LocalShardsWrapper. Convert the wrapper with "
-                                    "DTensor.from_local(wrapper, mesh, placements).",
-                                    info_.name));
+      TORCH_CHECK_VALUE(!is_dtensor(tensor), fmt::format("[{}] got a DTensor next to a LocalShardsWrapper. Convert the "
+                                                         "wrapper with DTensor.from_local(wrapper, mesh, placements).",
+                                                         info_.name));
       TORCH_CHECK_VALUE(is_local_shards(tensor) || tensor.dim() == 0 || (in_list && manner == Manner::kLists),
                         fmt::format("[{}] got a torch.Tensor of shape [{}] next to a LocalShardsWrapper. Use a wrapper "
-                                    "with the same offsets, a "
-                                    "number, or a 0-dim tensor.",
+                                    "with the same offsets, a number, or a 0-dim tensor.",
                                     info_.name, fmt::join(tensor.sizes(), ", ")));
     });
   }

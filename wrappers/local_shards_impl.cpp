@@ -1,7 +1,7 @@
 #include "wrappers/local_shards_impl.h"
 
 #include "runtime/api/gradients.h"
-#include "runtime/tensor/spec.h"
+#include "runtime/tensor/dtensor_impl.h"
 #include "wrappers/local_shards_dispatch.h"
 
 #include <atomic>
@@ -11,12 +11,6 @@ namespace shardwise {
 namespace {
 
 std::atomic<LocalShardsHook> local_shards_hook{nullptr};
-
-/// The storage of a wrapper that has no pieces.
-const c10::Storage& no_storage() {
-  static const auto* storage = new c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU));
-  return *storage;
-}
 
 }  // namespace
 

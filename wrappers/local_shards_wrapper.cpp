@@ -35,16 +35,13 @@ void check_shard(const at::Tensor& shard, const Dims& offsets, size_t i, const a
           "[LocalShardsWrapper] offsets[{}] {} has {} entries, the piece of shape {} has {} dims. Give one per dim.", i,
           in_brackets(offsets), offsets.size(), in_brackets(shard.sizes()), shard.dim()));
   for (int64_t offset : offsets)
-    TORCH_CHECK_VALUE(
-        offset >= 0,
-        fmt::format("[LocalShardsWrapper] offsets[{}] {} hold a negative number: they count from the table's "
-                    "first element. Use numbers of at least 0.",
-                    i, in_brackets(offsets)));
+    TORCH_CHECK_VALUE(offset >= 0, fmt::format("[LocalShardsWrapper] offsets[{}] {} hold a negative number: they count "
+                                               "from the table's first element. Use numbers of at least 0.",
+                                               i, in_brackets(offsets)));
   TORCH_CHECK_VALUE(
       shard.dim() == first.dim() && shard.scalar_type() == first.scalar_type() && shard.device() == first.device(),
       fmt::format("[LocalShardsWrapper] local_shards[{}] is {} of shape {} on {}, local_shards[0] {} of shape {} on "
-                  "{}: they are "
-                  "pieces of one table. Use one dtype, device and number of dims.",
+                  "{}: they are pieces of one table. Use one dtype, device and number of dims.",
                   i, c10::toString(shard.scalar_type()), in_brackets(shard.sizes()), shard.device().str(),
                   c10::toString(first.scalar_type()), in_brackets(first.sizes()), first.device().str()));
 }
@@ -57,13 +54,11 @@ void check_shards(const std::vector<at::Tensor>& shards, const std::vector<Dims>
   for (size_t i = 0; i < shards.size(); ++i) check_shard(shards[i], offsets[i], i, shards[0]);
   const std::vector<Box> boxes = boxes_of(shards, offsets);
   if (const auto overlap = find_overlap(boxes))
-    TORCH_CHECK_VALUE(
-        false,
-        fmt::format(
-            "[LocalShardsWrapper] local_shards[{}] {} and local_shards[{}] {} overlap in {}: each element belongs to "
-            "one piece. Make them disjoint.",
-            overlap->first, to_string(boxes[overlap->first]), overlap->second, to_string(boxes[overlap->second]),
-            to_string(intersect(boxes[overlap->first], boxes[overlap->second]))));
+    TORCH_CHECK_VALUE(false, fmt::format("[LocalShardsWrapper] local_shards[{}] {} and local_shards[{}] {} overlap in "
+                                         "{}: each element belongs to one piece. Make them disjoint.",
+                                         overlap->first, to_string(boxes[overlap->first]), overlap->second,
+                                         to_string(boxes[overlap->second]),
+                                         to_string(intersect(boxes[overlap->first], boxes[overlap->second]))));
 }
 
 at::Tensor wrap_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets, const at::TensorOptions& options,
@@ -108,8 +103,7 @@ const LocalShardsImpl& impl_of(const at::Tensor& tensor) {
   const auto* impl = maybe_local_shards(tensor);
   TORCH_CHECK_TYPE(impl,
                    "[LocalShardsWrapper] got another tensor where a wrapper is needed. Make one with "
-                   "LocalShardsWrapper(local_shards=, "
-                   "offsets=).");
+                   "LocalShardsWrapper(local_shards=, offsets=).");
   return *impl;
 }
 

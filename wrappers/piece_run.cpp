@@ -16,10 +16,10 @@ std::string list(c10::ArrayRef<Dims> offsets) {
 }
 
 void check_same_offsets(const OpInfo& op, const LocalShardsImpl& a, const LocalShardsImpl& b) {
-  TORCH_CHECK_VALUE(a.offsets() == b.offsets(), fmt::format("[{}] the wrappers' pieces have different offsets: {} "
-                                                            "and {}. Give both the same offsets, or convert them with "
-                                                            "DTensor.from_local and redistribute one.",
-                                                            op.name, list(a.offsets()), list(b.offsets())));
+  TORCH_CHECK_VALUE(a.offsets() == b.offsets(),
+                    fmt::format("[{}] the wrappers' pieces have different offsets: {} and {}. Give both the same "
+                                "offsets, or convert them with DTensor.from_local and redistribute one.",
+                                op.name, list(a.offsets()), list(b.offsets())));
 }
 
 at::Tensor wrap_like(const LocalShardsImpl& like, std::vector<at::Tensor> shards, at::TensorOptions options) {
@@ -61,12 +61,10 @@ class PieceRun {
     if (!position || !arg(*position).isIntList()) return;
     sizes_arg_ = position;
     const auto wanted = arg(*position).toIntVector();
-    TORCH_CHECK_VALUE(
-        wanted == leader().sizes(),
-        fmt::format("[{}] size [{}] is not the wrapper's [{}]: only the offsets of its own pieces are known. Work on "
-                    "local_shards(), or convert "
-                    "the wrapper with DTensor.from_local.",
-                    op_.name, fmt::join(wanted, ", "), fmt::join(leader().sizes(), ", ")));
+    TORCH_CHECK_VALUE(wanted == leader().sizes(),
+                      fmt::format("[{}] size [{}] is not the wrapper's [{}]: only the offsets of its own pieces are "
+                                  "known. Work on local_shards(), or convert the wrapper with DTensor.from_local.",
+                                  op_.name, fmt::join(wanted, ", "), fmt::join(leader().sizes(), ", ")));
   }
 
   void run_piece(size_t piece) {

@@ -83,7 +83,7 @@ def write_pages(root: Path, has_doxygen: bool) -> None:
         write(folder / f"{name}.md", f"```{{include}} ../../{file}\n:relative-docs: docs/\n:relative-images:\n```\n")
     write(folder / "cpp.txt", cpp_page(root, has_doxygen))
     write(folder / "errors.txt", printed_by(root / "tests" / "python" / "error_catalogue.py"))
-    write(folder / "error_sites.txt", printed_by(root / "scripts" / "error_sites.py", "--table"))
+    write(folder / "error_sites.txt", printed_by(root / "tests" / "python" / "error_sites.py", "--table"))
 
 
 def write(path: Path, text: str) -> None:

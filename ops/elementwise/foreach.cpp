@@ -1,5 +1,4 @@
 // ops/elementwise/foreach.cpp: operators on lists of tensors, element by element: foreach and fused optimizer steps.
-#include "ops/elementwise/loss_scaling.h"
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "ops/support/overloads.h"
@@ -46,7 +45,6 @@ void register_foreach(RuleTable& table) {
                 pointwise().per_element(/*scratch=*/"grads"));
   aten_kernels().impl("_foreach_norm.Scalar", &foreach_norm);
   aten_kernels().impl("_foreach_max", &foreach_max);
-  register_loss_scaling();
 }
 
 }  // namespace shardwise

@@ -1,5 +1,6 @@
-#include "ops/elementwise/loss_scaling.h"
-
+// ops/elementwise/loss_scaling.cpp: the operator that torch.amp.GradScaler calls on gradients. It multiplies them by the inverse scale and reports to
+// all ranks whether one of them was infinite or NaN.
+#include "ops/families.h"
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
 #include "placements/placement_list.h"
@@ -112,10 +113,9 @@ class Gradients {
 
   void add(size_t i, DTensorImpl const& impl) {
     const Spec& spec = *impl.spec();
-    TORCH_CHECK_VALUE(!impl.view_link(),
-                      fmt::format("[{}] gradient {} is a view whose values were moved from other ranks, and cannot be "
-                                  "written to in a list. Give a clone() of it.",
-                                  kOp, i));
+    TORCH_CHECK_VALUE(!impl.view_link(), fmt::format("[{}] gradient {} is a view whose values were moved from other "
+                                                     "ranks, and cannot be written to in a list. Give a clone() of it.",
+                                                     kOp, i));
     TORCH_CHECK_VALUE(are_linear(spec.placements()),
                       fmt::format("[{}] gradient {} is laid out as {}, which cannot be scaled term by term. "
                                   "Redistribute it to Shard or Replicate first.",

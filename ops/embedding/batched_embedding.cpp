@@ -1,5 +1,5 @@
-#include "ops/embedding/batched_embedding.h"
-
+// ops/embedding/batched_embedding.cpp: lets torch.func.vmap map embedding over ids and tables at once.
+#include "ops/embedding/lookup_operators.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/tensor/dtensor_impl.h"
 #include "runtime/tensor/registrations.h"

@@ -2,7 +2,6 @@
 // to the ranks that hold ids (lookup_plan.h decides).
 //
 // aten's derivative of embedding takes the number of rows, not their layout, so lookups have an autograd function of their own.
-#include "ops/embedding/batched_embedding.h"
 #include "ops/embedding/gradient_sink.h"
 #include "ops/embedding/lookup_operators.h"
 #include "ops/embedding/lookup_terms.h"
@@ -188,7 +187,6 @@ void register_embedding(RuleTable& table) {
   table.add("aten::embedding", Rule("embedding", describe_whole_rows));
   aten_kernels().impl_in_memory("embedding", &embed);
   aten_autograd_kernels().impl_in_memory("embedding", &differentiable_embed);
-  register_batched_embedding();
 }
 
 }  // namespace shardwise

@@ -3,7 +3,7 @@
 #include "ops/embedding/kernel_launch.h"
 #include "ops/embedding/row_kernels.h"
 #include "ops/support/agreed_range.h"
-#include "runtime/api/dtensor.h"
+#include "runtime/tensor/dtensor_impl.h"
 
 #include <fmt/format.h>
 

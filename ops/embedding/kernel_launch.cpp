@@ -34,10 +34,9 @@ void set_host_kernels(c10::DeviceType type, HostKernels run) { host_kernels(type
 
 void run_host_kernel(c10::Device device, const std::function<void()>& kernel) {
   const HostKernels run = host_kernels(device.type());
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      run, "[kernels] the tensors are on ", device,
-      ", for which this build of Shardwise has no kernels. Build it where torch knows CUDA and nvcc is "
-      "found, or use the CPU.");
+  TORCH_CHECK_NOT_IMPLEMENTED(run, "[kernels] the tensors are on ", device,
+                              ", for which this build of Shardwise has no kernels. Build it where torch knows CUDA and "
+                              "nvcc is found, or use the CPU.");
   run(device, kernel);
 }
 

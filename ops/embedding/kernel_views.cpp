@@ -23,10 +23,9 @@ std::optional<kernels::Element> maybe_element(at::ScalarType dtype) {
 
 kernels::Element element_of(at::ScalarType dtype) {
   const auto element = maybe_element(dtype);
-  TORCH_CHECK_TYPE(element,
-                   fmt::format("[embedding] the table is {}. Gradients, sums and norms of its rows take float32, "
-                               "float64, bfloat16 and float16. Convert it.",
-                               c10::toString(dtype)));
+  TORCH_CHECK_TYPE(element, fmt::format("[embedding] the table is {}. Gradients, sums and norms of its rows take "
+                                        "float32, float64, bfloat16 and float16. Convert it.",
+                                        c10::toString(dtype)));
   return *element;
 }
 

@@ -5,6 +5,7 @@ namespace {
 
 [[maybe_unused]] const bool registered = [] {
   register_embedding(RuleTable::global());
+  register_batched_embedding();
   register_embedding_bag();
   register_embedding_renorm();
   return true;

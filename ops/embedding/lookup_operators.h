@@ -5,6 +5,7 @@
 
 namespace shardwise {
 
+void register_batched_embedding();
 void register_embedding(RuleTable& table);
 void register_embedding_bag();
 void register_embedding_renorm();

@@ -30,7 +30,7 @@ at::Tensor pack_rows(const at::Tensor& rows, const at::Tensor& ranges) {
 }
 
 void lookup_packed_rows_into(const at::Tensor& results, const at::Tensor& words, const at::Tensor& ids,
-                             int64_t first_row, kernels::Miss miss) {
+                             int64_t first_row) {
   if (results.numel() == 0) return;
   const at::Tensor all_ids = ids.contiguous();
   const kernels::PackedRows table = packed_rows_of(words, first_row, results.size(-1));
@@ -41,18 +41,9 @@ void lookup_packed_rows_into(const at::Tensor& results, const at::Tensor& words,
   run_parts(
       words.device(), wanted.n, row_bytes(table.width, element),
       [&](int64_t begin, int64_t end) {
-        kernels::look_up_packed(table, wanted, miss, element, into, step, begin, end);
+        kernels::look_up_packed(table, wanted, kernels::Miss::kKeep, element, into, step, begin, end);
       },
-      [&](auto stream) { cuda::look_up_packed(table, wanted, miss, element, into, step, stream); });
-}
-
-at::Tensor lookup_packed_rows(const at::Tensor& words, int64_t width, at::ScalarType dtype, const at::Tensor& ids,
-                              int64_t first_row) {
-  std::vector<int64_t> shape = ids.sizes().vec();
-  shape.push_back(width);
-  at::Tensor results = at::empty(shape, words.options().dtype(dtype));
-  lookup_packed_rows_into(results.view({ids.numel(), width}), words, ids, first_row, kernels::Miss::kZero);
-  return results;
+      [&](auto stream) { cuda::look_up_packed(table, wanted, kernels::Miss::kKeep, element, into, step, stream); });
 }
 
 at::Tensor pool_packed_rows(const at::Tensor& words, int64_t width, at::ScalarType dtype, int64_t first_row,

@@ -13,9 +13,7 @@ at::Tensor pack_rows(const at::Tensor& rows, const at::Tensor& ranges);
 
 /// lookup_rows_into() and pool_rows() for packed rows. Results have the dtype of `results`, or `dtype`.
 void lookup_packed_rows_into(const at::Tensor& results, const at::Tensor& words, const at::Tensor& ids,
-                             int64_t first_row, kernels::Miss miss = kernels::Miss::kKeep);
-at::Tensor lookup_packed_rows(const at::Tensor& words, int64_t width, at::ScalarType dtype, const at::Tensor& ids,
-                              int64_t first_row);
+                             int64_t first_row);
 at::Tensor pool_packed_rows(const at::Tensor& words, int64_t width, at::ScalarType dtype, int64_t first_row,
                             const IdBags& bags, kernels::Pooling pooling, at::Tensor* chosen = nullptr);
 

@@ -9,7 +9,6 @@
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -129,8 +128,9 @@ at::Tensor QuantizedTable::dequantized() const {
   Shards pieces;
   for (size_t i = 0; i < pieces_.size(); ++i) {
     const Dims& sizes = spec_->boxes()[i].sizes;
-    pieces.push_back(lookup_packed_rows(pieces_[i], sizes[1], spec_->dtype(),
-                                        at::arange(sizes[0], pieces_[i].options().dtype(at::kLong)), 0));
+    const at::TensorOptions options = pieces_[i].options();
+    pieces.push_back(at::empty(sizes, options.dtype(spec_->dtype())));
+    lookup_packed_rows_into(pieces.back(), pieces_[i], at::arange(sizes[0], options.dtype(at::kLong)), 0);
   }
   return wrap(spec_, std::move(pieces));
 }

@@ -3,7 +3,6 @@
 #include "ops/embedding/split_rows.h"
 #include "runtime/tensor/mapped_memory.h"
 
-#include <ATen/ops/zeros.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <fmt/format.h>
 
@@ -143,11 +142,6 @@ UpdatedRows RowOptimizer::updated_rows(const at::Tensor& piece, size_t box) cons
   UpdatedRows updated{piece, {}, update(box)};
   for (const at::Tensor& each : state_) updated.state.push_back(state_of_box(each, *table_, box));
   return updated;
-}
-
-void RowOptimizer::update_rows(const at::Tensor& piece, size_t box, const RowGrads& grads, const IdGroups& groups,
-                               const at::Tensor& mean_squares) const {
-  shardwise::update_rows(updated_rows(piece, box), grads, groups, {mean_squares, {}});
 }
 
 void RowOptimizer::write_back() const {

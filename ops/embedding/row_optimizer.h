@@ -58,15 +58,11 @@ class RowOptimizer {
   /// Runs all callbacks of add_write_back(). Call it before reading state().
   void write_back() const;
 
-  /// Begins a step. Its update_rows() calls follow, one per piece.
+  /// Begins a step. Calls of update_rows() follow, one per piece.
   void begin_step();
   /// Piece number `box` with its state and this step's scalars, for the functions of ops/embedding/row_kernels.h. Callers may set `first_row`, and
   /// update the pieces of several tables in one call.
   UpdatedRows updated_rows(const at::Tensor& piece, size_t box) const;
-  /// Updates the rows of piece number `box` with the groups' gradients. `mean_squares`: for row-wise kinds, if the piece does not have all columns;
-  /// see ops/embedding/row_kernels.h.
-  void update_rows(const at::Tensor& piece, size_t box, const RowGrads& grads, const IdGroups& groups,
-                   const at::Tensor& mean_squares) const;
 
  private:
   kernels::RowUpdate update(size_t box) const;

@@ -325,7 +325,7 @@ void update_boxes(const RowOptimizer& optimizer, const Spec& table, c10::ArrayRe
     return update.apply();
   }
   for (size_t i = 0; i < boxes.size(); ++i)
-    optimizer.update_rows(pieces[i], i, boxes[i].grads, boxes[i].groups, /*mean_squares=*/{});
+    update_rows(optimizer.updated_rows(pieces[i], i), boxes[i].grads, boxes[i].groups);
 }
 
 }  // namespace shardwise

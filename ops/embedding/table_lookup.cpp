@@ -20,11 +20,10 @@
 namespace shardwise {
 
 at::Tensor prepared_table(const char* op, const at::Tensor& weight, bool passes_sums) {
-  TORCH_CHECK_TYPE(
-      is_dtensor(weight),
-      fmt::format("[{}] got a torch.Tensor of shape [{}] as the table next to a DTensor of ids. Wrap it with "
-                  "distribute_tensor(x, mesh, [Replicate()]).",
-                  op, fmt::join(weight.sizes(), ", ")));
+  TORCH_CHECK_TYPE(is_dtensor(weight),
+                   fmt::format("[{}] got a torch.Tensor of shape [{}] as the table next to a DTensor of ids. Wrap it "
+                               "with distribute_tensor(x, mesh, [Replicate()]).",
+                               op, fmt::join(weight.sizes(), ", ")));
   TORCH_CHECK_VALUE(weight.dim() == 2, fmt::format("[{}] the table of shape [{}] has {} dims. Give [rows, columns].",
                                                    op, fmt::join(weight.sizes(), ", "), weight.dim()));
   const Layout& layout = spec_of(weight)->layout();
@@ -61,10 +60,10 @@ at::Tensor prepared_ids(const char* op, const at::Tensor& ids, const Spec& table
 }
 
 void check_padding(const char* op, int64_t padding_idx, int64_t n_rows) {
-  TORCH_CHECK_VALUE(padding_idx < std::max<int64_t>(n_rows, 1),
-                    fmt::format("[{}] padding_idx {} is no row of the table: it has {} rows. Use one in "
-                                "[0, {}), or none.",
-                                op, padding_idx, n_rows, n_rows));
+  TORCH_CHECK_VALUE(
+      padding_idx < std::max<int64_t>(n_rows, 1),
+      fmt::format("[{}] padding_idx {} is no row of the table: it has {} rows. Use one in [0, {}), or none.", op,
+                  padding_idx, n_rows, n_rows));
 }
 
 namespace {

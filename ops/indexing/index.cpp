@@ -188,11 +188,10 @@ at::Tensor checked_values(const at::Tensor& self, const Indexed& at, const at::T
                                 "for the destination and {} for the source.",
                                 c10::toString(self.scalar_type()), c10::toString(values.scalar_type())));
   const auto sizes = at.sizes_of(self);
-  TORCH_CHECK(
-      at::is_expandable_to(values.sizes(), sizes),
-      fmt::format("[aten::index_put] shape mismatch: value tensor of shape [{}] cannot be broadcast to indexing "
-                  "result of shape [{}]",
-                  fmt::join(values.sizes(), ", "), fmt::join(sizes, ", ")));
+  TORCH_CHECK(at::is_expandable_to(values.sizes(), sizes),
+              fmt::format("[aten::index_put] shape mismatch: value tensor of shape [{}] cannot be broadcast to "
+                          "indexing result of shape [{}]",
+                          fmt::join(values.sizes(), ", "), fmt::join(sizes, ", ")));
   return values;
 }
 

@@ -4,7 +4,6 @@
 #include "ops/indexing/index.h"
 #include "ops/indexing/index_operand.h"
 #include "ops/support/dim_pieces.h"
-#include "ops/support/kernels.h"
 #include "ops/support/plain_self.h"
 #include "runtime/api/dtensor.h"
 

@@ -57,8 +57,7 @@ void describe_histc(const OpCall& call, Signature& signature) {
 /// Compares with every class: torch's one_hot scatters into plain zeros.
 at::Tensor one_hot(const at::Tensor& self, int64_t n_classes) {
   TORCH_CHECK(self.scalar_type() == at::kLong,
-              "[aten::one_hot] one_hot is only applicable to index tensor of type "
-              "LongTensor.");
+              "[aten::one_hot] one_hot is only applicable to index tensor of type LongTensor.");
   TORCH_CHECK(self.numel() > 0 || n_classes > 0,
               "[aten::one_hot] Can not infer total number of classes from empty tensor.");
   const SpecPtr& spec = spec_of(self);

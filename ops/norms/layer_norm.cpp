@@ -15,7 +15,6 @@
 #include <array>
 #include <limits>
 #include <numeric>
-#include <string_view>
 #include <tuple>
 #include <utility>
 

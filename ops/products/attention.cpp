@@ -148,22 +148,18 @@ void check_operand(const MaybeTensor& tensor, const MeshPtr& mesh) {
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const MaybeTensor& mask,
                      double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
   const bool is_masked = is_given(mask);
-  TORCH_CHECK_VALUE(
-      query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2,
-      fmt::format(
-          "[aten::scaled_dot_product_attention] query, key and value have {}, {} and {} dims: each is [..., length, "
-          "features]. Give at least 2.",
-          query.dim(), key.dim(), value.dim()));
-  TORCH_CHECK_VALUE(
-      !(is_causal && is_masked),
-      "[aten::scaled_dot_product_attention] got is_causal=True and an attn_mask; they exclude each other. "
-      "Give one of them.");
+  TORCH_CHECK_VALUE(query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2,
+                    fmt::format("[aten::scaled_dot_product_attention] query, key and value have {}, {} and {} dims: "
+                                "each is [..., length, features]. Give at least 2.",
+                                query.dim(), key.dim(), value.dim()));
+  TORCH_CHECK_VALUE(!(is_causal && is_masked),
+                    "[aten::scaled_dot_product_attention] got is_causal=True and an attn_mask; they exclude each "
+                    "other. Give one of them.");
   int64_t n_shared = 1;
   if (enable_gqa) {
     TORCH_CHECK_VALUE(key.dim() >= 3 && query.dim() >= 3 && key.size(-3) > 0 && query.size(-3) % key.size(-3) == 0,
                       fmt::format("[aten::scaled_dot_product_attention] query of shape [{}] and key of shape [{}] do "
-                                  "not share heads. Make the "
-                                  "query's number of heads a multiple of the key's.",
+                                  "not share heads. Make the query's number of heads a multiple of the key's.",
                                   fmt::join(query.sizes(), ", "), fmt::join(key.sizes(), ", ")));
     n_shared = query.size(-3) / key.size(-3);
   }

@@ -178,10 +178,9 @@ void check(const char* op, const Tensor& query, const Tensor& key, const Tensor&
   fits = mask->dim() <= 4;
   for (int64_t dim = 1; fits && dim <= mask->dim(); ++dim)
     fits = mask->size(-dim) == 1 || mask->size(-dim) == scores[4 - dim];
-  TORCH_CHECK_VALUE(fits,
-                    fmt::format("[{}] a mask of {} does not broadcast to the scores' shape [{}]. Give one of [{}, "
-                                "{}], or with more dims in front.",
-                                op, shape(*mask), fmt::join(scores, ", "), scores[2], scores[3]));
+  TORCH_CHECK_VALUE(fits, fmt::format("[{}] a mask of {} does not broadcast to the scores' shape [{}]. Give one of "
+                                      "[{}, {}], or with more dims in front.",
+                                      op, shape(*mask), fmt::join(scores, ", "), scores[2], scores[3]));
 }
 
 }  // namespace
@@ -214,14 +213,13 @@ void register_fused_attention(RuleTable& table) {
   const auto backward = [] { return torch::CppFunction(&compute_backward); };
   define_operator(
       "fused_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float dropout_p, bool draws, bool "
-      "records, "
-      "bool is_causal, float? scale, int backend, Scalar seed, int first_row, int place) -> (Tensor, "
-      "Tensor, Tensor)",
+      "records, bool is_causal, float? scale, int backend, Scalar seed, int first_row, int place) -> (Tensor, Tensor, "
+      "Tensor)",
       {.compute = attention, .shape = [] { return torch::CppFunction(&shape_of_attention); }, .traced = attention});
   define_operator(
       "fused_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor output, Tensor logsumexp, "
-      "Tensor? random, Tensor? mask, float dropout_p, bool is_causal, float? scale, int backend, "
-      "bool with_mask, int first_row) -> (Tensor, Tensor, Tensor, Tensor)",
+      "Tensor? random, Tensor? mask, float dropout_p, bool is_causal, float? scale, int backend, bool with_mask, int "
+      "first_row) -> (Tensor, Tensor, Tensor, Tensor)",
       {.compute = backward, .shape = [] { return torch::CppFunction(&shape_of_backward); }, .traced = backward});
   table.add("shardwise::fused_attention", Rule("attention", describe_attention).localized(localize));
   table.add("shardwise::fused_attention_backward", Rule("attention_backward", describe_backward).localized(localize));

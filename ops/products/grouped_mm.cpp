@@ -1,5 +1,10 @@
-#include "ops/products/grouped_mm.h"
-
+// ops/products/grouped_mm.cpp: products of groups of rows, each with a matrix of its own, as the experts of a mixture compute.
+//
+//   rows [T, K] ordered by group, matrices [E, K, N], offs [E]: where each group of rows ends
+//
+//   matrices sharded by group          each rank multiplies the rows of its groups: rows are moved there, matrices stay
+//   matrices sharded along K or N      as in a matrix product: Partial(sum), or sharded columns
+//   rows sharded, matrices whole       each rank multiplies the rows it has
 #include "ops/families.h"
 #include "ops/indexing/index_operand.h"
 #include "ops/support/derivative.h"
@@ -294,8 +299,7 @@ void check_arguments(const at::Tensor& self, const at::Tensor& mat2, const std::
                                 kGroupedMm, c10::toString(self.scalar_type()), c10::toString(mat2.scalar_type())));
   TORCH_CHECK_VALUE(
       self.size(-1) == mat2.size(-2),
-      fmt::format("[{}] contraction dimension of mat_a and mat_b must match: shapes {} and {} have {} and "
-                  "{}.",
+      fmt::format("[{}] contraction dimension of mat_a and mat_b must match: shapes {} and {} have {} and {}.",
                   kGroupedMm, shape(self), shape(mat2), self.size(-1), mat2.size(-2)));
   const bool is_batched = self.dim() == 3 && mat2.dim() == 3, has_offs = offs && offs->defined();
   TORCH_CHECK_VALUE(has_offs != is_batched, fmt::format("[{}] Have to provide offsets if there is a 2d matrix, or no "
@@ -304,31 +308,34 @@ void check_arguments(const at::Tensor& self, const at::Tensor& mat2, const std::
   TORCH_CHECK_VALUE(!is_batched || self.size(0) == mat2.size(0),
                     fmt::format("[{}] matrix batch sizes have to match: shapes {} and {} have {} and {}.", kGroupedMm,
                                 shape(self), shape(mat2), self.size(0), mat2.size(0)));
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !bias || !bias->defined(),
-      fmt::format("[{}] Bias not supported yet, by torch neither. Add it to the result, a row per group: "
-                  "result + bias.repeat_interleave(counts, 0).",
-                  kGroupedMm));
+  TORCH_CHECK_NOT_IMPLEMENTED(!bias || !bias->defined(),
+                              fmt::format("[{}] Bias not supported yet, by torch neither. Add it to the result, a row "
+                                          "per group: result + bias.repeat_interleave(counts, 0).",
+                                          kGroupedMm));
   TORCH_CHECK_VALUE(
       !out_dtype || *out_dtype == self.scalar_type(),
       fmt::format("[{}] Grouped gemm output dtype must match `mat_a` dtype: out_dtype is {}, and `mat_a` is {}. Use "
                   ".to() on the result.",
                   kGroupedMm, out_dtype ? c10::toString(*out_dtype) : "", c10::toString(self.scalar_type())));
   if (!has_offs) return;
-  TORCH_CHECK_VALUE(offs->dim() == 1 && offs->scalar_type() == at::kInt,
-                    fmt::format("[{}] Offsets have to be int32, of 1 dim: offs is {} of shape {}. Use "
-                                "counts.cumsum(0, dtype=torch.int32).",
-                                kGroupedMm, c10::toString(offs->scalar_type()), shape(*offs)));
+  TORCH_CHECK_VALUE(
+      offs->dim() == 1 && offs->scalar_type() == at::kInt,
+      fmt::format(
+          "[{}] Offsets have to be int32, of 1 dim: offs is {} of shape {}. Use counts.cumsum(0, dtype=torch.int32).",
+          kGroupedMm, c10::toString(offs->scalar_type()), shape(*offs)));
   const int64_t n_groups = self.dim() == 3 ? self.size(0) : mat2.dim() == 3 ? mat2.size(0) : offs->size(0);
   TORCH_CHECK_VALUE(
       offs->size(0) == n_groups,
-      fmt::format("[{}] matrix batch sizes have to match: offs has {} entries for {} groups. Give one per "
-                  "group.",
+      fmt::format("[{}] matrix batch sizes have to match: offs has {} entries for {} groups. Give one per group.",
                   kGroupedMm, offs->size(0), n_groups));
 }
 
-}  // namespace
-
+/// aten::_grouped_mm: [T, K] and [E, K, N] give [T, N], two matrices [M, T] and [T, N] give [E, M, N], [E, M, K] and [K, T] give [M, T]; these need
+/// `offs`, int32 and never decreasing. Rows after the last group are zeros. Two tensors of 3 dims give a batched product. Differentiable.
+///
+/// On mesh dims that shard `mat2` by group, the rows and the result are laid out as Shard(0, sizes=...), by the number of rows in each rank's groups.
+/// Other mesh dims do not shard the rows then.
+/// Throws: c10::ValueError for shapes, dtypes and offsets that do not fit. Cost: the rows that change ranks; `offs` is read on the host.
 at::Tensor grouped_mm(const at::Tensor& self, const at::Tensor& mat2, const std::optional<at::Tensor>& offs,
                       const std::optional<at::Tensor>& bias, std::optional<at::ScalarType> out_dtype) {
   check_arguments(self, mat2, offs, bias, out_dtype);
@@ -342,6 +349,8 @@ at::Tensor grouped_mm(const at::Tensor& self, const at::Tensor& mat2, const std:
   if (self.dim() == 3) return rows_product(right.t(), left.mT(), ends).t();
   return matrices_product(left.t(), right, ends, std::nullopt);
 }
+
+}  // namespace
 
 void register_grouped_mm(RuleTable& table) {
   define_operator("grouped_rows(Tensor self, Tensor mat2, Tensor offs, int row, int group) -> Tensor",

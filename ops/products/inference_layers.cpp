@@ -7,7 +7,6 @@
 #include "ops/support/maybe_tensor.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/plain_operand.h"
-#include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/_native_multi_head_attention.h>
 #include <ATen/ops/_transformer_encoder_layer_fwd.h>

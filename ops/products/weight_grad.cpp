@@ -4,7 +4,6 @@
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
-#include "runtime/tensor/dtensor_impl.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/matmul.h>

@@ -11,7 +11,6 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/tracing.h"
-#include "runtime/tensor/below_autograd.h"
 
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/aminmax.h>

@@ -22,8 +22,6 @@
 
 #include <fmt/format.h>
 
-#include <limits>
-
 namespace shardwise {
 namespace {
 

@@ -4,8 +4,6 @@
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
 
-#include <ATen/ops/_log_softmax.h>
-#include <ATen/ops/_softmax.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/softmax.h>

@@ -16,8 +16,6 @@
 #include <ATen/WrapDimUtilsMulti.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
-#include <ATen/ops/argmax.h>
-#include <ATen/ops/argmin.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/prod.h>
@@ -26,7 +24,6 @@
 #include <ATen/ops/sum.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/var_mean.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/WrapDimMinimal.h>
@@ -237,34 +234,22 @@ bool is_piecewise(const at::Tensor& self, c10::IntArrayRef dims) {
   return is_sharded_along(self, dims) && (at::isFloatingType(self.scalar_type()) || self.is_complex());
 }
 
+template <bool kIsStd>
 at::Tensor var(const at::Tensor& self, at::OptionalIntArrayRef dim, const MaybeScalar& correction, bool keepdim) {
-  static const ByRule whole("aten::var", "correction");
+  static const ByRule whole(kIsStd ? "aten::std" : "aten::var", "correction");
   const auto dims = dims_of(self, dim);
   if (!is_piecewise(self, dims)) return whole(self, dim, correction, keepdim);
-  return spread_of(self, dims, correction, keepdim).variance;
+  const at::Tensor variance = spread_of(self, dims, correction, keepdim).variance;
+  return kIsStd ? variance.sqrt() : variance;
 }
 
-at::Tensor std_of(const at::Tensor& self, at::OptionalIntArrayRef dim, const MaybeScalar& correction, bool keepdim) {
-  static const ByRule whole("aten::std", "correction");
-  const auto dims = dims_of(self, dim);
-  if (!is_piecewise(self, dims)) return whole(self, dim, correction, keepdim);
-  return spread_of(self, dims, correction, keepdim).variance.sqrt();
-}
-
+template <bool kIsStd>
 Pair var_mean(const at::Tensor& self, at::OptionalIntArrayRef dim, const MaybeScalar& correction, bool keepdim) {
-  static const ByRule whole("aten::var_mean", "correction");
+  static const ByRule whole(kIsStd ? "aten::std_mean" : "aten::var_mean", "correction");
   const auto dims = dims_of(self, dim);
   if (!is_piecewise(self, dims)) return whole.tensors<2>(self, dim, correction, keepdim);
   const Spread spread = spread_of(self, dims, correction, keepdim);
-  return {spread.variance, spread.mean};
-}
-
-Pair std_mean(const at::Tensor& self, at::OptionalIntArrayRef dim, const MaybeScalar& correction, bool keepdim) {
-  static const ByRule whole("aten::std_mean", "correction");
-  const auto dims = dims_of(self, dim);
-  if (!is_piecewise(self, dims)) return whole.tensors<2>(self, dim, correction, keepdim);
-  const Spread spread = spread_of(self, dims, correction, keepdim);
-  return {spread.variance.sqrt(), spread.mean};
+  return {kIsStd ? spread.variance.sqrt() : spread.variance, spread.mean};
 }
 
 /// The best value and its first index; as in torch NaN is better than any number.
@@ -334,10 +319,10 @@ void register_var_argmax(RuleTable& table) {
   define_operator("piece_product(Tensor self, int[] dim) -> Tensor", &product);
   table.add({"shardwise::piece_moments", "shardwise::piece_best", "shardwise::piece_product"},
             Rule::placed("one entry per shard", place).localized(localize_offsets));
-  aten_kernels().impl("var.correction", &var);
-  aten_kernels().impl("std.correction", &std_of);
-  aten_kernels().impl("var_mean.correction", &var_mean);
-  aten_kernels().impl("std_mean.correction", &std_mean);
+  aten_kernels().impl("var.correction", &var<false>);
+  aten_kernels().impl("std.correction", &var<true>);
+  aten_kernels().impl("var_mean.correction", &var_mean<false>);
+  aten_kernels().impl("std_mean.correction", &var_mean<true>);
   aten_kernels().impl("argmax", &arg_best<true>);
   aten_kernels().impl("argmin", &arg_best<false>);
   aten_kernels().impl("max.dim", &best_of<true>);

@@ -19,10 +19,9 @@ at::Tensor with_slice(const at::Tensor& self, const at::Tensor& src, int64_t dim
                       std::optional<int64_t> end, int64_t step) {
   at::Tensor result = self.clone();
   at::Tensor place = result.slice(dim, start, end, step);
-  TORCH_CHECK(place.sizes() == src.sizes(),
-              fmt::format("[aten::slice_scatter] expected src to have a size equal to the slice of self. src size = "
-                          "[{}], slice size = [{}]",
-                          fmt::join(src.sizes(), ", "), fmt::join(place.sizes(), ", ")));
+  TORCH_CHECK(place.sizes() == src.sizes(), fmt::format("[aten::slice_scatter] expected src to have a size equal to "
+                                                        "the slice of self. src size = [{}], slice size = [{}]",
+                                                        fmt::join(src.sizes(), ", "), fmt::join(place.sizes(), ", ")));
   place.copy_(src);
   return result;
 }
@@ -75,10 +74,9 @@ at::Tensor with_diagonal(const at::Tensor& self, const at::Tensor& src, int64_t 
   for (int64_t dim = 0; dim < self.dim(); ++dim)
     if (dim != diagonal.at.dims[0] && dim != diagonal.at.dims[1]) sizes.push_back(self.size(dim));
   sizes.push_back(diagonal.length);
-  TORCH_CHECK(src.sizes() == sizes,
-              fmt::format("[aten::diagonal_scatter] expected src to have a size equal to the slice of self. src size = "
-                          "[{}], slice size = [{}]",
-                          fmt::join(src.sizes(), ", "), fmt::join(sizes, ", ")));
+  TORCH_CHECK(src.sizes() == sizes, fmt::format("[aten::diagonal_scatter] expected src to have a size equal to the "
+                                                "slice of self. src size = [{}], slice size = [{}]",
+                                                fmt::join(src.sizes(), ", "), fmt::join(sizes, ", ")));
   if (src.numel() == 0) return self.clone();
   return put(self, diagonal.at, diagonal.as_indexed(src), /*accumulate=*/false);
 }

@@ -75,8 +75,8 @@ void check_parts(const at::Tensor& indices, const at::Tensor& values, c10::IntAr
       indices.dim() == 2 && values.dim() >= 1 && indices.size(1) == values.size(0) &&
           indices.size(0) + values.dim() - 1 == static_cast<int64_t>(size.size()) &&
           values.sizes().slice(1) == size.slice(indices.size(0)),
-      fmt::format("[sparse_coo_tensor] indices of shape [{}] and values of shape [{}] do not make a tensor "
-                  "of shape [{}]. Give indices [dims, n] and values [n, other dims...].",
+      fmt::format("[sparse_coo_tensor] indices of shape [{}] and values of shape [{}] do not make a tensor of shape "
+                  "[{}]. Give indices [dims, n] and values [n, other dims...].",
                   fmt::join(indices.sizes(), ", "), fmt::join(values.sizes(), ", "), fmt::join(size, ", ")));
 }
 
@@ -98,10 +98,9 @@ void check_range(const at::Tensor& indices, c10::IntArrayRef size) {
 }
 
 at::Tensor as_distributed(const at::Tensor& part, const MeshPtr& mesh) {
-  TORCH_CHECK_VALUE(is_dtensor(part),
-                    fmt::format("[sparse_coo_tensor] got a torch.Tensor of shape [{}] next to a DTensor. Wrap it with "
-                                "distribute_tensor(x, mesh, [Replicate()]).",
-                                fmt::join(part.sizes(), ", ")));
+  TORCH_CHECK_VALUE(is_dtensor(part), fmt::format("[sparse_coo_tensor] got a torch.Tensor of shape [{}] next to a "
+                                                  "DTensor. Wrap it with distribute_tensor(x, mesh, [Replicate()]).",
+                                                  fmt::join(part.sizes(), ", ")));
   check_same_mesh("sparse_coo_tensor", mesh, spec_of(part)->mesh());
   return part;
 }
@@ -134,8 +133,8 @@ at::Tensor from_entries(int64_t sparse_dim, int64_t dense_dim, c10::SymIntArrayR
   const auto sizes = C10_AS_INTARRAYREF_SLOW(size);
   TORCH_CHECK_VALUE(
       indices.dim() == 2 && indices.size(0) == sparse_dim && values.dim() == dense_dim + 1,
-      fmt::format("[sparse_coo_tensor] indices of shape [{}] and values of shape [{}] do not have {} "
-                  "sparse and {} dense dims. Give indices [sparse dims, n] and values [n, dense dims...].",
+      fmt::format("[sparse_coo_tensor] indices of shape [{}] and values of shape [{}] do not have {} sparse and {} "
+                  "dense dims. Give indices [sparse dims, n] and values [n, dense dims...].",
                   fmt::join(indices.sizes(), ", "), fmt::join(values.sizes(), ", "), sparse_dim, dense_dim));
   return sparse_of(indices, dtype && is_dtensor(values) ? values.to(*dtype) : values, sizes,
                    is_coalesced.value_or(false));
@@ -146,11 +145,10 @@ template <class Sizes>
 at::Tensor from_entries_of_size(const at::Tensor& indices, const at::Tensor& values, Sizes size,
                                 std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                                 std::optional<at::Device>, std::optional<bool>, std::optional<bool> is_coalesced) {
-  TORCH_CHECK_VALUE(
-      indices.dim() == 2 && values.dim() >= 1,
-      fmt::format("[sparse_coo_tensor] got indices of shape [{}] and values of shape [{}]. Give [dims, n] "
-                  "and [n, other dims...].",
-                  fmt::join(indices.sizes(), ", "), fmt::join(values.sizes(), ", ")));
+  TORCH_CHECK_VALUE(indices.dim() == 2 && values.dim() >= 1,
+                    fmt::format("[sparse_coo_tensor] got indices of shape [{}] and values of shape [{}]. Give [dims, "
+                                "n] and [n, other dims...].",
+                                fmt::join(indices.sizes(), ", "), fmt::join(values.sizes(), ", ")));
   const auto options = values.options().layout(at::kSparse).dtype(dtype.value_or(values.scalar_type()));
   return at::symint::_sparse_coo_tensor_with_dims_and_tensors<typename Sizes::value_type>(
       indices.size(0), values.dim() - 1, size, indices, values, options, is_coalesced);
@@ -160,14 +158,13 @@ at::Tensor from_entries_of_size(const at::Tensor& indices, const at::Tensor& val
 at::Tensor from_entries_alone(const at::Tensor& indices, const at::Tensor& values, std::optional<at::ScalarType> dtype,
                               std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>,
                               std::optional<bool> is_coalesced) {
-  TORCH_CHECK_VALUE(
-      is_dtensor(indices) && indices.dim() == 2 && values.dim() >= 1,
-      fmt::format("[sparse_coo_tensor] got indices of shape [{}] and values of shape [{}]. Give a DTensor "
-                  "[dims, n] and one [n, other dims...].",
-                  fmt::join(indices.sizes(), ", "), fmt::join(values.sizes(), ", ")));
-  TORCH_CHECK_NOT_IMPLEMENTED(spec_of(indices)->is_member(),
-                              "[sparse_coo_tensor] without a size depends on values that ranks outside the mesh do not "
-                              "have. Give the size.");
+  TORCH_CHECK_VALUE(is_dtensor(indices) && indices.dim() == 2 && values.dim() >= 1,
+                    fmt::format("[sparse_coo_tensor] got indices of shape [{}] and values of shape [{}]. Give a "
+                                "DTensor [dims, n] and one [n, other dims...].",
+                                fmt::join(indices.sizes(), ", "), fmt::join(values.sizes(), ", ")));
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      spec_of(indices)->is_member(),
+      "[sparse_coo_tensor] without a size depends on values that ranks outside the mesh do not have. Give the size.");
   Dims sizes(indices.size(0), 0);
   if (indices.size(1) > 0) {
     const at::Tensor highest = bounds(indices).second;

@@ -37,10 +37,9 @@ at::Tensor sum_over(const at::Tensor& self, at::OptionalIntArrayRef dims, bool k
 at::Tensor vector_norm(const at::Tensor& self, const at::Scalar& ord, at::OptionalIntArrayRef dims, bool keepdim,
                        std::optional<at::ScalarType> dtype) {
   check_all_dims("linalg_vector_norm", self, dims);
-  TORCH_CHECK_VALUE(ord.toDouble() >= 0,
-                    fmt::format("[linalg_vector_norm] order {} of a sparse DTensor depends on the zeros "
-                                "that it does not store. Use to_dense().",
-                                ord.toDouble()));
+  TORCH_CHECK_VALUE(ord.toDouble() >= 0, fmt::format("[linalg_vector_norm] order {} of a sparse DTensor depends on the "
+                                                     "zeros that it does not store. Use to_dense().",
+                                                     ord.toDouble()));
   const at::Tensor values = summed_values(self);
   const Dims sizes(keepdim ? self.dim() : 0, 1);
   if (values.numel() == 0) {  // torch rejects the maximum of an empty tensor

@@ -14,10 +14,9 @@ namespace {
 constexpr auto kSparseKey = c10::DispatchKey::SparsePrivateUse2;
 
 [[noreturn]] void refuse(const std::string& op) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false,
-                              fmt::format("[{}] is not implemented for sparse DTensors. Use to_dense(), or work on "
-                                          "coalesce().values().",
-                                          op));
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      fmt::format("[{}] is not implemented for sparse DTensors. Use to_dense(), or work on coalesce().values().", op));
 }
 
 class SparseKernel final : public c10::OperatorKernel {

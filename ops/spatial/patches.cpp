@@ -7,7 +7,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/unfold_backward.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/WrapDimMinimal.h>
 
 namespace shardwise {

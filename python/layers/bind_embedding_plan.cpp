@@ -50,55 +50,49 @@ EmbeddingPlan plan_tables(std::vector<TableConfig> tables, int64_t n_ranks, cons
 }
 
 constexpr const char* kTableConfig =
-    "The description of one embedding table [n_rows, n_columns], for the planner and the layer.\n\n"
-    "`dtype`: a torch.dtype or its name. `combiner`: \"sum\", \"mean\", \"max\" or \"none\". `ids_per_sample`: the "
-    "mean number of ids per sample, over all\n"
-    "inputs of the table together. `skew`: the exponent of Zipf's law for ids, with row 0 the most frequent; 0 is "
-    "uniform.\n\n"
-    ">>> table = sw.TableConfig(\"item\", 50_000, 64, combiner=\"mean\", ids_per_sample=20, skew=1.05)\n"
-    ">>> table.n_elements, table.dtype\n"
-    "(3200000, 'float32')";
+    R"(The description of one embedding table [n_rows, n_columns], for the planner and the layer.
+
+`dtype`: a torch.dtype or its name. `combiner`: "sum", "mean", "max" or "none". `ids_per_sample`: the mean number of ids per sample, over all
+inputs of the table together. `skew`: the exponent of Zipf's law for ids, with row 0 the most frequent; 0 is uniform.
+
+>>> table = sw.TableConfig("item", 50_000, 64, combiner="mean", ids_per_sample=20, skew=1.05)
+>>> table.n_elements, table.dtype
+(3200000, 'float32'))";
 
 constexpr const char* kEmbeddingPlan =
-    "Which rank holds which part of which embedding table, what that costs in a step, and why. Made by "
-    "plan_embeddings."
-    "\n\n"
-    ">>> plan = sw.plan_embeddings([sw.TableConfig(\"user\", 1000, 8), sw.TableConfig(\"item\", 50, 8)], n_ranks=2)\n"
-    ">>> [table.treatment for table in plan.table_plans]\n"
-    "['table-parallel', 'table-parallel']\n"
-    ">>> plan.rank_load(0).weight_bytes\n"
-    "32000\n"
-    ">>> sw.EmbeddingPlan.from_json(plan.to_json()).n_ranks\n"
-    "2";
+    R"(Which rank holds which part of which embedding table, what that costs in a step, and why. Made by plan_embeddings.
+
+>>> plan = sw.plan_embeddings([sw.TableConfig("user", 1000, 8), sw.TableConfig("item", 50, 8)], n_ranks=2)
+>>> [table.treatment for table in plan.table_plans]
+['table-parallel', 'table-parallel']
+>>> plan.rank_load(0).weight_bytes
+32000
+>>> sw.EmbeddingPlan.from_json(plan.to_json()).n_ranks
+2)";
 
 constexpr const char* kPlanEmbeddings =
-    "Plans which rank holds which part of which embedding table. It sends nothing, and gives the same plan on every "
-    "rank.\n\n"
-    "Thresholds are in elements. A table of at most `data_parallel_threshold` is replicated. A table of at least "
-    "`row_slice_threshold` is\n"
-    "sharded by rows over all ranks. The others are table-parallel: whole on one rank, or in N slices of columns if "
-    "they exceed\n"
-    "`column_slice_threshold`. N is the smallest power of two at which a slice does not exceed it, and at most the "
-    "number of ranks and of\n"
-    "columns. Without that threshold the largest slices are halved until each rank has one.\n\n"
-    "- `strategy` places the slices: \"basic\" on ranks in turn; \"memory_balanced\" sorted by bytes, forth and back "
-    "over the ranks;\n"
-    "  \"memory_optimized\" largest first, each on the rank with the fewest bytes; \"cost_balanced\" for the least "
-    "time of the most loaded rank,\n"
-    "  which also chooses what no threshold decides.\n"
-    "- `memory_per_rank`: the most bytes of tables and optimizer state on a rank. `batch_per_rank`: samples per rank "
-    "and step.\n"
-    "- `state_bytes_per_element` and `state_bytes_per_row`: the bytes of the optimizer's state.\n"
-    "- `mesh_shape` and `links`: the ranks as a mesh, and (latency in us, GB/s in each direction) per mesh dim. "
-    "Default: one dim, 20 us, 10 GB/s.\n"
-    "- `machine`: (GB/s of memory, ns to reach a row, ns per slice and asking rank). Default: 10, 20 and 50.\n\n"
-    "Raises ValueError for invalid tables and options, for fewer slices than ranks (it names the threshold to lower), "
-    "and if a rank needs more\n"
-    "than `memory_per_rank`.\n\n"
-    ">>> tables = [sw.TableConfig(\"user\", 1_000_000, 64, skew=1.05), sw.TableConfig(\"item\", 50_000, 64)]\n"
-    ">>> plan = sw.plan_embeddings(tables, 4, strategy=\"cost_balanced\", batch_per_rank=4096)\n"
-    ">>> plan.n_ranks, plan.seconds >= plan.bound_seconds\n"
-    "(4, True)";
+    R"(Plans which rank holds which part of which embedding table. It sends nothing, and gives the same plan on every rank.
+
+Thresholds are in elements. A table of at most `data_parallel_threshold` is replicated. A table of at least `row_slice_threshold` is
+sharded by rows over all ranks. The others are table-parallel: whole on one rank, or in N slices of columns if they exceed
+`column_slice_threshold`. N is the smallest power of two at which a slice does not exceed it, and at most the number of ranks and of
+columns. Without that threshold the largest slices are halved until each rank has one.
+
+- `strategy` places the slices: "basic" on ranks in turn; "memory_balanced" sorted by bytes, forth and back over the ranks;
+  "memory_optimized" largest first, each on the rank with the fewest bytes; "cost_balanced" for the least time of the most loaded rank,
+  which also chooses what no threshold decides.
+- `memory_per_rank`: the most bytes of tables and optimizer state on a rank. `batch_per_rank`: samples per rank and step.
+- `state_bytes_per_element` and `state_bytes_per_row`: the bytes of the optimizer's state.
+- `mesh_shape` and `links`: the ranks as a mesh, and (latency in us, GB/s in each direction) per mesh dim. Default: one dim, 20 us, 10 GB/s.
+- `machine`: (GB/s of memory, ns to reach a row, ns per slice and asking rank). Default: 10, 20 and 50.
+
+Raises ValueError for invalid tables and options, for fewer slices than ranks (it names the threshold to lower), and if a rank needs more
+than `memory_per_rank`.
+
+>>> tables = [sw.TableConfig("user", 1_000_000, 64, skew=1.05), sw.TableConfig("item", 50_000, 64)]
+>>> plan = sw.plan_embeddings(tables, 4, strategy="cost_balanced", batch_per_rank=4096)
+>>> plan.n_ranks, plan.seconds >= plan.bound_seconds
+(4, True))";
 
 void bind_table_config(py::module_& module) {
   py::class_<TableConfig>(module, "TableConfig", kTableConfig)

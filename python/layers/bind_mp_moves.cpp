@@ -33,42 +33,37 @@ at::Tensor py_gather(const at::Tensor& input, int64_t dim, const MaybeMesh& mesh
 }
 
 constexpr const char* kCopy =
-    "Returns its input in the forward, and reduces the gradient over the ranks in the backward: for a tensor that all "
-    "ranks have and use.\n\n"
-    "A torch.Tensor is this rank's copy; its gradients combine by `reduce_op`. A DTensor must be Replicate() on "
-    "`mesh_dim`.\n"
-    "`mesh`: without it the DTensor's own, that of the innermost `with mesh:`, or all ranks; `mesh_dim`: number or "
-    "name.\n\n"
-    ">>> x = torch.ones(3, requires_grad=True)\n"
-    ">>> sw.parallel.mp_copy(x).sum().backward()\n"
-    ">>> x.grad  # the gradients of four copies, added\n"
-    "tensor([4., 4., 4.])";
+    R"(Returns its input in the forward, and reduces the gradient over the ranks in the backward: for a tensor that all ranks have and use.
+
+A torch.Tensor is this rank's copy; its gradients combine by `reduce_op`. A DTensor must be Replicate() on `mesh_dim`.
+`mesh`: without it the DTensor's own, that of the innermost `with mesh:`, or all ranks; `mesh_dim`: number or name.
+
+>>> x = torch.ones(3, requires_grad=True)
+>>> sw.parallel.mp_copy(x).sum().backward()
+>>> x.grad  # the gradients of four copies, added
+tensor([4., 4., 4.]))";
 
 constexpr const char* kReduce =
-    "Reduces over the ranks in the forward, and passes the gradient on in the backward. A torch.Tensor is this rank's "
-    "term, combined by `reduce_op`;\n"
-    "a DTensor must be Partial(reduce_op) on `mesh_dim`, and becomes Replicate() there. Mesh as in mp_copy.\n\n"
-    ">>> sw.parallel.mp_reduce(torch.tensor([float(rank)]))  # 0 + 1 + 2 + 3\n"
-    "tensor([6.])";
+    R"(Reduces over the ranks in the forward, and passes the gradient on in the backward. A torch.Tensor is this rank's term, combined by `reduce_op`;
+a DTensor must be Partial(reduce_op) on `mesh_dim`, and becomes Replicate() there. Mesh as in mp_copy.
+
+>>> sw.parallel.mp_reduce(torch.tensor([float(rank)]))  # 0 + 1 + 2 + 3
+tensor([6.]))";
 
 constexpr const char* kScatter =
-    "This rank's part along `dim` of what every rank has, split as torch.chunk splits; backward gathers the parts. A "
-    "DTensor "
-    "becomes\n"
-    "Shard(dim) on `mesh_dim`. Mesh as in mp_copy."
-    "\n\n"
-    ">>> sw.parallel.mp_scatter(torch.arange(10), dim=0)\n"
-    "tensor([0, 1, 2])";
+    R"(This rank's part along `dim` of what every rank has, split as torch.chunk splits; backward gathers the parts. A DTensor becomes
+Shard(dim) on `mesh_dim`. Mesh as in mp_copy.
+
+>>> sw.parallel.mp_scatter(torch.arange(10), dim=0)
+tensor([0, 1, 2]))";
 
 constexpr const char* kGather =
-    "The ranks' parts one after the other along `dim`, on every rank; backward takes this rank's part. Parts of "
-    "torch.Tensors may\n"
-    "be of any extents, which are exchanged first; a DTensor must be Shard(dim) on `mesh_dim`, and becomes Replicate() "
-    "there. Mesh\n"
-    "as in mp_copy. Raises ValueError, alike on all ranks, for parts that differ in other dims or in dtype."
-    "\n\n"
-    ">>> sw.parallel.mp_gather(torch.full((rank + 1,), rank), dim=0)  # parts may differ in length\n"
-    "tensor([0, 1, 1, 2, 2, 2, 3, 3, 3, 3])";
+    R"(The ranks' parts one after the other along `dim`, on every rank; backward takes this rank's part. Parts of torch.Tensors may
+be of any extents, which are exchanged first; a DTensor must be Shard(dim) on `mesh_dim`, and becomes Replicate() there. Mesh
+as in mp_copy. Raises ValueError, alike on all ranks, for parts that differ in other dims or in dtype.
+
+>>> sw.parallel.mp_gather(torch.full((rank + 1,), rank), dim=0)  # parts may differ in length
+tensor([0, 1, 1, 2, 2, 2, 3, 3, 3, 3]))";
 
 }  // namespace
 

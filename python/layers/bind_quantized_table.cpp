@@ -31,25 +31,23 @@ void bind_quantized_table(py::module_& module) {
   using torch::wrap_pybind_function_no_gil;
   py::class_<QuantizedTable, std::shared_ptr<QuantizedTable>>(
       module, "QuantizedTable",
-      "A table of 8-bit rows, each with a float32 scale and offset, for lookups without training: see "
-      "quantize_rows().\n\n"
-      ">>> table = sw.rand(100, 16, device_mesh=mesh, placements=[sw.Shard(0)])\n"
-      ">>> small = sw.quantize_rows(table)\n"
-      ">>> ids = sw.distribute_tensor(torch.tensor([3, 99]), mesh, [sw.Replicate()])\n"
-      ">>> small.lookup(ids).shape, small.placements, small.shape\n"
-      "(torch.Size([2, 16]), (Shard(0),), (100, 16))")
+      R"(A table of 8-bit rows, each with a float32 scale and offset, for lookups without training: see quantize_rows().
+
+>>> table = sw.rand(100, 16, device_mesh=mesh, placements=[sw.Shard(0)])
+>>> small = sw.quantize_rows(table)
+>>> ids = sw.distribute_tensor(torch.tensor([3, 99]), mesh, [sw.Replicate()])
+>>> small.lookup(ids).shape, small.placements, small.shape
+(torch.Size([2, 16]), (Shard(0),), (100, 16)))")
       .def("lookup", wrap_pybind_function_no_gil(&QuantizedTable::lookup), py::arg("ids"),
            "The rows of `ids`, a DTensor of int64 or int32: F.embedding(ids, table.dequantize()) in dtype and layout, "
-           "over the "
-           "same exchange (lookup_exchange chooses it), but rows travel as 8 bits, a scale and an offset.\n\n"
+           "over the same exchange (lookup_exchange chooses it), but rows travel as 8 bits, a scale and an offset.\n\n"
            "Raises as F.embedding does.")
       .def("lookup_bags", wrap_pybind_function_no_gil(&QuantizedTable::lookup_bags), py::arg("ids"),
            py::arg("offsets") = py::none(), py::arg("mode") = "mean", py::kw_only(),
            py::arg("per_sample_weights") = py::none(), py::arg("include_last_offset") = false,
            py::arg("padding_idx") = py::none(),
            "Sums, means or maxima of bags of rows, as F.embedding_bag(ids, table.dequantize(), offsets, mode=mode, "
-           "...): ids "
-           "[bags, n], or flat ones with `offsets`. Rows are pooled as they are unpacked.\n\n"
+           "...): ids [bags, n], or flat ones with `offsets`. Rows are pooled as they are unpacked.\n\n"
            "Raises as F.embedding_bag does.")
       .def("dequantize", wrap_pybind_function_no_gil(&QuantizedTable::dequantized),
            "The table that lookups read, as a DTensor of the dtype and layout of the one that was quantised.")
@@ -77,22 +75,18 @@ void bind_quantized_table(py::module_& module) {
           "device_mesh", [](const QuantizedTable& self) { return self.spec()->mesh(); }, "The mesh that it lies on.")
       .def_property_readonly("nbytes", &QuantizedTable::n_bytes, "Bytes on this rank.")
       .def("__repr__", &repr);
-  module.def(
-      "quantize_rows", wrap_pybind_function_no_gil(&QuantizedTable::of), py::arg("table"), py::arg("dtype") = at::kChar,
-      "Rounds a table (a 2-D floating DTensor of any layout that is not Partial) row by row to 8 bits: scale is the "
-      "range of "
-      "the row / 255, offset its least number, and an element changes by at most scale / 2. Rows whose columns lie on "
-      "several "
-      "ranks are rounded as whole ones, so that every layout gives the same numbers; this costs a message of 8 bytes "
-      "a row. `dtype`: torch.int8.\n\n"
-      "Raises TypeError or ValueError, on all ranks alike, for another table or dtype, and where a row has a number "
-      "that "
-      "is not finite."
-      "\n\n"
-      ">>> table = sw.rand(100, 16, device_mesh=mesh, placements=[sw.Shard(0)])\n"
-      ">>> small = sw.quantize_rows(table)\n"
-      ">>> (small.dequantize() - table).abs().max().item() < 1 / 255\n"
-      "True");
+  module.def("quantize_rows", wrap_pybind_function_no_gil(&QuantizedTable::of), py::arg("table"),
+             py::arg("dtype") = at::kChar,
+             "Rounds a table (a 2-D floating DTensor of any layout that is not Partial) row by row to 8 bits: scale is "
+             "the range of the row / 255, offset its least number, and an element changes by at most scale / 2. Rows "
+             "whose columns lie on several ranks are rounded as whole ones, so that every layout gives the same "
+             "numbers; this costs a message of 8 bytes a row. `dtype`: torch.int8.\n\n"
+             "Raises TypeError or ValueError, on all ranks alike, for another table or dtype, and where a row has a "
+             "number that is not finite.\n\n"
+             ">>> table = sw.rand(100, 16, device_mesh=mesh, placements=[sw.Shard(0)])\n"
+             ">>> small = sw.quantize_rows(table)\n"
+             ">>> (small.dequantize() - table).abs().max().item() < 1 / 255\n"
+             "True");
 }
 
 }  // namespace shardwise

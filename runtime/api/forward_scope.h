@@ -25,8 +25,7 @@ class ForwardScope {
  public:
   static constexpr const char* kWrap =
       "Wrap it with distribute_tensor(x, mesh, [Replicate()]) if all ranks have the same, with DTensor.from_local(x, "
-      "mesh, "
-      "[Shard(0)]) if each has its part of a batch, or work under implicit_replication().";
+      "mesh, [Shard(0)]) if each has its part of a batch, or work under implicit_replication().";
 
   /// Joins the open forward; false if this thread is in none. Further calls of the module that opened the forward are counted: each calls
   /// leave() once.

@@ -94,10 +94,9 @@ const LocalForm* local_form_named(const std::string& name) {
     const auto form = std::ranges::find(each.forms, name, &LocalForm::name);
     return form == each.forms.end() ? nullptr : *form;
   });
-  TORCH_CHECK_VALUE(found,
-                    fmt::format("[load] the local part was saved as \"{}\", but no imported class has this name. "
-                                "Import the library that defines it before you load.",
-                                name));
+  TORCH_CHECK_VALUE(found, fmt::format("[load] the local part was saved as \"{}\", but no imported class has this "
+                                       "name. Import the library that defines it before you load.",
+                                       name));
   return found;
 }
 

@@ -13,6 +13,7 @@
 #include "placements/box.h"
 #include "runtime/comm/group.h"
 
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -68,6 +69,16 @@ struct RankError {
   explicit operator bool() const { return type != Type::kNone; }
   /// The exception being handled.
   static RankError current();
+  /// The exception that `work()` throws, if it throws one.
+  template <class Work>
+  static RankError of(const Work& work) {
+    try {
+      work();
+    } catch (const std::exception&) {
+      return current();
+    }
+    return {};
+  }
   /// Throws the exception if there is one.
   void raise() const;
 };

@@ -6,7 +6,6 @@
 #include "runtime/comm/order_check.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/dispatch/plain_gradient.h"
-#include "runtime/tensor/wrap_hook.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -20,10 +19,8 @@ namespace {
 
 constexpr const char* kWrapInCpp =
     "Wrap it with distribute_tensor(x, mesh, [Replicate()]) if all ranks have the same, with DTensor::from_local(x, "
-    "mesh, "
-    "[Shard(0)]) if each has its part of a batch, or call the module as forward(module, x) of shardwise/modules.h, "
-    "within "
-    "which equal ones count as replicas.";
+    "mesh, [Shard(0)]) if each has its part of a batch, or call the module as forward(module, x) of "
+    "shardwise/modules.h, within which equal ones count as replicas.";
 
 thread_local bool implicit_replication = false;
 std::atomic<bool> one_element_replicas = false;

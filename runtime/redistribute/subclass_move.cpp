@@ -85,12 +85,8 @@ class SubclassMove {
   at::Tensor own_part(const Group& group) const {
     const int64_t self = from_.mesh()->rank();
     at::Tensor part;
-    RankError error;
-    try {
-      part = copy_of(kOp, part_of(kOp, object_, box_of(from_, self), box_of(to_, self)));
-    } catch (const std::exception&) {
-      error = RankError::current();
-    }
+    const RankError error =
+        RankError::of([&] { part = copy_of(kOp, part_of(kOp, object_, box_of(from_, self), box_of(to_, self))); });
     agree(group, kOp, Facts("a " + class_of(object_)), error);
     return part;
   }
@@ -116,15 +112,12 @@ class SubclassMove {
   /// This rank's parts for each rank, made by the class. If any rank has an error, the first error is thrown on all ranks.
   PackedParts packed_parts(const Group& group) {
     PackedParts result(group.size());
-    RankError error;
-    try {
+    const RankError error = RankError::of([&] {
       const Box held = box_of(from_, from_.mesh()->rank());
       for (int64_t i = 0; i < group.size(); ++i)
         if (const auto box = common(from_.mesh()->rank(), group.ranks[i]))
           result[i] = packed(part_of(kOp, object_, held, *box));
-    } catch (const std::exception&) {
-      error = RankError::current();
-    }
+    });
     Facts own("a " + class_of(object_));
     for (const auto& part : result) own.number(part ? static_cast<int64_t>(part->words().size()) : 0);
     n_words_.assign(group.size(), 0);

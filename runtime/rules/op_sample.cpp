@@ -8,7 +8,6 @@
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <exception>
 #include <string_view>
 
@@ -75,11 +74,10 @@ void check_sizes(const OpCall& call, const Signature& signature) {
     for (size_t dim = 0; dim < sizes.size(); ++dim) {
       const Axis& axis = signature.inputs[i][dim];
       const int64_t expected = axis.factor < 0 ? 1 : signature.factors[axis.factor].size * axis.scale;
-      TORCH_CHECK(
-          sizes[dim] == expected,
-          fmt::format("[{}] dim {} of the tensor of shape [{}] does not match the other tensors, whose size is {} "
-                      "there. Give tensors whose sizes agree.",
-                      call.op.name, dim, fmt::join(sizes, ", "), expected));
+      TORCH_CHECK(sizes[dim] == expected,
+                  fmt::format("[{}] dim {} of the tensor of shape [{}] does not match the other tensors, whose size is "
+                              "{} there. Give tensors whose sizes agree.",
+                              call.op.name, dim, fmt::join(sizes, ", "), expected));
     }
   }
 }

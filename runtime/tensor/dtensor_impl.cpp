@@ -8,7 +8,6 @@
 #include "runtime/tensor/sparse.h"
 #include "runtime/tensor/traced_pieces.h"
 #include "runtime/tensor/view_link.h"
-#include "runtime/tensor/wrap_hook.h"
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/Event.h>
@@ -62,12 +61,6 @@ class ArrivedMove final : public PendingMove {
 
 void announce(const at::Tensor& tensor) {
   if (auto hook = wrap_hook.load(std::memory_order_relaxed)) hook(tensor);
-}
-
-/// The storage of a tensor without pieces.
-const c10::Storage& no_storage() {
-  static const auto* storage = new c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU));
-  return *storage;
 }
 
 /// Our keys, and the key by which autocast recognizes tensors of the device, because PrivateUse2 has none. A sparse tensor also has its own
@@ -293,6 +286,11 @@ at::Tensor wrap_sparse(SpecPtr spec, Shards shards, SparseEntries entries) {
     return true;
   }();
   return make(std::move(spec), std::move(shards), std::make_shared<SparseEntries>(std::move(entries)));
+}
+
+const c10::Storage& no_storage() {
+  static const auto* storage = new c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU));
+  return *storage;
 }
 
 void set_wrap_hook(WrapHook hook) { wrap_hook = hook; }

@@ -141,8 +141,13 @@ const SpecPtr& spec_of(const at::Tensor& tensor);
 /// Pre: `shards` match `spec->boxes()` in number and sizes. Calls the wrap hook.
 at::Tensor wrap(SpecPtr spec, Shards shards);
 
+/// The storage of a tensor without pieces.
+const c10::Storage& no_storage();
+
 /// Called with every new distributed tensor, while no lock is held. The Python bindings use it to attach their class.
 using WrapHook = void (*)(const at::Tensor&);
 void set_wrap_hook(WrapHook hook);
+/// True once set_wrap_hook() was called, that is, in a Python program.
+bool has_wrap_hook();
 
 }  // namespace shardwise

@@ -26,11 +26,10 @@ EntryCounts exchanged(const Spec& spec, const std::vector<int64_t>& own) {
 
 /// Specs for entries in one row: the pieces' entries one after another, by rank and box.
 EntrySpecs specs_by_piece(const Spec& spec, int64_t sparse_dim, const EntryCounts& counts) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      spec.mesh()->ndim() == 1,
-      fmt::format("[sparse] entries of {} are in pieces on a mesh of several dims. Redistribute "
-                  "the tensor first, with Shard or Replicate in their place.",
-                  to_string(spec)));
+  TORCH_CHECK_NOT_IMPLEMENTED(spec.mesh()->ndim() == 1,
+                              fmt::format("[sparse] entries of {} are in pieces on a mesh of several dims. "
+                                          "Redistribute the tensor first, with Shard or Replicate in their place.",
+                                          to_string(spec)));
   Dims values{0};
   for (int64_t dim = sparse_dim; dim < spec.dim(); ++dim) values.push_back(spec.sizes()[dim]);
   Dims indices{sparse_dim, 0};

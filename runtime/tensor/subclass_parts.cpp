@@ -57,12 +57,10 @@ at::Tensor part_along(const char* op, const at::Tensor& object, int64_t dim, int
   };
   const auto [part, refusal] = first_answer(ways);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      part.defined(),
-      fmt::format(
-          "[{}] a {} does not give its indices {} to {} along dim {}: {}. Choose sizes that it gives, implement "
-          "aten.slice, aten.narrow, aten.split or aten.split_with_sizes in its __torch_dispatch__, or make "
-          "each rank's part and use DTensor.from_local.",
-          op, class_of(object), begin, begin + n, dim, refusal));
+      part.defined(), fmt::format("[{}] a {} does not give its indices {} to {} along dim {}: {}. Choose sizes that it "
+                                  "gives, implement aten.slice, aten.narrow, aten.split or aten.split_with_sizes in "
+                                  "its __torch_dispatch__, or make each rank's part and use DTensor.from_local.",
+                                  op, class_of(object), begin, begin + n, dim, refusal));
   return part;
 }
 

@@ -7,18 +7,11 @@
 namespace shardwise::box_test {
 namespace {
 
-std::string words(const std::vector<Box>& boxes) {
-  std::string text;
-  for (const Box& box : boxes) text += to_string(box);
-  return text;
-}
-
 TEST(BoxTest, BoxOfZeroDimsHasOneElement) {
   const Box scalar = Box::whole({});
   EXPECT_EQ(scalar.numel(), 1);
   EXPECT_EQ(to_string(scalar), "[]");
   EXPECT_EQ(intersect(scalar, scalar), scalar);
-  EXPECT_TRUE(subtract(scalar, scalar).empty());
 }
 
 TEST(BoxTest, PrintsAsPythonSlices) { EXPECT_EQ(to_string(Box{{0, 2}, {4, 3}}), "[0:4, 2:5]"); }
@@ -41,23 +34,6 @@ TEST(BoxTest, DisjointBoxesIntersectInAnEmptyBoxOfSizeZeroNotLess) {
   const Box none = intersect({{0}, {2}}, {{5}, {2}});
   EXPECT_TRUE(none.empty());
   EXPECT_EQ(none.sizes[0], 0);
-}
-
-TEST(BoxTest, SubtractLeavesDisjointPartsOrderedByOffset) {
-  const Box whole = Box::whole({5, 5}), middle{{1, 1}, {2, 3}};
-  const auto parts = subtract(whole, middle);
-  EXPECT_EQ(words(parts), "[0:1, 0:5][1:3, 0:1][1:3, 4:5][3:5, 0:5]");
-  EXPECT_FALSE(find_overlap(parts));
-  int64_t n = middle.numel();
-  for (const Box& part : parts) n += part.numel();
-  EXPECT_EQ(n, whole.numel());
-}
-
-TEST(BoxTest, SubtractingNothingLeavesAllAndSubtractingAllLeavesNothing) {
-  const Box box{{2, 3}, {4, 5}};
-  EXPECT_EQ(words(subtract(box, {{9, 9}, {1, 1}})), to_string(box));
-  EXPECT_TRUE(subtract(box, Box::whole({20, 20})).empty());
-  EXPECT_TRUE(subtract({{2}, {0}}, {{9}, {1}}).empty());
 }
 
 TEST(TilingTest, OverlapNamesBothPositionsAndIgnoresEmptyBoxes) {

@@ -1,13 +1,12 @@
 """The caller's mistakes: exception type, words, and that every rank raises and stays in step."""
 
 import re
-import sys
 
 import error_catalogue
+import error_sites
 import pytest
 from error_catalogue import (
     INTERNALS,
-    ROOT,
     alike,
     is_well_formed,
     message_of,
@@ -15,9 +14,6 @@ from error_catalogue import (
     provoke,
     sections,
 )
-
-sys.path.insert(0, str(ROOT / "scripts"))
-import error_sites
 
 CASES = [
     pytest.param(section.SETUP, case, id=f"{name}: {case.title}")

@@ -3,7 +3,6 @@
 #include "runtime/comm/comm_scope.h"
 #include "runtime/dispatch/gradient_layout.h"
 #include "runtime/tensor/below_autograd.h"
-#include "wrappers/distributed_embedding/layer_name.h"
 #include "wrappers/distributed_embedding/whole_tables.h"
 
 #include <fmt/format.h>
@@ -76,14 +75,11 @@ std::vector<FeatureIds> ids_of(const std::vector<Feature>& features, const Distr
 std::shared_ptr<LayerTables> new_tables(TableLanes lanes, std::vector<Feature> features, bool has_files) {
   const MeshPtr mesh = lanes.mesh;
   std::shared_ptr<LayerTables> tables;
-  RankError error;
-  try {
-    tables = std::make_shared<LayerTables>(std::move(lanes), std::move(features));
-  } catch (const std::exception&) {
-    if (!has_files) throw;
-    error = RankError::current();
-  }
-  if (has_files) agree(*mesh->group(), kLayer, Facts(), error);
+  const auto make = [&] { tables = std::make_shared<LayerTables>(std::move(lanes), std::move(features)); };
+  if (has_files)
+    agree(*mesh->group(), kLayer, Facts(), RankError::of(make));
+  else
+    make();
   return tables;
 }
 
@@ -119,14 +115,11 @@ std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const 
   lookup->tables_ = tables;
   const auto layouts = [&] { return step.layer->words("ids", step.number); };
   const CommScope scope(kLayer, CommScope::Cause::kProgram, layouts);
-  if (!error) {
-    try {
+  if (!error)
+    error = RankError::of([&] {
       layer_->memory.check(tables);
       step.sinks = layer_->sinks_of(tables);
-    } catch (const std::exception&) {
-      error = RankError::current();
-    }
-  }
+    });
   OwnFacts own(counts_, step.sinks, tables);
   if (!dp_input_) {
     lookup->at_owners_ = start_owner_lookup(layer_, inputs, error, std::move(own));
@@ -135,8 +128,8 @@ std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const 
     return lookup;
   }
   step.requests = RowRequests(layer_->lanes);
-  if (!error) {
-    try {
+  if (!error)
+    error = RankError::of([&] {
       step.ids = ids_of(layer_->features, inputs, layer_->lanes);
       if (layer_->concatenates) check_concatenation(layer_->features, step.ids);
       step.requests = RowRequests(layer_->lanes, layer_->features, layer_->features_of, step.ids);
@@ -145,10 +138,7 @@ std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const 
           step.weighted.push_back(f);
           lookup->weights_.push_back(*inputs[f]->weights);
         }
-    } catch (const std::exception&) {
-      error = RankError::current();
-    }
-  }
+    });
   note_traffic(step);
   lookup->exchange_ = exchange_;
   lookup->ids_ = exchange_->start(step.requests, error, std::move(own));

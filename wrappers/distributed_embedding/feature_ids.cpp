@@ -1,7 +1,7 @@
 #include "wrappers/distributed_embedding/feature_ids.h"
 
 #include "runtime/tensor/dtensor_impl.h"
-#include "wrappers/distributed_embedding/layer_name.h"
+#include "wrappers/distributed_embedding/table_lanes.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -31,11 +31,10 @@ bool is_integral(const at::Tensor& tensor) {
 }
 
 void check_plain(const Feature& feature, const char* what, const at::Tensor& tensor) {
-  TORCH_CHECK_TYPE(
-      !is_dtensor(tensor),
-      fmt::format("[{}] the {} of feature {} are a DTensor, laid out as {}. Each rank gives its own part as a "
-                  "plain tensor: to_local().",
-                  kLayer, what, feature.name, to_string(spec_of(tensor)->placements())));
+  TORCH_CHECK_TYPE(!is_dtensor(tensor),
+                   fmt::format("[{}] the {} of feature {} are a DTensor, laid out as {}. Each rank gives its own part "
+                               "as a plain tensor: to_local().",
+                               kLayer, what, feature.name, to_string(spec_of(tensor)->placements())));
   TORCH_CHECK_TYPE(tensor.layout() == at::kStrided && !tensor.is_meta(),
                    fmt::format("[{}] the {} of feature {} are sparse or on meta. Give a dense tensor with values.",
                                kLayer, what, feature.name));
@@ -80,11 +79,10 @@ at::Tensor offsets_of_lengths(const Feature& feature, const at::Tensor& given, i
   for (int64_t i = 0; i < lengths.numel(); ++i) {
     TORCH_CHECK_VALUE(each[i] >= 0, fmt::format("[{}] sample {} of feature {} has length {}. Use 0 or more.", kLayer, i,
                                                 feature.name, each[i]));
-    TORCH_CHECK_VALUE(
-        each[i] <= n_ids - values[i],
-        fmt::format("[{}] the lengths of feature {} add up to more than its {} ids at sample {}, which has {}. "
-                    "Give each sample's number of ids.",
-                    kLayer, feature.name, n_ids, i, each[i]));
+    TORCH_CHECK_VALUE(each[i] <= n_ids - values[i],
+                      fmt::format("[{}] the lengths of feature {} add up to more than its {} ids at sample {}, which "
+                                  "has {}. Give each sample's number of ids.",
+                                  kLayer, feature.name, n_ids, i, each[i]));
     values[i + 1] = values[i] + each[i];
   }
   TORCH_CHECK_VALUE(
@@ -121,11 +119,10 @@ FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, at:
   const bool is_ragged = input.offsets || input.lengths;
   TORCH_CHECK_VALUE(!(input.offsets && input.lengths),
                     fmt::format("[{}] feature {} has offsets and lengths. Give one of them.", kLayer, feature.name));
-  TORCH_CHECK_VALUE(
-      is_ragged ? input.ids.dim() == 1 : input.ids.dim() == 1 || input.ids.dim() == 2,
-      fmt::format("[{}] the ids of feature {} have shape [{}]. Give [samples], [samples, ids per sample], or "
-                  "flat ids with offsets or lengths.",
-                  kLayer, feature.name, fmt::join(input.ids.sizes(), ", ")));
+  TORCH_CHECK_VALUE(is_ragged ? input.ids.dim() == 1 : input.ids.dim() == 1 || input.ids.dim() == 2,
+                    fmt::format("[{}] the ids of feature {} have shape [{}]. Give [samples], [samples, ids per "
+                                "sample], or flat ids with offsets or lengths.",
+                                kLayer, feature.name, fmt::join(input.ids.sizes(), ", ")));
   // Copies the input: a program may overwrite its tensors before the backward, or while ids are being sent.
   FeatureIds result{flat_copy(input.ids, at::TensorOptions().dtype(at::kLong).device(at::kCPU)),
                     pooling_of(feature.combiner),

@@ -1,7 +1,5 @@
 #include "wrappers/distributed_embedding/held_rows.h"
 
-#include "wrappers/distributed_embedding/layer_name.h"
-
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>

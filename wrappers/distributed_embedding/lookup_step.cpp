@@ -4,7 +4,6 @@
 #include "ops/embedding/saved_state.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/tensor/below_autograd.h"
-#include "wrappers/distributed_embedding/layer_name.h"
 #include "wrappers/distributed_embedding/row_gradients.h"
 
 #include <ATen/ops/cat.h>

@@ -5,7 +5,6 @@
 #include "runtime/comm/comm_scope.h"
 #include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/below_autograd.h"
-#include "wrappers/distributed_embedding/layer_name.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>

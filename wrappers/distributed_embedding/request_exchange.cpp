@@ -1,7 +1,5 @@
 #include "wrappers/distributed_embedding/request_exchange.h"
 
-#include "wrappers/distributed_embedding/layer_name.h"
-
 #include <ATen/ops/empty.h>
 
 #include <algorithm>

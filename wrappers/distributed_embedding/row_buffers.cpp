@@ -3,8 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 
-#include <algorithm>
-
 #ifdef __linux__
 #include <sys/mman.h>
 #endif

@@ -1,7 +1,6 @@
 #include "wrappers/distributed_embedding/row_requests.h"
 
 #include "ops/embedding/id_check.h"
-#include "wrappers/distributed_embedding/layer_name.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>

@@ -2,7 +2,6 @@
 
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/digest.h"
-#include "wrappers/distributed_embedding/layer_name.h"
 
 #include <fmt/format.h>
 

@@ -1,7 +1,5 @@
 #include "wrappers/distributed_embedding/table_lanes.h"
 
-#include "wrappers/distributed_embedding/layer_name.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -75,8 +73,7 @@ void check_storages(const std::vector<LayerTable>& tables, const std::vector<Tab
     const std::string& name = tables[t].name;
     TORCH_CHECK_VALUE(
         (storage.cache_rows > 0) != (storage.cache_bytes > 0) && storage.cache_rows >= 0 && storage.cache_bytes >= 0,
-        fmt::format("[{}] the storage of table {} has cache_rows {} and cache_bytes {}. Give one of them, "
-                    "above 0.",
+        fmt::format("[{}] the storage of table {} has cache_rows {} and cache_bytes {}. Give one of them, above 0.",
                     kLayer, name, storage.cache_rows, storage.cache_bytes));
     TORCH_CHECK_VALUE(
         !tables[t].is_replicated,

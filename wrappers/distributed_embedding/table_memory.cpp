@@ -2,13 +2,10 @@
 
 #include "runtime/tensor/dtensor_impl.h"
 #include "runtime/tensor/mapped_memory.h"
-#include "wrappers/distributed_embedding/layer_name.h"
 #include "wrappers/distributed_embedding/row_buffers.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
-
-#include <algorithm>
 
 namespace shardwise {
 
@@ -109,9 +106,8 @@ void TableMemory::check(c10::ArrayRef<at::Tensor> tables) const {
     // Compares the TensorMemory, not the addresses of pieces, so that a rank without rows of the table comes to the same result as all others.
     TORCH_CHECK_VALUE(
         impl != nullptr && impl->spec() == lanes_->tables[t].spec && impl->known_memory() == memories_[t].get(),
-        fmt::format("[{}] the parameter of table {} is not the layer's own any more: lookups would "
-                    "read other memory. Write to it with copy_(), load_state_dict() without "
-                    "assign=True, or set_weights().",
+        fmt::format("[{}] the parameter of table {} is not the layer's own any more: lookups would read other memory. "
+                    "Write to it with copy_(), load_state_dict() without assign=True, or set_weights().",
                     kLayer, lanes_->tables[t].name));
   }
 }

@@ -17,7 +17,6 @@
 #include <numeric>
 
 namespace shardwise::detail {
-
 namespace {
 
 constexpr double kEndless = std::numeric_limits<double>::infinity();

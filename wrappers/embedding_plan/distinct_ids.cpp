@@ -4,7 +4,6 @@
 #include <cmath>
 
 namespace shardwise::detail {
-
 namespace {
 
 constexpr int64_t kSingleRows = 32;

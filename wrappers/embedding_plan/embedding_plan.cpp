@@ -12,7 +12,6 @@
 #include <algorithm>
 
 namespace shardwise {
-
 namespace {
 
 void check_memory(const EmbeddingPlan& plan) {
@@ -20,9 +19,8 @@ void check_memory(const EmbeddingPlan& plan) {
   const int64_t rank = plan.heaviest_rank(), n_bytes = plan.ranks[rank].load.n_bytes();
   TORCH_CHECK_VALUE(
       n_bytes <= *plan.options.memory_per_rank,
-      fmt::format("[plan_embeddings] rank {} needs {} bytes, more than memory_per_rank {}. Use more "
-                  "ranks, strategy \"cost_balanced\", or lower row_slice_threshold, "
-                  "column_slice_threshold or data_parallel_threshold.",
+      fmt::format("[plan_embeddings] rank {} needs {} bytes, more than memory_per_rank {}. Use more ranks, strategy "
+                  "\"cost_balanced\", or lower row_slice_threshold, column_slice_threshold or data_parallel_threshold.",
                   rank, detail::with_commas(n_bytes), detail::with_commas(*plan.options.memory_per_rank)));
 }
 

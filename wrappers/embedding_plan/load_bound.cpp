@@ -6,7 +6,6 @@
 #include <limits>
 
 namespace shardwise::detail {
-
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();

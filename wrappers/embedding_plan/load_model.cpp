@@ -3,7 +3,6 @@
 #include "plans/traffic.h"
 
 namespace shardwise::detail {
-
 namespace {
 
 constexpr double kIdBytes = 8;

@@ -14,7 +14,6 @@
 #include <sstream>
 
 namespace shardwise {
-
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -96,11 +95,9 @@ Json parse(std::string_view text) {
   try {
     return Json::parse(text);
   } catch (const Json::out_of_range& error) {
-    TORCH_CHECK_VALUE(
-        false, fmt::format(
-                   "[EmbeddingPlan.from_json] a number is too large for a double. The parser says: {}. Give the number "
-                   "that is meant.",
-                   error.what()));
+    TORCH_CHECK_VALUE(false, fmt::format("[EmbeddingPlan.from_json] a number is too large for a double. The parser "
+                                         "says: {}. Give the number that is meant.",
+                                         error.what()));
   } catch (const Json::parse_error& error) {
     const size_t at = std::min(error.byte, text.size());
     const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n');

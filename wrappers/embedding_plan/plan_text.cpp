@@ -10,7 +10,6 @@
 #include <set>
 
 namespace shardwise {
-
 namespace {
 
 using detail::Align;

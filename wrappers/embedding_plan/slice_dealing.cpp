@@ -8,7 +8,6 @@
 #include <queue>
 
 namespace shardwise::detail {
-
 namespace {
 
 /// Indices of the slices, largest first; equal ones in their own order.

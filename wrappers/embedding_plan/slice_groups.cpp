@@ -7,7 +7,6 @@
 #include <set>
 
 namespace shardwise {
-
 namespace {
 
 constexpr std::array<std::pair<Treatment, std::string_view>, 3> kTreatments{
@@ -26,9 +25,11 @@ std::string_view to_string(Treatment treatment) {
 Treatment treatment_from_string(std::string_view name) {
   for (const auto& [treatment, each] : kTreatments)
     if (each == name) return treatment;
-  TORCH_CHECK_VALUE(false, fmt::format("[EmbeddingPlan] treatment \"{}\" is not known. Use \"replicated\", "
-                                       "\"table-parallel\" or \"row-parallel\".",
-                                       name));
+  TORCH_CHECK_VALUE(
+      false,
+      fmt::format(
+          "[EmbeddingPlan] treatment \"{}\" is not known. Use \"replicated\", \"table-parallel\" or \"row-parallel\".",
+          name));
 }
 
 namespace detail {
@@ -45,14 +46,13 @@ bool is_within(Interval part, int64_t length) {
 }
 
 void check_slice(const TableConfig& table, const TableSlice& slice, int64_t n_ranks) {
-  TORCH_CHECK_VALUE(slice.rank >= 0 && slice.rank < n_ranks,
-                    fmt::format("[EmbeddingPlan] table \"{}\" has slice {}, but there are {} ranks. Give a rank below "
-                                "that.",
-                                table.name, box_text(slice), n_ranks));
+  TORCH_CHECK_VALUE(
+      slice.rank >= 0 && slice.rank < n_ranks,
+      fmt::format("[EmbeddingPlan] table \"{}\" has slice {}, but there are {} ranks. Give a rank below that.",
+                  table.name, box_text(slice), n_ranks));
   TORCH_CHECK_VALUE(
       is_within(slice.rows, table.n_rows) && is_within(slice.columns, table.n_columns),
-      fmt::format("[EmbeddingPlan] slice {} is not within table \"{}\" of [{}, {}]. Give rows and columns that "
-                  "it has.",
+      fmt::format("[EmbeddingPlan] slice {} is not within table \"{}\" of [{}, {}]. Give rows and columns that it has.",
                   box_text(slice), table.name, table.n_rows, table.n_columns));
 }
 
@@ -75,8 +75,7 @@ void check_tiling(const TableConfig& table, const std::vector<TableSlice>& slice
     for (const TableSlice* other : open)
       TORCH_CHECK_VALUE(
           !overlap(*other, slice),
-          fmt::format("[EmbeddingPlan] slices {} and {} of table \"{}\" overlap. Give each element to one "
-                      "rank.",
+          fmt::format("[EmbeddingPlan] slices {} and {} of table \"{}\" overlap. Give each element to one rank.",
                       box_text(*other), box_text(slice), table.name));
     if (slice.rows.length() > 0) open.push_back(&slice);
     n_elements += slice.rows.length() * slice.columns.length();
@@ -115,11 +114,10 @@ void complete_slices(const std::vector<TableConfig>& tables, int64_t n_ranks, st
     TableSlice whole{t, 0, {0, table.n_rows}, {0, table.n_columns}};
     if (plan.treatment == Treatment::kReplicated) {
       for (const TableSlice& slice : plan.slices)
-        TORCH_CHECK_VALUE(
-            slice.rows == whole.rows && slice.columns == whole.columns,
-            fmt::format("[EmbeddingPlan] table \"{}\" is replicated, but slice {} is not the whole of it. Leave its "
-                        "slices out.",
-                        table.name, box_text(slice)));
+        TORCH_CHECK_VALUE(slice.rows == whole.rows && slice.columns == whole.columns,
+                          fmt::format("[EmbeddingPlan] table \"{}\" is replicated, but slice {} is not the whole of "
+                                      "it. Leave its slices out.",
+                                      table.name, box_text(slice)));
       plan.slices = SliceList::on_every_rank(whole, n_ranks);
       continue;
     }

@@ -8,7 +8,6 @@
 #include <set>
 
 namespace shardwise::detail {
-
 namespace {
 
 constexpr size_t kEarlyRanks = 8;  // number of early ranks that a move considers

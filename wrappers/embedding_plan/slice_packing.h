@@ -1,7 +1,6 @@
 // wrappers/embedding_plan/slice_packing.h: packs slices onto ranks so that the last rank finishes early, within a memory limit. Pure.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>

@@ -11,7 +11,6 @@
 #include <tuple>
 
 namespace shardwise::detail {
-
 namespace {
 
 int64_t most_slices(const TableConfig& table, int64_t n_ranks) { return std::min(n_ranks, table.n_columns); }

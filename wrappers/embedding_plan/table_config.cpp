@@ -9,7 +9,6 @@
 #include <utility>
 
 namespace shardwise {
-
 namespace {
 
 constexpr std::array<std::pair<Combiner, std::string_view>, 4> kCombiners{

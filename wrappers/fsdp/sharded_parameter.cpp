@@ -6,7 +6,6 @@
 #include "runtime/tensor/subclass_parts.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>

@@ -47,10 +47,9 @@ void check_not_taken(const std::string& name, const at::Tensor& parameter) {
                     fmt::format("[fully_shard] {} is already in the group of {}, a module that also has it. Call "
                                 "fully_shard on inner and shared modules first, and on the modules around them last.",
                                 name, owner));
-  TORCH_CHECK_VALUE(false,
-                    fmt::format("[fully_shard] {} is shared with {}, which was fully sharded separately. Call it on "
-                                "all modules that share it: fully_shard([a, b]).",
-                                name, owner));
+  TORCH_CHECK_VALUE(false, fmt::format("[fully_shard] {} is shared with {}, which was fully sharded separately. Call "
+                                       "it on all modules that share it: fully_shard([a, b]).",
+                                       name, owner));
 }
 
 }  // namespace shardwise

@@ -23,11 +23,10 @@ ExactMappingOptions checked(ExactMappingOptions options, const DeviceMesh& mesh)
   TORCH_CHECK_VALUE(mesh.ndim() == 1,
                     fmt::format("[{}] the mesh {} has {} dims, but buckets are distributed over one. Give a 1-D mesh.",
                                 kExactMapping, to_string(mesh), mesh.ndim()));
-  TORCH_CHECK_VALUE(
-      mesh.device_type() == c10::DeviceType::CPU,
-      fmt::format("[{}] the mesh {} is on {}, and the map lives in host memory. Give a mesh of the same ranks on "
-                  "cpu; ids may be anywhere.",
-                  kExactMapping, to_string(mesh), c10::DeviceTypeName(mesh.device_type(), true)));
+  TORCH_CHECK_VALUE(mesh.device_type() == c10::DeviceType::CPU,
+                    fmt::format("[{}] the mesh {} is on {}, and the map lives in host memory. Give a mesh of the same "
+                                "ranks on cpu; ids may be anywhere.",
+                                kExactMapping, to_string(mesh), c10::DeviceTypeName(mesh.device_type(), true)));
   TORCH_CHECK_VALUE(options.n_rows >= 2,
                     fmt::format("[{}] n_rows is {}: one row is the default row, so no id would get one. Use 2 or more.",
                                 kExactMapping, options.n_rows));

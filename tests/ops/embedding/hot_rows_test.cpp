@@ -112,7 +112,7 @@ struct Pair {
   void update(const at::Tensor& ids, const RowGrads& grads) {
     const IdGroups groups = group_ids(ids, 0, kRows);
     plain_optimizer.begin_step();
-    plain_optimizer.update_rows(maybe_dtensor(plain)->shards()[0], 0, grads, groups, {});
+    update_rows(plain_optimizer.updated_rows(plain_rows(), 0), grads, groups);
     optimizer.begin_step();
     cache->update(optimizer, optimizer.updated_rows(maybe_dtensor(table)->shards()[0], 0), grads, groups);
   }

@@ -23,14 +23,9 @@ namespace {
 int64_t bound(const Layout& source, const Layout& destination, int64_t rank, int64_t element_bytes) {
   int64_t bytes = 0;
   for (const Box& wanted : destination.boxes(rank)) {
-    std::vector<Box> missing{wanted};
-    for (const Box& held : source.boxes(rank)) {
-      std::vector<Box> rest;
-      for (const Box& part : missing)
-        for (Box& left : subtract(part, held)) rest.push_back(std::move(left));
-      missing = std::move(rest);
-    }
-    for (const Box& part : missing) bytes += part.numel() * element_bytes;
+    int64_t n_missing = wanted.numel();  // the boxes that a rank holds are disjoint
+    for (const Box& held : source.boxes(rank)) n_missing -= intersect(wanted, held).numel();
+    bytes += n_missing * element_bytes;
   }
   return bytes;
 }

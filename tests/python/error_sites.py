@@ -1,8 +1,8 @@
 """Every place in the sources that makes an error message, and whether a case of the catalogue provokes it.
 
-    python scripts/error_sites.py            # the sites that no case of tests/python/error_cases/ provokes, by reason
-    python scripts/error_sites.py --all      # all sites, by room
-    python scripts/error_sites.py --table    # numbers per room, as a table of Markdown
+    python tests/python/error_sites.py            # the sites that no case of tests/python/error_cases/ provokes, by reason
+    python tests/python/error_sites.py --all      # all sites, by room
+    python tests/python/error_sites.py --table    # numbers per room, as a table of Markdown
 
 A site is a TORCH_CHECK_VALUE and its like in C++, or a raise with words in Python. A message of the page belongs to a site if the words that stand
 in the sources come in it, in their order. Not counted: internal assertions, kernels/cuda, shardwise/ (C++ alone), compat's and the command line's
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "_generated" / "errors.txt"
 ROOMS = ("placements", "plans", "text", "pictures", "runtime", "ops", "threads", "wrappers", "python")
 MACRO = re.compile(r"\b(?:TORCH_CHECK(?:_VALUE|_INDEX|_TYPE|_NOT_IMPLEMENTED|_WITH)?|C10_THROW_ERROR)\(")
