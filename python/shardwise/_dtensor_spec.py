@@ -1,12 +1,13 @@
 """DTensorSpec: all of a DTensor but its values, with the names of torch.distributed.tensor."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
 import torch
 
+from shardwise import placement_types
 from shardwise.device_mesh import DeviceMesh
 from shardwise.placement_types import Partial, Placement, Replicate, Shard
 
@@ -17,6 +18,16 @@ class TensorMeta(NamedTuple):
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
+
+
+class ShardOrderEntry(NamedTuple):
+    """The mesh dims that split a tensor dim, the first one first."""
+
+    tensor_dim: int
+    mesh_dims: tuple[int, ...]
+
+
+ShardOrder = tuple[ShardOrderEntry, ...]
 
 
 @dataclass(eq=True)
@@ -80,6 +91,35 @@ class DTensorSpec:
         """The mesh dims that are Partial."""
         return [dim for dim, placement in enumerate(self.placements) if placement.is_partial()]
 
+    @property
+    def shard_order(self) -> ShardOrder | None:
+        """The mesh dims that split each tensor dim, in order; None if a _StridedShard stands for no order. To set it replaces the placements
+        of the dims that it names."""
+        order: dict[int, list[int]] = {}
+        for mesh_dim, dim in reversed(self._splits()):
+            later, factor = order.setdefault(dim, []), getattr(self.placements[mesh_dim], "split_factor", 1)
+            place = next((i for i in range(len(later) + 1) if self._n_ranks(later[:i]) == factor), None)
+            if place is None:
+                return None
+            later.insert(place, mesh_dim)
+        return tuple(ShardOrderEntry(dim, tuple(mesh_dims)) for dim, mesh_dims in sorted(order.items()))
+
+    @shard_order.setter
+    def shard_order(self, order: ShardOrder) -> None:
+        placements = list(self.placements)
+        for dim, mesh_dims in order:
+            for i, mesh_dim in enumerate(mesh_dims):
+                factor = self._n_ranks(each for each in mesh_dims[:i] if each > mesh_dim)
+                placements[mesh_dim] = (
+                    Shard(dim) if factor == 1 else placement_types._StridedShard(dim, split_factor=factor)
+                )
+        self.placements = tuple(placements)
+
+    @staticmethod
+    def is_default_device_order(shard_order: ShardOrder | None) -> bool:
+        """Whether each tensor dim is split in the order of mesh dims."""
+        return shard_order is not None and all(list(dims) == sorted(dims) for _, dims in shard_order)
+
     def is_replicated(self) -> bool:
         return all(placement.is_replicate() for placement in self.placements)
 
@@ -112,6 +152,9 @@ class DTensorSpec:
         """The mesh dims of Shards and of torch's _StridedShards, each with the tensor dim that it splits."""
         dims = ((mesh_dim, getattr(placement, "dim", None)) for mesh_dim, placement in enumerate(self.placements))
         return [(mesh_dim, dim) for mesh_dim, dim in dims if dim is not None]
+
+    def _n_ranks(self, mesh_dims: Iterable[int]) -> int:
+        return prod(self.mesh.size(mesh_dim) for mesh_dim in mesh_dims)
 
     def _meta(self) -> TensorMeta:
         if self.tensor_meta is None:

@@ -92,6 +92,11 @@ class DTensor(torch.Tensor):
         """The mesh, the placements and the whole tensor's shape, strides and dtype."""
         return DTensorSpec(self.device_mesh, self.placements, TensorMeta(self.shape, self.stride(), self.dtype))
 
+    @_spec.setter
+    def _spec(self, spec: DTensorSpec) -> None:
+        """This rank's piece becomes that of another layout; nothing is sent."""
+        self.data = DTensor(self._local_tensor, spec)
+
     @property
     def device_mesh(self) -> DeviceMesh:
         """The mesh whose ranks hold the pieces."""

@@ -12,6 +12,7 @@
 
 #include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -22,6 +23,13 @@ namespace shardwise {
 namespace {
 
 using torch::autograd::variable_list;
+
+/// The piece `grad`, in memory in the order of the strides of `spec`: a piece of a channels-last tensor is channels-last.
+at::Tensor in_order_of(const Spec& spec, const at::Tensor& grad) {
+  const Dims strides = dense_strides(grad.sizes(), spec.strides());
+  if (is_subclass(grad) || grad.layout() != at::kStrided || grad.strides().equals(strides)) return grad;
+  return at::empty_strided(grad.sizes(), strides, grad.options()).copy_(grad);
+}
 
 /// Autograd node. A torch::autograd::Function would cost a microsecond more.
 struct ToPiecesBackward final : torch::autograd::Node {
@@ -34,8 +42,11 @@ struct ToPiecesBackward final : torch::autograd::Node {
       const at::Tensor own = grads[0].defined() ? grads[0].contiguous() : at::zeros(*grad_spec->flat_sizes(), options);
       return {from_local(own, grad_spec->mesh(), grad_spec->placements().vec(), {.shape = Dims(grad_spec->sizes())})};
     }
-    for (size_t i = 0; i < grads.size(); ++i)
+    const bool is_row_major = grad_spec->strides().equals(row_major_strides(grad_spec->sizes()));
+    for (size_t i = 0; i < grads.size(); ++i) {
       if (!grads[i].defined()) grads[i] = at::zeros(grad_spec->boxes()[i].sizes, options);
+      if (!is_row_major) grads[i] = in_order_of(*grad_spec, grads[i]);
+    }
     return {from_pieces(grads, grad_spec)};
   }
   std::string name() const override { return "ToPiecesBackward"; }

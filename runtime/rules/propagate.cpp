@@ -57,6 +57,15 @@ bool passes_sums(const OpCall& call, const Signature& signature, const Operand& 
   });
 }
 
+/// The same for the leader's element of the lists.
+bool element_passes_sums(const OpCall& call, const Operand& leader, const DenseOutput& output) {
+  if (!leader.spec || !leader.spec->layout().has_terms()) return false;
+  OpCall one{call.op, call.args, {}, {output}, call.is_in_backward, {}};
+  for (const Operand& operand : call.operands)
+    if (operand.index == leader.index || !call.args[operand.arg].isTensorList()) one.operands.push_back(operand);
+  return passes_sums(one, call.op.rule->signature(one), one.operands[0]);
+}
+
 /// Runs elementwise calls box by box if an operand is in pieces and the others can follow its layout.
 std::optional<Propagation> propagate_boxes(const OpCall& call, const Signature& signature) {
   const Operand* leader = nullptr;
@@ -121,13 +130,20 @@ std::optional<Propagation> propagate(const OpCall& call, const Signature& signat
 std::optional<Propagation> propagate_per_element(const OpCall& call) {
   Propagation result;
   std::vector<const Operand*> leaders;
+  std::vector<bool> are_sums;  // by element: whether it stays Partial
   for (const Operand& operand : call.operands) {
-    if (operand.arg == call.operands[0].arg) leaders.push_back(&operand);
+    if (operand.arg == call.operands[0].arg) {
+      leaders.push_back(&operand);
+      const size_t i = operand.index;
+      const DenseOutput written{{}, {}, operand.spec ? operand.spec->dtype() : c10::ScalarType::Undefined};
+      are_sums.push_back(element_passes_sums(call, operand, i < call.outputs.size() ? call.outputs[i] : written));
+    }
     const Operand* leader = operand.index < leaders.size() ? leaders[operand.index] : nullptr;
     const bool is_of_list = leader && call.args[operand.arg].isTensorList();
     if (is_of_list && !at::is_expandable_to(operand.sizes, leader->sizes)) return std::nullopt;
     SpecPtr moved;
-    if (operand.spec && leader && leader->spec) {
+    const bool is_term = is_of_list && operand.spec && operand.spec->layout().has_terms() && are_sums[operand.index];
+    if (operand.spec && leader && leader->spec && !is_term) {
       const bool follows = is_of_list && operand.sizes == leader->sizes;
       const MeshPtr& mesh = leader->spec->mesh();
       auto spec = follow(call, operand, mesh)->replicated();
@@ -139,8 +155,8 @@ std::optional<Propagation> propagate_per_element(const OpCall& call) {
   for (size_t i = 0; i < call.outputs.size(); ++i) {
     const DenseOutput& dense = call.outputs[i];
     const Spec& like = *leaders[i]->spec;
-    result.outputs.push_back(
-        Spec::intern(like.mesh(), dense.sizes, without_partial(like.placements()), dense.strides, dense.dtype));
+    auto placements = are_sums[i] ? like.placements().vec() : without_partial(like.placements());
+    result.outputs.push_back(Spec::intern(like.mesh(), dense.sizes, std::move(placements), dense.strides, dense.dtype));
   }
   return result;
 }

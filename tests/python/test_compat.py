@@ -68,6 +68,22 @@ def test_torchs_modules_have_our_names(theirs):
 
 
 @pytest.mark.usefixtures("installed")
+def test_functions_that_torch_defines_in_c_and_internal_ones_take_our_placements():
+    from torch.distributed.tensor import Shard, init_device_mesh
+    from torch.distributed.tensor._dtensor_spec import ShardOrderEntry
+    from torch.distributed.tensor._redistribute import redistribute_local_tensor
+    from torch.distributed.tensor._utils import compute_global_tensor_info, compute_local_tensor_info
+
+    def body(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        assert compute_global_tensor_info(torch.empty(4, 3), mesh, [Shard(0)]) == ([8, 3], [3, 1])
+        assert compute_local_tensor_info(torch.empty(8, 3), mesh, [Shard(0)]) == ([4, 3], [3, 1])
+
+    run_ranks(2, body)
+    assert redistribute_local_tensor.__module__ == ShardOrderEntry.__module__.replace("_dtensor_spec", "_utils")
+
+
+@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("name", MODULES)
 def test_no_public_name_is_missing(name):
     module = importlib.import_module(f"torch.distributed.tensor{name}")
@@ -91,7 +107,7 @@ def test_private_names_and_torchs_own_modules_stay_torchs(theirs):
     assert theirs.DTensor.__module__ == "torch.distributed.tensor"
     module = importlib.import_module("torch.distributed.tensor")
     assert module._StridedShard is theirs._StridedShard and {"DTensor", "_ops"} <= {*dir(module)}
-    later = "torch.distributed.tensor.parallel.input_reshard"
+    later = "torch.distributed.tensor.parallel._data_parallel_utils"
     sys.modules.pop(later, None)
     assert importlib.import_module(later).DTensor is theirs.DTensor
     assert importlib.import_module("torch.distributed.tensor").DTensor is sw.DTensor

@@ -5,8 +5,15 @@ import torch
 
 import shardwise as sw
 from shardwise import BlockShard, Partial, RaggedShard, Replicate, Shard
-from shardwise._dtensor_spec import DTensorSpec, TensorMeta
-from shardwise._utils import compute_global_tensor_info, compute_local_shape_and_global_offset
+from shardwise._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
+from shardwise._utils import (
+    _compute_local_shape_and_global_offset,
+    compute_global_tensor_info,
+    compute_global_tensor_shape,
+    compute_local_shape_and_global_offset,
+    compute_local_tensor_info,
+    redistribute_local_tensor,
+)
 from shardwise.testing import run_ranks
 
 
@@ -173,3 +180,79 @@ def test_a_whole_tensor_is_known_from_one_piece():
                 compute_global_tensor_info(piece, mesh, [uneven, Replicate()])
 
     run_ranks(4, body)
+
+
+def test_the_order_of_splits_is_read_and_set():
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    # placements, order
+    cases = [
+        ((Shard(0), Shard(1), Replicate()), ((0, (0,)), (1, (1,)))),
+        ((Shard(0), Shard(0), Shard(0)), ((0, (0, 1, 2)),)),
+        ((_StridedShard(0, split_factor=6), _StridedShard(0, split_factor=3), Shard(0)), ((0, (2, 1, 0)),)),
+        ((_StridedShard(0, split_factor=3), Shard(1), Shard(0)), ((0, (2, 0)), (1, (1,)))),
+        ((Shard(0), _StridedShard(0, split_factor=3), Shard(0)), ((0, (0, 2, 1)),)),
+        ((Partial(), Replicate(), Replicate()), ()),
+    ]
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (1, 2, 3))
+        for placements, order in cases:
+            spec = DTensorSpec(mesh, placements)
+            assert spec.shard_order == order and all(type(each) is ShardOrderEntry for each in spec.shard_order)
+            assert DTensorSpec.is_default_device_order(order) == all(type(p) is not _StridedShard for p in placements)
+            plain = DTensorSpec(mesh, [Shard(p.dim) if isinstance(p, _StridedShard) else p for p in placements])
+            plain.shard_order = order
+            assert plain == spec
+        parts = DTensorSpec(mesh, (Replicate(), Replicate(), _StridedShard(0, split_factor=5)))
+        assert parts.shard_order is None and not DTensorSpec.is_default_device_order(None)
+
+    run_ranks(6, body)
+
+
+def test_a_piece_gets_another_spec_and_moves_between_specs():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2))
+        x = torch.arange(18.0).view(9, 2)
+        source = sw.distribute_tensor(x, mesh, [Shard(0), Shard(0)])._spec
+        target = sw.distribute_tensor(x, mesh, [Shard(0), Shard(0)])._spec
+        target.shard_order = (ShardOrderEntry(0, (1, 0)),)
+        moved = redistribute_local_tensor(x[[slice(0, 3), slice(3, 5), slice(5, 7), slice(7, 9)][rank]], source, target)
+        assert torch.equal(moved, x[[slice(0, 3), slice(5, 7), slice(3, 5), slice(7, 9)][rank]])
+        tensor = sw.DTensor.from_local(moved, mesh)
+        tensor._spec = target
+        assert tensor.placements == target.placements and torch.equal(tensor.full_tensor(), x)
+
+    run_ranks(4, body)
+
+
+def test_pieces_without_a_tensor():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2))
+        placements = [Shard(1), Replicate()]
+        whole = torch.empty(4, 6, 5).permute(2, 0, 1)
+        piece = sw.distribute_tensor(whole, mesh, placements).to_local()
+        assert compute_local_tensor_info(whole, mesh, placements) == (list(piece.shape), list(piece.stride()))
+        own = [5, 2 + rank // 2]
+        assert compute_global_tensor_shape(own, mesh, [Shard(1), Replicate()]) == torch.Size([5, 5])
+        assert compute_global_tensor_shape([rank, 1], mesh, [Shard(0), Shard(0)]) == torch.Size([6, 1])
+        with pytest.raises(
+            ValueError, match=r"have the sizes \[\[5, 2\], \[5, 2\], \[5, 3\], \[5, 3\]\], which form no"
+        ):
+            compute_global_tensor_shape(own, mesh, [Shard(0), Replicate()])
+        outside = sw.DeviceMesh("cpu", [0, 1])
+        assert compute_global_tensor_shape([3], outside, [Shard(0)]) == ((0,) if rank > 1 else (6,))
+        assert compute_local_shape_and_global_offset((5, 2), mesh, placements, skip_offset=True) == ((5, 1), ())
+
+    run_ranks(4, body)
+
+
+def test_an_empty_piece_begins_where_no_other_piece_does():
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    placements = [_StridedShard(0, split_factor=2), Shard(0)]
+    at = [
+        _compute_local_shape_and_global_offset((8, 1), (3, 2), (i, j), placements) for i in range(3) for j in range(2)
+    ]
+    assert at == [((2, 1), (0, 0)), ((2, 1), (4, 0)), ((2, 1), (2, 0)), ((2, 1), (6, 0)), *[((0, 1), (8, 0))] * 2]
+    assert _compute_local_shape_and_global_offset((8,), (4,), lambda mesh_dim: 1, [Shard(0)], True) == ((2,), ())

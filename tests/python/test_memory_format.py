@@ -72,3 +72,16 @@ def test_results_and_gradients_are_laid_out_as_the_dense_ones(name, formats):
                     torch.testing.assert_close(a.grad.full_tensor(), b.grad, rtol=1e-4, atol=1e-4)
 
     run_ranks(2, check)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_the_gradient_of_to_local_is_laid_out_as_the_tensor(placement):
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x = torch.randn(2, 4, 6, 6).contiguous(memory_format=LAST).requires_grad_()
+        ours = sw.distribute_tensor(x, mesh, [placement])
+        (ours.to_local() * 2).sum().backward()
+        assert_laid_out(ours.grad, torch.full_like(x, 2), str(placement))
+        assert ours.grad.to_local().eq(2).all()
+
+    run_ranks(2, check)

@@ -9,6 +9,7 @@ from torch import nn
 
 import shardwise as sw
 from shardwise import Partial, Replicate, Shard
+from shardwise.debug import CommDebugMode
 from shardwise.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -20,6 +21,7 @@ from shardwise.parallel import (
     loss_parallel,
     parallelize_module,
 )
+from shardwise.parallel.input_reshard import input_reshard
 from shardwise.testing import run_ranks
 
 
@@ -389,5 +391,36 @@ def test_plain_labels_are_replicas_beside_logits_that_are_partial():
         with loss_parallel():
             loss = F.cross_entropy(logits, labels)
         torch.testing.assert_close(loss.full_tensor(), F.cross_entropy(x @ weight, labels))
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_saved_inputs_are_shards_until_the_backward(is_plain):
+    layer = seeded(nn.Linear, 6, 4)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x = torch.arange(18.0).view(3, 6) / 18
+        ours = copy.deepcopy(layer)
+        parallelize_module(ours, mesh, ColwiseParallel(output_layouts=Replicate(), use_local_output=is_plain))
+        model = nn.Sequential(ours, nn.Tanh())
+        dense = nn.Sequential(layer, nn.Tanh())
+        assert input_reshard(model, mesh) is model and not model._forward_hooks
+        input_reshard(model, mesh, input_reshard_dim=0)
+        y = model(x)
+        assert isinstance(y, sw.DTensor) != is_plain
+        with CommDebugMode() as of_reading:
+            result = y.grad_fn._saved_result
+        assert of_reading.get_total_counts() == 1 and result.shape == (3, 4)
+        (y**2).sum().backward()
+        expected = torch.autograd.grad((dense(x) ** 2).sum(), list(dense.parameters()))
+        for parameter, grad in zip(ours.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad.full_tensor(), grad)
+        with pytest.raises(RuntimeError):
+            model(torch.ones(3, 7))
+        with CommDebugMode() as after_an_error:
+            assert torch.ones(2, requires_grad=True).exp().grad_fn._saved_result.shape == (2,)
+        assert after_an_error.get_total_counts() == 0
 
     run_ranks(2, body)

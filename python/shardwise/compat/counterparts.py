@@ -12,7 +12,7 @@ _STANDS_FOR = {
     "shardwise": ("tensor", "tensor._api", "_tensor", "_tensor.api"),
     "shardwise._api": ("tensor._api",),
     "shardwise._dtensor_spec": ("tensor._dtensor_spec", "_tensor.placement_types"),
-    "shardwise._utils": ("tensor._utils",),
+    "shardwise._utils": ("tensor._utils", "tensor._redistribute"),
     "shardwise.debug": ("tensor.debug", "tensor.debug._comm_mode", "tensor.debug._visualize_sharding"),
     "shardwise.device_mesh": ("device_mesh", "tensor.device_mesh"),
     "shardwise.experimental": (
@@ -27,6 +27,7 @@ _STANDS_FOR = {
         "_composable.fsdp", "_composable.fsdp.fully_shard",
     ),
     "shardwise.parallel": ("tensor.parallel", "tensor.parallel.api", "tensor.parallel.loss", "tensor.parallel.style"),
+    "shardwise.parallel.input_reshard": ("tensor.parallel.input_reshard",),
     "shardwise.placement_types": ("tensor.placement_types", "_tensor.placement_types"),
 }  # fmt: skip
 
@@ -40,10 +41,10 @@ def counterparts() -> Iterator[tuple[ModuleType, dict[str, Any]]]:
 
 
 def _names_of_ours(ours: ModuleType, theirs: ModuleType) -> dict[str, Any]:
-    """The attributes of `ours` for names in `theirs`. Submodules are left out: they have facades."""
+    """The attributes of `ours` for names in `theirs` that torch.distributed or torch's C++ defines. Submodules are left out: they have facades."""
     return {
         name: getattr(ours, name)
         for name, value in vars(theirs).items()
         if getattr(ours, name, value) is not value
-        and str(getattr(value, "__module__", "")).startswith("torch.distributed")
+        and str(getattr(value, "__module__", "")).startswith(("torch.distributed", "torch._C"))
     }

@@ -1,4 +1,5 @@
 #include "runtime/api/dtensor.h"
+#include "runtime/comm/comm_trace.h"
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
@@ -13,10 +14,11 @@ const std::vector<Dims> kFour = {{5, 4}, {3}, {5, 4}, {3}};
 const DenseOptions kForward{.with_partial = false, .with_grad = false};
 
 TEST(ForeachTest, RulesAreStatedPerElement) {
-  for (const char* op :
-       {"aten::_foreach_add.List", "aten::_foreach_mul_.Scalar", "aten::_foreach_addcdiv_.ScalarList",
-        "aten::_foreach_sqrt", "aten::_fused_adam_", "aten::_fused_adamw_.tensor_lr", "aten::_fused_sgd_"})
+  for (const char* op : {"aten::_foreach_add_.Scalar", "aten::_foreach_addcdiv_.ScalarList", "aten::_foreach_sqrt",
+                         "aten::_fused_adam_", "aten::_fused_adamw_.tensor_lr", "aten::_fused_sgd_"})
     EXPECT_EQ(to_string(rule(op)), "pointwise per element") << op;
+  EXPECT_EQ(to_string(rule("aten::_foreach_add_.List")), "pointwise linear per element");
+  EXPECT_EQ(to_string(rule("aten::_foreach_mul.Tensor")), "pointwise multilinear per element");
 }
 
 TEST(ForeachTest, NewLists) {
@@ -90,6 +92,32 @@ TEST(ForeachTest, WrittenPartialsStayPartial) {
     at::_foreach_add_(Tensors{sum}, Tensors{other});
     EXPECT_TRUE(spec_of(sum)->layout().has_terms());
     EXPECT_TRUE(at::equal(full_tensor(sum), at::full({4}, 7.0)));
+  });
+}
+
+TEST(ForeachTest, SumsStayPartialWhereTheOperatorIsLinear) {
+  run_ranks(3, [](World&) {
+    const auto mesh = make_mesh({3});
+    const auto sum = [&](double value) { return from_local(at::full({4}, value), mesh, {Placement::partial()}); };
+    const at::Tensor half = lay_out(at::full({}, 0.5), mesh, {Placement::replicate()});
+    const at::Tensor rows = lay_out(at::full({4}, 2.0), mesh, {Placement::shard(0)});
+    const CommTrace trace;
+    const Tensors sums{at::_foreach_add(Tensors{sum(1)}, Tensors{sum(2)}, 2)[0], at::_foreach_neg(Tensors{sum(1)})[0],
+                       at::_foreach_div(Tensors{sum(1)}, 2)[0], at::_foreach_mul(Tensors{sum(1)}, half)[0]};
+    EXPECT_EQ(trace.total_count(), 0);
+    const double expected[] = {15, -3, 1.5, 1.5};
+    for (size_t i = 0; i < sums.size(); ++i) {
+      EXPECT_TRUE(spec_of(sums[i])->layout().has_terms()) << i;
+      EXPECT_TRUE(at::equal(full_tensor(sums[i]), at::full({4}, expected[i]))) << i;
+    }
+    EXPECT_TRUE(at::equal(full_tensor(at::_foreach_add(Tensors{sum(1)}, 1)[0]), at::full({4}, 4.0)));
+    EXPECT_TRUE(at::equal(full_tensor(at::_foreach_add(Tensors{sum(1)}, Tensors{rows})[0]), at::full({4}, 5.0)));
+    EXPECT_TRUE(at::equal(full_tensor(at::_foreach_mul(Tensors{sum(1)}, Tensors{sum(1)})[0]), at::full({4}, 9.0)));
+    EXPECT_TRUE(at::equal(full_tensor(at::_foreach_div(Tensors{rows}, Tensors{sum(1)})[0]), at::full({4}, 2.0 / 3)));
+    const at::Tensor written = from_local(at::zeros({4}, at::kHalf), mesh, {Placement::partial()});
+    const double term = 40000 * (mesh->rank() == 0 ? 3 : -1);  // the terms do not fit in half; the sum does
+    at::_foreach_add_(Tensors{written}, Tensors{sum(term)});
+    EXPECT_TRUE(at::equal(full_tensor(written), at::full({4}, 40000, at::kHalf)));
   });
 }
 

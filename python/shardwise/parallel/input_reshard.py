@@ -1,0 +1,68 @@
+"""input_reshard: a module's saved activations as shards."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardwise.device_mesh import DeviceMesh
+from shardwise.dtensor import DTensor
+from shardwise.placement_types import Replicate, Shard
+
+__all__ = ["input_reshard"]
+
+
+def input_reshard(module: nn.Module, tp_device_mesh: DeviceMesh, input_reshard_dim: int | None = None) -> nn.Module:
+    """Saves memory between forward and backward: of tensors that all ranks of `tp_device_mesh` have, the backward of `module` keeps this rank's
+    shard along `input_reshard_dim`, and it gathers them when it needs them. These are replicated DTensors, and all plain tensors with a dim of
+    this number, as tensor parallelism has the same inputs on all ranks. None: nothing changes. Returns `module`.
+    """
+    if input_reshard_dim is None:
+        return module
+    arguments = (tp_device_mesh, input_reshard_dim)
+    entered: list[saved_tensors_hooks] = []
+
+    def enter(*_: Any) -> None:
+        hooks = saved_tensors_hooks(partial(_pack_hook_tp, *arguments), partial(_unpack_hook_tp, *arguments))
+        hooks.__enter__()
+        entered.append(hooks)
+
+    def leave(*_: Any) -> None:
+        entered.pop().__exit__()
+
+    module.register_forward_pre_hook(enter)
+    module.register_forward_hook(leave, always_call=True)
+    return module
+
+
+class _Kept(NamedTuple):
+    """A tensor that is saved as it is."""
+
+    tensor: torch.Tensor
+
+
+class _Plain(NamedTuple):
+    """The shard of a plain tensor."""
+
+    shard: DTensor
+
+
+def _pack_hook_tp(mesh: DeviceMesh, dim: int, x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        whole = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh)
+        is_replica = whole.device_mesh == mesh and all(each.is_replicate() for each in whole.placements)
+        if not is_replica or not -x.dim() <= dim < x.dim() or x.numel() < mesh.size():
+            return _Kept(x)
+        shard = whole.redistribute(mesh, [Shard(dim)] * mesh.ndim)
+        return shard if isinstance(x, DTensor) else _Plain(shard)
+
+
+def _unpack_hook_tp(mesh: DeviceMesh, dim: int, saved: Any) -> torch.Tensor:
+    if isinstance(saved, _Kept):
+        return saved.tensor
+    with torch.no_grad():
+        shard = saved.shard if isinstance(saved, _Plain) else saved
+        whole = shard.redistribute(mesh, [Replicate()] * mesh.ndim)
+        return whole.to_local() if isinstance(saved, _Plain) else whole
