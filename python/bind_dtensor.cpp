@@ -3,6 +3,7 @@
 #include "python/package.h"
 #include "runtime/api/equal_values.h"
 #include "runtime/api/local_form.h"
+#include "runtime/api/module_values.h"
 #include "runtime/api/move_dtypes.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/api/to_local.h"
@@ -77,6 +78,15 @@ std::optional<Dims> dims_of(const std::optional<Numbers>& numbers) {
   return numbers ? std::optional(Dims(*numbers)) : std::nullopt;
 }
 
+/// from_local() of a tensor of any class; to_local() gives the same object back.
+at::Tensor from_given(const at::Tensor& local, PlacedOn placed, const FromLocalOptions& options) {
+  at::Tensor result =
+      from_local(converted_by(local, package().as_local), placed.mesh, std::move(placed.placements), options);
+  auto* const impl = maybe_dtensor(result);
+  if (impl->given().defined()) impl->set_given(local);  // the tensor of another library that the piece was made from
+  return result;
+}
+
 at::Tensor py_from_local(const at::Tensor& local, const MaybeMesh& mesh, MaybePlacements placements, bool run_check,
                          const std::optional<Numbers>& shape, const std::optional<Numbers>& stride,
                          const MaybePlacements& grad_placements) {
@@ -84,26 +94,34 @@ at::Tensor py_from_local(const at::Tensor& local, const MaybeMesh& mesh, MaybePl
   const int64_t n_dims = shape ? static_cast<int64_t>(shape->size()) : local.dim();
   PlacedOn placed = placed_on_mesh(given, placements_or_replicate(std::move(placements), *given), n_dims);
   auto of_grad = placements_on(placed.mesh, grad_placements, n_dims);
-  const at::Tensor known = converted_by(local, package().as_local);
-  at::Tensor result = from_local(known, placed.mesh, std::move(placed.placements),
-                                 {run_check, dims_of(shape), dims_of(stride), std::move(of_grad)});
-  auto* const impl = maybe_dtensor(result);
-  if (impl->given().defined()) impl->set_given(local);  // the tensor of another library that `known` was made from
-  return result;
+  return from_given(local, std::move(placed), {run_check, dims_of(shape), dims_of(stride), std::move(of_grad)});
 }
 
-at::Tensor py_layer_input(const at::Tensor& local, const MeshPtr& mesh, UserPlacements placements,
-                          const std::optional<Numbers>& shape) {
-  PlacedOn placed =
-      placed_on_mesh(mesh, std::move(placements), shape ? static_cast<int64_t>(shape->size()) : local.dim());
-  if (checks_order() && placed.placements == Placements(placed.mesh->ndim()))
+/// The tensor of which each rank has the plain `local` and that a module gets or gives. Pieces are equal in size, except along the features.
+at::Tensor from_module(const at::Tensor& local, PlacedOn placed, std::optional<int64_t> n_features,
+                       bool is_layer_input) {
+  FromLocalOptions options{.adds_gradients = is_layer_input};
+  if (n_features && local.dim() > 0 && shards_features(placed.placements.at(0), local.dim())) {
+    options.shape = Dims(local.sizes());
+    options.shape->back() = *n_features;
+  }
+  if (is_layer_input && checks_order() && placed.placements == Placements(placed.mesh->ndim()))
     TORCH_CHECK_VALUE(
         is_equal_on_all(local, placed.mesh),
         fmt::format("[parallelize_module] a layer expects its plain input of shape [{}] to be equal on all ranks, but "
                     "it is not. Give the same batch to all of them, or set how it is split: input_layouts=Shard(0).",
                     fmt::join(local.sizes(), ", ")));
-  return from_local(converted_by(local, package().as_local), placed.mesh, std::move(placed.placements),
-                    {.shape = dims_of(shape), .adds_gradients = true});
+  return from_given(local, std::move(placed), options);
+}
+
+at::Tensor py_lay_out(const at::Tensor& tensor, const MeshPtr& mesh, MaybePlacements placements,
+                      MaybePlacements desired, bool use_local, std::optional<int64_t> n_features, bool is_layer_input) {
+  at::Tensor whole = tensor;
+  if (placements && !is_dtensor(tensor))
+    whole = from_module(tensor, placed_on_mesh(mesh, *std::move(placements), tensor.dim()), n_features, is_layer_input);
+  const MeshPtr& own = spec_of(whole)->mesh();
+  return laid_out(whole, desired ? std::optional(placements_on(own, desired, whole.dim())->at(0)) : std::nullopt,
+                  use_local);
 }
 
 at::Tensor py_redistribute(const at::Tensor& tensor, const MaybeMesh& mesh, MaybePlacements placements, bool async_op,
@@ -253,6 +271,11 @@ tensor([0., 1., 2.])
 >>> x.full_tensor().sum()
 tensor(45.))";
 
+constexpr const char* kLayOut =
+    R"(An input or output of a module on a 1-D mesh: from_local() of a plain tensor with these placements, redistributed to the desired ones;
+this rank's piece with use_local. `n_features`: the size of its last dim, if known. Layers that share an input reduce the sum of its gradients
+once.)";
+
 void bind_methods(py::module_& module) {
   using torch::wrap_pybind_function;
   using torch::wrap_pybind_function_no_gil;
@@ -261,9 +284,9 @@ void bind_methods(py::module_& module) {
              py::arg("local_tensor"), py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(),
              py::arg("run_check") = false, py::arg("shape") = none, py::arg("stride") = none,
              py::arg("grad_placements") = none);
-  module.def("layer_input", wrap_pybind_function_no_gil(&py_layer_input),
-             "from_local() of a layer's plain input. Layers that share it reduce the sum of their gradients once.",
-             py::arg("local_tensor"), py::arg("device_mesh"), py::arg("placements"), py::arg("shape") = none);
+  module.def("lay_out", wrap_pybind_function_no_gil(&py_lay_out), kLayOut, py::arg("tensor"), py::arg("device_mesh"),
+             py::arg("placements"), py::arg("desired"), py::arg("use_local") = false, py::arg("n_features") = none,
+             py::arg("is_layer_input") = false);
   module.def("to_local", wrap_pybind_function(&py_to_local), "DTensor.to_local with all its arguments.",
              py::is_method(module), py::kw_only(), py::arg("grad_placements") = none);
   module.def("redistribute", wrap_pybind_function_no_gil(&py_redistribute), kRedistribute, py::is_method(module),

@@ -2,6 +2,7 @@
 
 #include "wrappers/plain_parts.h"
 
+#include "runtime/api/module_values.h"
 #include "runtime/dispatch/plain_operand.h"
 
 #include <fmt/format.h>
@@ -88,12 +89,11 @@ const ValueLayout* layout_at(const std::vector<ValueLayout>& layouts, size_t pos
   return position < layouts.size() ? &layouts[position] : nullptr;
 }
 
-/// `tensor` placed as `wanted`. A tensor that is already sharded along the wanted dim keeps its (possibly uneven) sizes.
-at::Tensor placed(const Module& module, const at::Tensor& tensor, const MeshPtr& mesh, const Placement& wanted) {
-  const Spec& spec = *spec_of(tensor);
-  check_same_mesh(kind_of(module), mesh->with_memory(), spec.mesh()->with_memory());
-  if (wanted.is_chunk() && spec.placements()[0].is_alike(wanted.with_dim_from_zero(spec.dim()))) return tensor;
-  return redistribute(tensor, spec.mesh(), {wanted}, {.plan = {}, .async_op = true});
+/// `tensor`, a DTensor, as laid_out() gives it.
+at::Tensor placed(const Module& module, const at::Tensor& tensor, const MeshPtr& mesh, const ValueLayout& value,
+                  bool is_local) {
+  if (value.wanted) check_same_mesh(kind_of(module), mesh->with_memory(), spec_of(tensor)->mesh()->with_memory());
+  return laid_out(tensor, value.wanted, is_local);
 }
 
 /// The tensor of which each rank has the plain piece `local`. The ranks exchange the sizes: messages of unequal lengths would end the process.
@@ -102,11 +102,12 @@ at::Tensor from_piece(const Module& module, const at::Tensor& local, const MeshP
   if (!of_plain.divides() || !mesh->is_member()) return from_local(local, mesh, {of_plain});
   const int64_t dim = of_plain.dim() < 0 ? of_plain.dim() + local.dim() : of_plain.dim();
   const at::Tensor whole = joined_parts(local, dim, mesh, "forward");
-  TORCH_CHECK_VALUE(!value.whole_size || whole.size(dim) == *value.whole_size,
+  const bool is_known = value.n_features && shards_features(of_plain, local.dim());
+  TORCH_CHECK_VALUE(!is_known || whole.size(dim) == *value.n_features,
                     fmt::format("[forward] {} got plain pieces placed as {}, which have {} features together, but it "
                                 "takes {}. Give each rank its own features, or set another layout: "
                                 "input_layouts(Replicate()).",
-                                kind_of(module), to_string(of_plain), whole.size(dim), value.whole_size.value_or(0)));
+                                kind_of(module), to_string(of_plain), whole.size(dim), value.n_features.value_or(0)));
   return whole;
 }
 
@@ -169,8 +170,7 @@ void ModuleCall::lay_out(const std::vector<at::Tensor*>& inputs) const {
       // A plain replica stays plain: operators within the forward treat it as a replica, because the ranks compared their arguments.
       if (is_plain(inputs[i]) && value->of_plain && !value->of_plain->is_whole())
         *inputs[i] = from_piece(module_, *inputs[i], mesh, *value);
-      if (is_dtensor(*inputs[i]) && value->wanted) *inputs[i] = placed(module_, *inputs[i], mesh, *value->wanted);
-      if (is_dtensor(*inputs[i]) && style.use_local_inputs) *inputs[i] = to_local(*inputs[i]);
+      if (is_dtensor(*inputs[i])) *inputs[i] = placed(module_, *inputs[i], mesh, *value, style.use_local_inputs);
     }
 }
 
@@ -181,8 +181,7 @@ at::Tensor ModuleCall::output(const at::Tensor& tensor, size_t position) const {
     const ValueLayout* const value = layout_at(style.outputs, position);
     if (!value) continue;
     if (is_plain(&result) && value->of_plain) result = from_piece(module_, result, layouts_->mesh, *value);
-    if (is_dtensor(result) && value->wanted) result = placed(module_, result, layouts_->mesh, *value->wanted);
-    if (is_dtensor(result) && style.use_local_output) result = to_local(result);
+    if (is_dtensor(result)) result = placed(module_, result, layouts_->mesh, *value, style.use_local_output);
   }
   return result;
 }

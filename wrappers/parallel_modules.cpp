@@ -7,49 +7,40 @@
 namespace shardwise {
 namespace {
 
-template <class Options>
-WeightSharding sharding_along(int64_t tensor_dim, int64_t stride, Options& options) {
+/// Registers a parameter of `layer`. The mesh becomes that of the options.
+template <class Layer>
+at::Tensor add_parameter(Layer& layer, const char* name, c10::IntArrayRef sizes, const Placement& placement,
+                         int64_t stride = 1) {
+  auto& options = layer.options;
   if (!options.mesh_) options.mesh_ = world_mesh(c10::kCPU);
-  return {options.mesh_, options.mesh_dim_, tensor_dim, stride};
+  const WeightSharding sharding{options.mesh_, options.mesh_dim_, placement, stride};
+  return layer.register_parameter(name, parallel_weight(sizes, sharding, options.dtype_));
 }
 
 MaybeTensor maybe(const at::Tensor& bias) { return bias.defined() ? MaybeTensor(bias) : std::nullopt; }
 
 }  // namespace
 
-ColumnParallelLinearImpl::ColumnParallelLinearImpl(ColumnParallelLinearOptions given) : options(std::move(given)) {
-  const WeightSharding sharding = sharding_along(0, options.stride_, options);
-  weight = register_parameter("weight",
-                              parallel_weight({options.out_features_, options.in_features_}, sharding, options.dtype_));
-  if (options.bias_)
-    bias = register_parameter("bias", parallel_weight({options.out_features_}, sharding, options.dtype_));
+template <class Options>
+ParallelLinearImpl<Options>::ParallelLinearImpl(Options given) : options(std::move(given)) {
+  const auto placed = layer_placements(LayerKind::kLinear, Options::kSplit);
+  const int64_t out = options.out_features_;
+  weight = add_parameter(*this, "weight", {out, options.in_features_}, placed.weight, options.stride_);
+  if (options.bias_) bias = add_parameter(*this, "bias", {out}, placed.bias, options.stride_);
   reset_parameters();
 }
 
-void ColumnParallelLinearImpl::reset_parameters() {
+template <class Options>
+void ParallelLinearImpl<Options>::reset_parameters() {
   initialize_(weight, options.init_type_);
   if (bias.defined()) initialize_(bias, "zeros");
 }
+
+template class ParallelLinearImpl<ColumnParallelLinearOptions>;
+template class ParallelLinearImpl<RowParallelLinearOptions>;
 
 at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& input) {
   return column_parallel_linear(input, weight, maybe(bias), {options.gather_output_, options.mesh_dim_});
-}
-
-RowParallelLinearImpl::RowParallelLinearImpl(RowParallelLinearOptions given) : options(std::move(given)) {
-  const WeightSharding sharding = sharding_along(1, options.stride_, options);
-  weight = register_parameter("weight",
-                              parallel_weight({options.out_features_, options.in_features_}, sharding, options.dtype_));
-  if (options.bias_) {
-    const Placements everywhere(options.mesh_->ndim());
-    bias = register_parameter(
-        "bias", empty({options.out_features_}, options.mesh_, everywhere, options.dtype_).set_requires_grad(true));
-  }
-  reset_parameters();
-}
-
-void RowParallelLinearImpl::reset_parameters() {
-  initialize_(weight, options.init_type_);
-  if (bias.defined()) initialize_(bias, "zeros");
 }
 
 at::Tensor RowParallelLinearImpl::forward(const at::Tensor& input) {
@@ -57,10 +48,9 @@ at::Tensor RowParallelLinearImpl::forward(const at::Tensor& input) {
 }
 
 ParallelEmbeddingImpl::ParallelEmbeddingImpl(ParallelEmbeddingOptions given) : options(std::move(given)) {
-  const WeightSharding sharding = sharding_along(options.dim_, 1, options);
   options.call_.mesh_dim = options.mesh_dim_;
-  weight = register_parameter(
-      "weight", parallel_weight({options.num_embeddings_, options.embedding_dim_}, sharding, options.dtype_));
+  weight =
+      add_parameter(*this, "weight", {options.num_embeddings_, options.embedding_dim_}, Placement::shard(options.dim_));
   reset_parameters();
 }
 

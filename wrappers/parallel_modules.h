@@ -9,6 +9,7 @@
 // Making a module sends nothing; every rank makes it, after the same torch::manual_seed.
 #pragma once
 
+#include "wrappers/module_layouts.h"
 #include "wrappers/parallel_layers.h"
 #include "wrappers/parallel_weight.h"
 
@@ -39,55 +40,61 @@ struct ParallelOptions {
   }
 };
 
-struct ColumnParallelLinearOptions : ParallelOptions<ColumnParallelLinearOptions> {
-  ColumnParallelLinearOptions(int64_t in_features, int64_t out_features)
+/// The options of both linear layers.
+template <class Self>
+struct ParallelLinearOptions : ParallelOptions<Self> {
+  ParallelLinearOptions(int64_t in_features, int64_t out_features)
       : in_features_(in_features), out_features_(out_features) {}
-  auto& bias(bool value) { return set(bias_, value); }
-  auto& gather_output(bool value) { return set(gather_output_, value); }
-  /// Blocks of the output (3 for fused queries, keys and values), each sharded over all ranks.
-  auto& stride(int64_t value) { return set(stride_, value); }
+  Self& bias(bool value) { return this->set(bias_, value); }
+  /// Blocks of the sharded features (3 for fused queries, keys and values), each sharded over all ranks. A row layer has those of the column layer
+  /// before it.
+  Self& stride(int64_t value) { return this->set(stride_, value); }
 
   int64_t in_features_, out_features_;
   bool bias_ = true;
-  bool gather_output_ = true;
   int64_t stride_ = 1;
 };
 
-/// input @ weight.T + bias; weight [out, in] and bias [out], sharded along out.
-class ColumnParallelLinearImpl : public torch::nn::Module {
+struct ColumnParallelLinearOptions : ParallelLinearOptions<ColumnParallelLinearOptions> {
+  static constexpr LayerSplit kSplit = LayerSplit::kColwise;
+  using ParallelLinearOptions::ParallelLinearOptions;
+  auto& gather_output(bool value) { return set(gather_output_, value); }
+
+  bool gather_output_ = true;
+};
+
+struct RowParallelLinearOptions : ParallelLinearOptions<RowParallelLinearOptions> {
+  static constexpr LayerSplit kSplit = LayerSplit::kRowwise;
+  using ParallelLinearOptions::ParallelLinearOptions;
+  auto& input_is_parallel(bool value) { return set(input_is_parallel_, value); }
+
+  bool input_is_parallel_ = false;
+};
+
+/// The parameters of both linear layers: weight [out, in] and bias [out], placed as layer_placements() says.
+template <class Options>
+class ParallelLinearImpl : public torch::nn::Module {
  public:
-  explicit ColumnParallelLinearImpl(ColumnParallelLinearOptions options);
-  at::Tensor forward(const at::Tensor& input);
+  explicit ParallelLinearImpl(Options options);
   void reset_parameters();
 
-  ColumnParallelLinearOptions options;
+  Options options;
   at::Tensor weight, bias;  // bias is undefined if there is none
+};
+
+/// input @ weight.T + bias, both sharded along out.
+class ColumnParallelLinearImpl : public ParallelLinearImpl<ColumnParallelLinearOptions> {
+ public:
+  using ParallelLinearImpl::ParallelLinearImpl;
+  at::Tensor forward(const at::Tensor& input);
 };
 TORCH_MODULE(ColumnParallelLinear);
 
-struct RowParallelLinearOptions : ParallelOptions<RowParallelLinearOptions> {
-  RowParallelLinearOptions(int64_t in_features, int64_t out_features)
-      : in_features_(in_features), out_features_(out_features) {}
-  auto& bias(bool value) { return set(bias_, value); }
-  auto& input_is_parallel(bool value) { return set(input_is_parallel_, value); }
-  /// Blocks of the input, as in the column layer before it.
-  auto& stride(int64_t value) { return set(stride_, value); }
-
-  int64_t in_features_, out_features_;
-  bool bias_ = true;
-  bool input_is_parallel_ = false;
-  int64_t stride_ = 1;
-};
-
-/// input @ weight.T + bias; weight [out, in] sharded along in, bias [out] whole on every rank.
-class RowParallelLinearImpl : public torch::nn::Module {
+/// input @ weight.T + bias; the weight sharded along in, the bias whole on every rank.
+class RowParallelLinearImpl : public ParallelLinearImpl<RowParallelLinearOptions> {
  public:
-  explicit RowParallelLinearImpl(RowParallelLinearOptions options);
+  using ParallelLinearImpl::ParallelLinearImpl;
   at::Tensor forward(const at::Tensor& input);
-  void reset_parameters();
-
-  RowParallelLinearOptions options;
-  at::Tensor weight, bias;
 };
 TORCH_MODULE(RowParallelLinear);
 

@@ -27,15 +27,16 @@ constexpr std::array<std::pair<const char*, Draw>, 9> kDraws{{
 /// Keeps empty pieces, so that every rank has `stride` pieces and takes part in all messages.
 Placement interleaved(c10::IntArrayRef sizes, const WeightSharding& sharding) {
   const std::vector<int64_t>& ranks = sharding.mesh->grid().ranks;
+  const int64_t dim = sharding.placement.split_dim();
   std::vector<ShardMetadata> pieces;
   ShardMetadata piece{Dims(sizes.size()), Dims(sizes), 0};
-  for (const int64_t block : chunk_sizes(sizes[sharding.tensor_dim], sharding.stride)) {
+  for (const int64_t block : chunk_sizes(sizes[dim], sharding.stride)) {
     const Dims extents = chunk_sizes(block, sharding.mesh->size());
     for (size_t i = 0; i < ranks.size(); ++i) {
       piece.rank = ranks[i];
-      piece.sizes[sharding.tensor_dim] = extents[i];
+      piece.sizes[dim] = extents[i];
       pieces.push_back(piece);
-      piece.offsets[sharding.tensor_dim] += extents[i];
+      piece.offsets[dim] += extents[i];
     }
   }
   return Placement::enumerable(std::move(pieces));
@@ -48,10 +49,13 @@ Placements placements_of_weight(c10::IntArrayRef sizes, const WeightSharding& sh
   TORCH_CHECK_INDEX(sharding.mesh_dim >= 0 && sharding.mesh_dim < mesh->ndim(),
                     fmt::format("[parallel_weight] mesh dim {} does not exist: the mesh is {}. Use a dim in [0, {}).",
                                 sharding.mesh_dim, to_string(*mesh), mesh->ndim()));
+  Placements placements(mesh->ndim());
+  if (sharding.placement.is_whole()) return placements;
+  const int64_t dim = sharding.placement.split_dim();
   TORCH_CHECK_INDEX(
-      sharding.tensor_dim >= 0 && sharding.tensor_dim < static_cast<int64_t>(sizes.size()),
-      fmt::format("[parallel_weight] dim {} does not exist: the weight is of shape [{}]. Use a dim in [0, {}).",
-                  sharding.tensor_dim, fmt::join(sizes, ", "), sizes.size()));
+      dim >= 0 && dim < static_cast<int64_t>(sizes.size()),
+      fmt::format("[parallel_weight] dim {} does not exist: the weight is of shape [{}]. Use a dim in [0, {}).", dim,
+                  fmt::join(sizes, ", "), sizes.size()));
   TORCH_CHECK_VALUE(sharding.stride >= 1,
                     fmt::format("[parallel_weight] stride {} is no number of blocks. Use 1 or more.", sharding.stride));
   TORCH_CHECK_VALUE(
@@ -60,8 +64,7 @@ Placements placements_of_weight(c10::IntArrayRef sizes, const WeightSharding& sh
                   "Give the one dim of it: mesh[\"tp\"], or submesh({{\"tp\"}}).",
                   sharding.stride, to_string(*mesh)));
   if (sharding.stride > 1) return {interleaved(sizes, sharding)};
-  Placements placements(mesh->ndim());
-  placements[sharding.mesh_dim] = Placement::shard(sharding.tensor_dim);
+  placements[sharding.mesh_dim] = sharding.placement;
   return placements;
 }
 

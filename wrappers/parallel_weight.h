@@ -1,7 +1,7 @@
-// wrappers/parallel_weight.h: the parameters of model-parallel layers: one master tensor each, sharded along one dim.
+// wrappers/parallel_weight.h: the parameters of model-parallel layers: one master tensor each, sharded along one dim or whole on every rank.
 //
-//   at::Tensor w = parallel_weight({12, 8}, {.mesh = mesh, .tensor_dim = 0});               // ranks 0..3: rows 0-2, 3-5, 6-8, 9-11
-//   at::Tensor qkv = parallel_weight({12, 8}, {.mesh = mesh, .tensor_dim = 0, .stride = 3});
+//   at::Tensor w = parallel_weight({12, 8}, {.mesh = mesh, .placement = Placement::shard(0)});   // ranks 0..3: rows 0-2, 3-5, 6-8, 9-11
+//   at::Tensor qkv = parallel_weight({12, 8}, {.mesh = mesh, .placement = Placement::shard(0), .stride = 3});
 //       // three blocks of 4 rows (queries, keys, values), each sharded over the ranks: rank 0 has rows 0, 4, 8, rank 1 rows 1, 5, 9
 //   initialize_(w, "xavier_normal");   // the same values on any number of ranks; each draws its own part
 #pragma once
@@ -16,8 +16,8 @@ namespace shardwise {
 struct WeightSharding {
   MeshPtr mesh;
   int64_t mesh_dim = 0;
-  int64_t tensor_dim = 0;
-  int64_t stride = 1;  // blocks along tensor_dim, each of which is sharded over all ranks
+  Placement placement;  // along mesh_dim: Shard(d) with d from 0, or Replicate()
+  int64_t stride = 1;   // blocks along the sharded dim, each of which is sharded over all ranks
 };
 
 /// The placements of a tensor of `sizes`: replicated on the other mesh dims; with a stride an EnumerableShard of `stride` pieces per rank, in the

@@ -601,9 +601,15 @@ def from_local(
     stride: _Ints | None = None,
     grad_placements: _Placements | None = None,
 ) -> DTensor: ...
-def layer_input(
-    local_tensor: Tensor, device_mesh: _Mesh, placements: _Placements, shape: _Ints | None = None
-) -> DTensor: ...
+def lay_out(
+    tensor: Tensor,
+    device_mesh: _Mesh,
+    placements: _Placements | None,
+    desired: _Placements | None,
+    use_local: bool = False,
+    n_features: int | None = None,
+    is_layer_input: bool = False,
+) -> Tensor: ...
 def from_pieces(
     pieces: Sequence[Tensor],
     device_mesh: _Mesh,
@@ -771,8 +777,9 @@ def vocab_parallel_cross_entropy(
     mesh_dim: int | str = 0,
 ) -> Tensor: ...
 def parallel_weight(
-    size: _Ints, dim: int, mesh: _Mesh, mesh_dim: int | str, stride: int, dtype: torch.dtype
+    size: _Ints, placement: Placement, mesh: _Mesh, mesh_dim: int | str, stride: int, dtype: torch.dtype
 ) -> DTensor: ...
+def layer_placements(is_embedding: bool, is_rowwise: bool) -> tuple[Placement, Placement, Placement, Placement]: ...
 def mesh_dim_number(mesh: _Mesh, mesh_dim: int | str) -> int: ...
 def initialize_(tensor: Tensor, init_type: str) -> None: ...
 def zero_row_(tensor: Tensor, row: int | None) -> None: ...

@@ -200,6 +200,22 @@ def test_positions_are_sharded_around_a_norm():
     run_ranks(2, body)
 
 
+def test_positions_that_are_sharded_unevenly_stay_where_they_are():
+    norm, x = seeded(nn.LayerNorm, 6), seeded(torch.rand, 3, 4, 6)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        uneven = Shard(1, sizes=[3, 1])
+        sharded = parallelize_module(copy.deepcopy(norm), mesh, SequenceParallel())
+        given = sw.distribute_tensor(x, mesh, [uneven])
+        with sw.CommDebugMode() as comm:
+            y = sharded(given)
+        assert y.placements == (uneven,) and comm.get_total_counts() == 0
+        torch.testing.assert_close(y.full_tensor(), norm(x))
+
+    run_ranks(2, body)
+
+
 class Sum(nn.Module):
     def forward(self, a, b, *, c=None, d=2):
         self.seen = (a, b, c)

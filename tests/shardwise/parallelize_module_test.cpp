@@ -504,6 +504,10 @@ TEST(ParallelizeModuleTest, PlainPiecesOfAnySizesAreToldApart) {
     expect_error("Linear got plain pieces placed as Shard(-1), which have 32 features together, but it takes 8",
                  error_of<c10::ValueError>([&] { sw::forward(row, at::ones({2, 8})); }));
     EXPECT_EQ(sw::forward(row, at::ones({2, 2})).sizes(), (Dims{2, 4}));
+    torch::nn::Linear named_from_zero(8, 4);
+    sw::parallelize_module(named_from_zero, mesh, {{"", sw::RowwiseParallel().input_layouts(sw::Shard(1))}});
+    expect_error("Linear got plain pieces placed as Shard(1), which have 32 features together, but it takes 8",
+                 error_of<c10::ValueError>([&] { sw::forward(named_from_zero, at::ones({2, 8})); }));
 
     torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({4}));
     sw::parallelize_module(norm, mesh, {{"", sw::SequenceParallel(0)}});

@@ -382,8 +382,9 @@ TEST(ParallelModulesTest, Refusals) {
     expect_error("[parallel_weight] stride 0", column([](auto options) { return options.stride(0); }));
     expect_error("[parallel_weight] mesh dim 1 does not exist",
                  column([](auto options) { return options.mesh_dim(1); }));
-    expect_error("[parallel_weight] dim 2 does not exist: the weight is of shape [4, 6]",
-                 error_of<c10::IndexError>([&] { parallel_weight({4, 6}, {mesh, 0, 2}, at::kFloat); }));
+    expect_error(
+        "[parallel_weight] dim 2 does not exist: the weight is of shape [4, 6]",
+        error_of<c10::IndexError>([&] { parallel_weight({4, 6}, {mesh, 0, Placement::shard(2)}, at::kFloat); }));
     expect_error("needs a 1-D mesh; this one is (1, 2)",
                  column([&](auto options) { return options.mesh(grid).stride(3); }));
 

@@ -22,11 +22,11 @@ _GIVE_MESHES = ("get_group", "get_all_groups", "__getitem__", "_flatten", "_unfl
 
 
 def register(dynamo: ModuleType) -> None:
-    """Lets graphs contain DTensor.from_local and the plain inputs of layers, and keeps torch.compile from tracing the hooks around forwards."""
+    """Lets graphs contain DTensor.from_local and the inputs and outputs of modules with styles, and keeps torch.compile from tracing the hooks around forwards."""
     dynamo.allow_in_graph(_from_local_in_graph)
     dynamo.substitute_in_graph(DTensor.from_local, skip_signature_check=True)(_from_local)
-    dynamo.allow_in_graph(_layer_input_in_graph)
-    dynamo.substitute_in_graph(_C.layer_input, skip_signature_check=True)(_layer_input)
+    dynamo.allow_in_graph(_lay_out_in_graph)
+    dynamo.substitute_in_graph(_C.lay_out, skip_signature_check=True)(_lay_out)
     register_mesh(DeviceMesh, TorchDeviceMesh, _GIVE_MESHES)
     for name in _GIVE_MESHES:
         if name in vars(DeviceMesh):
@@ -91,12 +91,12 @@ def _from_local_in_graph(
     )
 
 
-def _layer_input(local_tensor: torch.Tensor, device_mesh: Any, placements: Any, shape: Any = None) -> torch.Tensor:
-    return _layer_input_in_graph(local_tensor, device_mesh, placements, shape)
+def _lay_out(tensor: torch.Tensor, device_mesh: Any, *layouts: Any) -> torch.Tensor:
+    return _lay_out_in_graph(tensor, device_mesh, *layouts)
 
 
-def _layer_input_in_graph(local_tensor: torch.Tensor, device_mesh: Any, placements: Any, shape: Any) -> torch.Tensor:
-    return _C.layer_input(static(local_tensor), device_mesh, placements, _numbers(shape))
+def _lay_out_in_graph(tensor: torch.Tensor, device_mesh: Any, *layouts: Any) -> torch.Tensor:
+    return _C.lay_out(tensor if isinstance(tensor, DTensor) else static(tensor), device_mesh, *layouts)
 
 
 def _numbers(sizes: Any) -> list[int] | None:

@@ -5,6 +5,7 @@ import torch
 from shardwise import _C
 from shardwise.device_mesh import DeviceMesh
 from shardwise.parallel.layer import InitType, ParallelLayer
+from shardwise.placement_types import Shard
 
 
 class ParallelEmbedding(ParallelLayer):
@@ -44,7 +45,7 @@ class ParallelEmbedding(ParallelLayer):
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx, self.max_norm, self.norm_type = padding_idx, max_norm, norm_type
         self.scale_grad_by_freq, self.sparse, self.gather_output = scale_grad_by_freq, sparse, gather_output
-        self._add_parameter("weight", (num_embeddings, embedding_dim), dim, dtype)
+        self._add_parameter("weight", (num_embeddings, embedding_dim), Shard(dim), dtype)
         self.reset_parameters()
         if master_weight is not None:
             self.set_master_weight(master_weight)

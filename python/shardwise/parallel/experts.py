@@ -95,12 +95,8 @@ class ExpertParallel(ParallelStyle):
 
 def _shard_by_expert(module: nn.Module, mesh: DeviceMesh, src_data_rank: int | None) -> None:
     """Shards all parameters along dim 0. Raises ValueError if they are not stacked by expert, or a rank would have no expert."""
-    parameters = [
-        (f"{name}.{key}" if name else key, layer, key, parameter)
-        for name, layer in module.named_modules()
-        for key, parameter in layer.named_parameters(recurse=False)
-    ]
-    shapes = {path: tuple(parameter.shape) for path, _, _, parameter in parameters}
+    named = module.named_parameters(remove_duplicate=False)
+    shapes = {path: tuple(parameter.shape) for path, parameter in named}
     counts = {shape[0] if shape else 0 for shape in shapes.values()}
     n, n_ranks = max(counts, default=0), mesh.size()
     if len(counts) != 1 or n == 0:
@@ -115,8 +111,7 @@ def _shard_by_expert(module: nn.Module, mesh: DeviceMesh, src_data_rank: int | N
             f"mesh dim of at most {n} ranks, and the other ranks for data."
         )
     placement = Shard(0, sizes=[n // n_ranks + (rank < n % n_ranks) for rank in range(n_ranks)])
-    for _, layer, key, _ in parameters:
-        shard_parameters(layer, mesh, {key: placement}, src_data_rank)
+    shard_parameters(module, mesh, dict.fromkeys(shapes, placement), src_data_rank)
 
 
 def _arguments(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -11,15 +11,16 @@ from torch import nn
 from shardwise import _C
 from shardwise.device_mesh import DeviceMesh, mesh_or_world
 from shardwise.dtensor import DTensor
+from shardwise.placement_types import Placement
 
 InitType = str | Callable[[torch.Tensor], Any]
 
 
 class Sharding(NamedTuple):
-    """A parameter's whole size, its sharded dim (None: every rank has it whole), and the number of blocks that are sharded separately."""
+    """A parameter's whole size, its placement, and the number of blocks that are sharded separately."""
 
     size: tuple[int, ...]
-    dim: int | None
+    placement: Placement
     stride: int
 
 
@@ -53,18 +54,16 @@ class ParallelLayer(nn.Module):
         self._shardings: dict[str, Sharding] = {}
 
     def _add_parameter(
-        self, name: str, size: tuple[int, ...], dim: int | None, dtype: torch.dtype | None, stride: int = 1
+        self, name: str, size: tuple[int, ...], placement: Placement, dtype: torch.dtype | None, stride: int = 1
     ) -> None:
-        self._shardings[name] = Sharding(size, dim, stride)
+        self._shardings[name] = Sharding(size, placement, stride)
         dtype = dtype or torch.get_default_dtype()
         made = torch.empty(size, dtype=dtype, device="meta") if self._is_meta else self._make(name, dtype)
         self.register_parameter(name, nn.Parameter(made))
 
     def _make(self, name: str, dtype: torch.dtype) -> DTensor:
-        size, dim, stride = self._shardings[name]
-        if dim is None:
-            return _C.empty(size, dtype, self.mesh, None, False)
-        return _C.parallel_weight(size, dim, self.mesh, self.mesh_dim, stride, dtype)
+        size, placement, stride = self._shardings[name]
+        return _C.parallel_weight(size, placement, self.mesh, self.mesh_dim, stride, dtype)
 
     def _initialize(self, parameter: torch.Tensor, init_type: InitType) -> None:
         if isinstance(init_type, str):

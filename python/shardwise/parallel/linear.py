@@ -1,5 +1,7 @@
 """Linear layers: each rank computes some output columns, or a term of the sum."""
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -12,7 +14,7 @@ class ParallelLinear(ParallelLayer):
     """The base of both linear layers: a weight [out, in] and a bias [out] that starts at 0."""
 
     bias: nn.Parameter | None
-    _shard_dim: int
+    _is_rowwise: ClassVar[bool]
 
     def __init__(
         self,
@@ -30,9 +32,10 @@ class ParallelLinear(ParallelLayer):
     ) -> None:
         super().__init__(init_type, mesh, mesh_dim, device)
         self.in_features, self.out_features, self.stride = in_features, out_features, stride
-        self._add_parameter("weight", (out_features, in_features), self._shard_dim, dtype, stride)
+        of_weight, of_bias, _, _ = _C.layer_placements(False, self._is_rowwise)
+        self._add_parameter("weight", (out_features, in_features), of_weight, dtype, stride)
         if bias:
-            self._add_parameter("bias", (out_features,), 0 if self._shard_dim == 0 else None, dtype, stride)
+            self._add_parameter("bias", (out_features,), of_bias, dtype, stride)
         else:
             self.register_parameter("bias", None)
         self.reset_parameters()
@@ -76,7 +79,7 @@ class ColumnParallelLinear(ParallelLinear):
     (torch.Size([30, 8]), (Shard(0),), torch.Size([2, 8]))
     """
 
-    _shard_dim = 0
+    _is_rowwise = False
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class RowParallelLinear(ParallelLinear):
     ((Shard(1),), torch.Size([2, 8]))
     """
 
-    _shard_dim = 1
+    _is_rowwise = True
 
     def __init__(
         self,

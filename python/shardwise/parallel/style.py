@@ -1,8 +1,8 @@
 """Parallel styles: how parallelize_module shards the parameters of a module and lays out its inputs and outputs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from shardwise import _C
 from shardwise.device_mesh import DeviceMesh, mesh_or_current
 from shardwise.distribute_module import distribute_module
-from shardwise.dtensor import DTensor, distribute_tensor
+from shardwise.dtensor import distribute_tensor
 from shardwise.placement_types import Placement, Replicate, Shard
 
 Layouts = tuple[Placement | None, ...]
@@ -55,21 +55,49 @@ def one_dim(style: ParallelStyle, device_mesh: DeviceMesh) -> DeviceMesh:
     return mesh
 
 
-def placed(tensor: DTensor, layout: Placement) -> DTensor:
-    """`tensor` laid out as `layout`; `tensor` itself if it is already."""
-    if isinstance(layout, Shard) and layout.dim < 0 and layout == Shard(layout.dim):
-        layout = Shard(layout.dim + tensor.dim())
-    return tensor if tensor.placements == (layout,) else tensor.redistribute(placements=[layout], async_op=True)
+class _ModuleLayouts(NamedTuple):
+    """What a style does with a module: the placements of its parameters by their names, of its first input and of its output."""
+
+    parameters: Mapping[str, Placement]
+    input: tuple[Placement]  # of a plain input
+    desired_input: tuple[Placement]
+    output: tuple[Placement] | None = None  # None: as computed
+    n_features: int | None = None  # size of the input's last dim, if the module knows it
+    is_layer: bool = False  # nothing but an operator sees the input
 
 
-class _LayerStyle(ParallelStyle):
-    """A linear layer or embedding table whose parameters are sharded."""
+class _ShardedModule(ParallelStyle):
+    """The base of styles whose modules have sharded or replicated parameters."""
+
+    use_local_output: bool
+
+    @abstractmethod
+    def _layouts(self, module: nn.Module) -> _ModuleLayouts: ...
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        mesh, layouts = one_dim(self, device_mesh), self._layouts(module)
+
+        def shard(name: str, layer: nn.Module, mesh: DeviceMesh) -> None:
+            if layer is module:
+                shard_parameters(layer, mesh, layouts.parameters, self.src_data_rank)
+
+        def prepare(layer: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+            value, placements = first_input(self, layer, inputs), (layouts.input, layouts.desired_input)
+            return _C.lay_out(value, mesh, *placements, False, layouts.n_features, layouts.is_layer), *inputs[1:]
+
+        def finish(layer: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+            if layouts.output is None and not self.use_local_output:
+                return output
+            return _C.lay_out(output, mesh, None, layouts.output, self.use_local_output)
+
+        return distribute_module(module, mesh, shard, prepare, finish)
+
+
+class _LayerStyle(_ShardedModule):
+    """A linear layer or embedding table whose parameters are sharded, as _C.layer_placements() says."""
 
     _shown = ("input_layouts", "output_layouts", "use_local_output")
-    _input: Placement  # default placement of plain inputs
-    _output: Placement
-    # By the class of the module: the placements of the weight, of other parameters and of the input that the module needs.
-    _layouts: ClassVar[dict[type[nn.Module], tuple[Placement, Placement, Placement]]]
+    _is_rowwise: ClassVar[bool]
 
     def __init__(
         self,
@@ -78,51 +106,24 @@ class _LayerStyle(ParallelStyle):
         output_layouts: Placement | None = None,
         use_local_output: bool = True,
     ) -> None:
-        self.input_layouts = (input_layouts or self._input,)
-        self.output_layouts = (output_layouts or self._output,)
-        self.desired_input_layouts: Layouts = (self._input,)
+        _, _, needed, output = _C.layer_placements(False, self._is_rowwise)
+        self.input_layouts = (input_layouts or needed,)
+        self.output_layouts = (output_layouts or output,)
+        self.desired_input_layouts: Layouts = (needed,)
         self.use_local_output = use_local_output
 
-    def _parameter_layouts(self, module: nn.Module) -> tuple[dict[str, Placement], Placement]:
-        """The placement of each parameter of `module`, and of its input. Raises NotImplementedError for other modules."""
-        for kind, (weight, other, needed) in self._layouts.items():
-            if isinstance(module, kind):
-                self.desired_input_layouts = (needed,)
-                layouts = {name: other for name, _ in module.named_parameters(recurse=False)}
-                if weight != other:
-                    layouts["weight"] = weight
-                return layouts, needed
-        raise NotImplementedError(
-            f"[parallelize_module] {type(self).__name__} shards nn.Linear and nn.Embedding, not {type(module).__name__}. "
-            "Name the linear layers and embeddings inside it, or write a ParallelStyle of your own."
-        )
-
-    def _global_input_shape(self, module: nn.Module, local: torch.Tensor) -> tuple[int, ...] | None:
-        """The shape of the whole input of which `local` is this rank's piece, if the layer knows it: pieces may be uneven."""
-        layout = self.input_layouts[0]
-        last = layout is not None and (layout.is_shard(-1) or layout.is_shard(local.dim() - 1))
-        return (*local.shape[:-1], module.in_features) if last and isinstance(module, nn.Linear) else None
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        mesh = one_dim(self, device_mesh)
-        layouts, needed = self._parameter_layouts(module)
-
-        def shard(name: str, layer: nn.Module, mesh: DeviceMesh) -> None:
-            if layer is module:
-                shard_parameters(layer, mesh, layouts, self.src_data_rank)
-
-        def prepare(layer: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
-            value = first_input(self, layer, inputs)
-            if not isinstance(value, DTensor):
-                shape = self._global_input_shape(layer, value)
-                value = _C.layer_input(value, mesh, self.input_layouts, shape)
-            return placed(value, needed), *inputs[1:]
-
-        def finish(layer: nn.Module, output: DTensor, mesh: DeviceMesh) -> torch.Tensor:
-            result = placed(output, self.output_layouts[0])
-            return result.to_local() if self.use_local_output else result
-
-        return distribute_module(module, mesh, shard, prepare, finish)
+    def _layouts(self, module: nn.Module) -> _ModuleLayouts:
+        if not isinstance(module, (nn.Linear, nn.Embedding)):
+            raise NotImplementedError(
+                f"[parallelize_module] {type(self).__name__} shards nn.Linear and nn.Embedding, not {type(module).__name__}. "
+                "Name the linear layers and embeddings inside it, or write a ParallelStyle of your own."
+            )
+        n_features = module.in_features if isinstance(module, nn.Linear) else None
+        weight, other, needed, _ = _C.layer_placements(n_features is None, self._is_rowwise)
+        self.desired_input_layouts = (needed,)
+        names = [name for name, _ in module.named_parameters(recurse=False)]
+        parameters = {name: weight if name == "weight" else other for name in names}
+        return _ModuleLayouts(parameters, self.input_layouts, (needed,), self.output_layouts, n_features, True)
 
 
 class ColwiseParallel(_LayerStyle):
@@ -138,11 +139,7 @@ class ColwiseParallel(_LayerStyle):
     ((Shard(0),), torch.Size([2, 8]))
     """
 
-    _input, _output = Replicate(), Shard(-1)
-    _layouts: ClassVar = {
-        nn.Linear: (Shard(0), Shard(0), Replicate()),
-        nn.Embedding: (Shard(1), Shard(1), Replicate()),
-    }
+    _is_rowwise = False
 
 
 class RowwiseParallel(_LayerStyle):
@@ -157,14 +154,10 @@ class RowwiseParallel(_LayerStyle):
     ((Shard(1),), torch.Size([2, 30]))
     """
 
-    _input, _output = Shard(-1), Replicate()
-    _layouts: ClassVar = {
-        nn.Linear: (Shard(1), Replicate(), Shard(-1)),
-        nn.Embedding: (Shard(0), Shard(0), Replicate()),
-    }
+    _is_rowwise = True
 
 
-class SequenceParallel(ParallelStyle):
+class SequenceParallel(_ShardedModule):
     """For a norm, a dropout or another module that computes each position separately: parameters are replicated, inputs sharded along
     `sequence_dim`.
 
@@ -180,29 +173,44 @@ class SequenceParallel(ParallelStyle):
         self.sequence_sharding = (Shard(sequence_dim),)
         self.use_local_output = use_local_output
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        mesh = one_dim(self, device_mesh)
-
-        def replicate(name: str, layer: nn.Module, mesh: DeviceMesh) -> None:
-            names = [name for name, _ in layer.named_parameters(recurse=False)]
-            shard_parameters(layer, mesh, dict.fromkeys(names, Replicate()), self.src_data_rank)
-
-        def prepare(layer: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
-            value = first_input(self, layer, inputs)
-            if not isinstance(value, DTensor):
-                value = DTensor.from_local(value, mesh, self.sequence_sharding)
-            return placed(value, self.sequence_sharding[0]), *inputs[1:]
-
-        def finish(layer: nn.Module, output: DTensor, mesh: DeviceMesh) -> torch.Tensor:
-            return output.to_local() if self.use_local_output else output
-
-        return distribute_module(module, mesh, replicate, prepare, finish)
+    def _layouts(self, module: nn.Module) -> _ModuleLayouts:
+        parameters = dict.fromkeys((name for name, _ in module.named_parameters()), Replicate())
+        return _ModuleLayouts(parameters, self.sequence_sharding, self.sequence_sharding)
 
     def _described(self) -> dict[str, object]:
         return {"sequence_dim": self.sequence_sharding[0].dim, "use_local_output": self.use_local_output}
 
 
-class PrepareModuleInput(ParallelStyle):
+class _PreparedModule(ParallelStyle):
+    """The base of styles that lay out inputs or outputs alone."""
+
+    use_local_output: bool
+
+    def _check_as_many(self, what: str, given: Any, desired: Any) -> None:
+        """Raises AssertionError, as torch does, unless there are as many desired layouts as layouts."""
+        if given is not None and (desired is None or len(given) != len(desired)):
+            raise AssertionError(
+                f"[{type(self).__name__}] {what}_layouts and desired_{what}_layouts should have same length! They have {len(given)} "
+                f"and {'no' if desired is None else len(desired)} entries."
+            )
+
+    def _laid_out(
+        self, what: str, values: tuple[Any, ...], mesh: DeviceMesh, layouts: Layouts | None, desired: Layouts | None
+    ) -> tuple[Any, ...]:
+        """`values`, each laid out by its layouts. Raises ValueError if there is not one layout per value."""
+        layouts, desired = layouts or (), desired or ()
+        if len(values) != len(layouts):
+            raise ValueError(
+                f"[{type(self).__name__}] module {what} and {what[:-1]}_layouts should have same length! There are {len(values)} {what}, and "
+                f"the layouts {list(layouts)}. Give one per value, and None for values to leave unchanged."
+            )
+        return tuple(
+            laid_out(value, mesh, layout, becomes, self.use_local_output)
+            for value, layout, becomes in zip(values, layouts, desired, strict=True)
+        )
+
+
+class PrepareModuleInput(_PreparedModule):
     """Lays out the inputs of a module before its forward.
 
     `input_layouts`: the placement of each positional input if it is plain; None: the input is not changed. `desired_input_layouts`: the
@@ -235,8 +243,8 @@ class PrepareModuleInput(ParallelStyle):
         self.desired_input_kwarg_layouts = desired_input_kwarg_layouts or {}
         self.with_kwargs = input_kwarg_layouts is not None
         self.use_local_output = use_local_output
-        check_as_many(self, "input", self.input_layouts, self.desired_input_layouts)
-        check_as_many(self, "input_kwarg", self.input_kwarg_layouts, self.desired_input_kwarg_layouts)
+        self._check_as_many("input", self.input_layouts, self.desired_input_layouts)
+        self._check_as_many("input_kwarg", self.input_kwarg_layouts, self.desired_input_kwarg_layouts)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         mesh = one_dim(self, device_mesh)
@@ -245,20 +253,18 @@ class PrepareModuleInput(ParallelStyle):
             layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             if self.input_layouts is not None:
-                layouts = self.input_layouts, self.desired_input_layouts
-                inputs = laid_out(self, "inputs", inputs, mesh, *layouts, self.use_local_output)
+                inputs = self._laid_out("inputs", inputs, mesh, self.input_layouts, self.desired_input_layouts)
             for name, layout in self.input_kwarg_layouts.items():
                 if name in named:
                     desired = self.desired_input_kwarg_layouts.get(name)
-                    value = laid_out_one(named[name], mesh, layout, desired, self.use_local_output)
-                    named = {**named, name: value}
+                    named = {**named, name: laid_out(named[name], mesh, layout, desired, self.use_local_output)}
             return inputs, named
 
         module.register_forward_pre_hook(prepare, with_kwargs=True)
         return module
 
 
-class PrepareModuleOutput(ParallelStyle):
+class PrepareModuleOutput(_PreparedModule):
     """Lays out the outputs of a module after its forward.
 
     `output_layouts`: the placement of each output if it is plain; None: the output is not changed. `desired_output_layouts`: the placement that
@@ -283,15 +289,14 @@ class PrepareModuleOutput(ParallelStyle):
         self.output_layouts = as_layouts(output_layouts)
         self.desired_output_layouts = as_layouts(desired_output_layouts)
         self.use_local_output = use_local_output
-        check_as_many(self, "output", self.output_layouts, self.desired_output_layouts)
+        self._check_as_many("output", self.output_layouts, self.desired_output_layouts)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         mesh = one_dim(self, device_mesh)
 
         def finish(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
             given = outputs if isinstance(outputs, tuple) else (outputs,)
-            layouts = self.output_layouts, self.desired_output_layouts
-            results = laid_out(self, "outputs", given, mesh, *layouts, self.use_local_output)
+            results = self._laid_out("outputs", given, mesh, self.output_layouts, self.desired_output_layouts)
             return results[0] if len(results) == 1 else results
 
         module.register_forward_hook(finish)
@@ -346,13 +351,15 @@ class PrepareModuleInputOutput(ParallelStyle):
 
 
 def shard_parameters(
-    module: nn.Module, mesh: DeviceMesh, layouts: dict[str, Placement], src_data_rank: int | None
+    module: nn.Module, mesh: DeviceMesh, layouts: Mapping[str, Placement], src_data_rank: int | None
 ) -> None:
-    """Replaces the named parameters of `module` by DTensors. Collective over the mesh."""
+    """Replaces the parameters of `module` with these names by DTensors. Collective over the mesh."""
     for name, layout in layouts.items():
         parameter = module.get_parameter(name)
         sharded = distribute_tensor(parameter.detach(), mesh, [layout], src_data_rank=src_data_rank)
-        module.register_parameter(name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+        path, _, key = name.rpartition(".")
+        owner = module.get_submodule(path)
+        owner.register_parameter(key, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
 
 
 def first_input(style: ParallelStyle, module: nn.Module, inputs: tuple[Any, ...]) -> torch.Tensor:
@@ -371,40 +378,7 @@ def as_layouts(layouts: Placement | Sequence[Placement | None] | None) -> Layout
     return tuple(layouts) if isinstance(layouts, (tuple, list)) else (layouts,)  # type: ignore[return-value]
 
 
-def check_as_many(style: ParallelStyle, what: str, given: Any, desired: Any) -> None:
-    """Raises AssertionError, as torch does, unless there are as many desired layouts as layouts."""
-    if given is not None and (desired is None or len(given) != len(desired)):
-        raise AssertionError(
-            f"[{type(style).__name__}] {what}_layouts and desired_{what}_layouts should have same length! They have {len(given)} "
-            f"and {'no' if desired is None else len(desired)} entries."
-        )
-
-
-def laid_out(
-    style: ParallelStyle,
-    what: str,
-    values: tuple[Any, ...],
-    mesh: DeviceMesh,
-    layouts: Layouts | None,
-    desired: Layouts | None,
-    to_local: bool,
-) -> tuple[Any, ...]:
-    """`values`, each laid out by its layouts. Raises ValueError if there is not one layout per value."""
-    layouts, desired = layouts or (), desired or ()
-    if len(values) != len(layouts):
-        raise ValueError(
-            f"[{type(style).__name__}] module {what} and {what[:-1]}_layouts should have same length! There are {len(values)} {what}, and "
-            f"the layouts {list(layouts)}. Give one per value, and None for values to leave unchanged."
-        )
-    return tuple(
-        laid_out_one(value, mesh, layout, becomes, to_local)
-        for value, layout, becomes in zip(values, layouts, desired, strict=True)
-    )
-
-
-def laid_out_one(
-    value: Any, mesh: DeviceMesh, layout: Placement | None, desired: Placement | None, to_local: bool
-) -> Any:
+def laid_out(value: Any, mesh: DeviceMesh, layout: Placement | None, desired: Placement | None, to_local: bool) -> Any:
     """`value`, whose layout is `layout` if it is plain, laid out as `desired`; unchanged without a layout. Raises AssertionError, as torch does."""
     if layout is None:
         return value
@@ -413,7 +387,4 @@ def laid_out_one(
             f"[parallelize_module] a layout {layout} was given for a {type(value).__name__}, expecting input to be a torch.Tensor! Give "
             "None for a value that is not a tensor."
         )
-    tensor = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, [layout])
-    if desired is not None:
-        tensor = placed(tensor, desired)
-    return tensor.to_local() if to_local else tensor
+    return _C.lay_out(value, mesh, (layout,), None if desired is None else (desired,), to_local)
