@@ -173,7 +173,8 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         Raises ValueError if that name is taken, and RuntimeError if dims have no names.
         """
         root: Any = self._get_root_mesh()
-        is_new = (mesh_dim_name or "_".join(self.mesh_dim_names or ())) not in root._flatten_mapping
+        name = mesh_dim_name or "_".join(self.mesh_dim_names or ())
+        is_new = self.mesh_dim_names and name not in (*root.mesh_dim_names, *root._flatten_mapping)
         groups = None
         if is_new and backend_override is not None and self._has_groups:
             # Every rank takes part in making the groups of all slices.
@@ -218,7 +219,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         whole = DeviceMesh(
             self.device_type, root.mesh, mesh_dim_names=root.mesh_dim_names, backend_override=[None, *overrides]
         )
-        return whole[result.mesh_dim_names]
+        return whole[result.mesh_dim_names or ()]
 
     @staticmethod
     @_reading_ranks

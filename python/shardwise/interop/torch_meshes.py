@@ -1,7 +1,7 @@
 """Converts torch's meshes to ours, and finds the mesh of the innermost `with` block."""
 
 from itertools import combinations
-from typing import Any, cast
+from typing import Any
 
 from torch.distributed import device_mesh as torch_device_mesh
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
@@ -29,7 +29,7 @@ def mesh_from_torch(mesh: object) -> DeviceMesh:
         theirs: Any = mesh
         return mesh_among(mesh.device_type, theirs._layout.remap_to_tensor(theirs._rank_map), names)
     if mesh.ndim == 1:
-        return cast("DeviceMesh", part._as_line(names[0]))
+        return part._as_line(names[0])
     return DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names, _is_by_all=False)
 
 
