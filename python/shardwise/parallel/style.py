@@ -2,14 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from shardwise import _C
 from shardwise.device_mesh import DeviceMesh, mesh_or_current
-from shardwise.distribute_module import distribute_module
+from shardwise.distribute_module import HookFn, distribute_module
 from shardwise.dtensor import distribute_tensor
 from shardwise.placement_types import Placement, Replicate, Shard
 
@@ -55,42 +56,28 @@ def one_dim(style: ParallelStyle, device_mesh: DeviceMesh) -> DeviceMesh:
     return mesh
 
 
-class _ModuleLayouts(NamedTuple):
-    """What a style does with a module: the placements of its parameters by their names, of its first input and of its output."""
-
-    parameters: Mapping[str, Placement]
-    input: tuple[Placement]  # of a plain input
-    desired_input: tuple[Placement]
-    output: tuple[Placement] | None = None  # None: as computed
-    n_features: int | None = None  # size of the input's last dim, if the module knows it
-    is_layer: bool = False  # nothing but an operator sees the input
-
-
 class _ShardedModule(ParallelStyle):
-    """The base of styles whose modules have sharded or replicated parameters."""
+    """The base of styles whose modules have sharded or replicated parameters.
 
-    use_local_output: bool
+    Their hooks have torch's names and arguments, for classes that derive from a style and lay out inputs and outputs by themselves.
+    """
 
     @abstractmethod
-    def _layouts(self, module: nn.Module) -> _ModuleLayouts: ...
+    def _parameters(self, module: nn.Module) -> Mapping[str, Placement]:
+        """The placements of the parameters, by their names."""
+
+    @abstractmethod
+    def _hooks(self) -> tuple[HookFn, HookFn]:
+        """The `input_fn` and the `output_fn` of distribute_module()."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        mesh, layouts = one_dim(self, device_mesh), self._layouts(module)
+        mesh, parameters = one_dim(self, device_mesh), self._parameters(module)
 
         def shard(name: str, layer: nn.Module, mesh: DeviceMesh) -> None:
             if layer is module:
-                shard_parameters(layer, mesh, layouts.parameters, self.src_data_rank)
+                shard_parameters(layer, mesh, parameters, self.src_data_rank)
 
-        def prepare(layer: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
-            value, placements = first_input(self, layer, inputs), (layouts.input, layouts.desired_input)
-            return _C.lay_out(value, mesh, *placements, False, layouts.n_features, layouts.is_layer), *inputs[1:]
-
-        def finish(layer: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
-            if layouts.output is None and not self.use_local_output:
-                return output
-            return _C.lay_out(output, mesh, None, layouts.output, self.use_local_output)
-
-        return distribute_module(module, mesh, shard, prepare, finish)
+        return distribute_module(module, mesh, shard, *self._hooks())
 
 
 class _LayerStyle(_ShardedModule):
@@ -109,21 +96,49 @@ class _LayerStyle(_ShardedModule):
         _, _, needed, output = _C.layer_placements(False, self._is_rowwise)
         self.input_layouts = (input_layouts or needed,)
         self.output_layouts = (output_layouts or output,)
-        self.desired_input_layouts: Layouts = (needed,)
+        self.desired_input_layouts: tuple[Placement, ...] = (needed,)
         self.use_local_output = use_local_output
 
-    def _layouts(self, module: nn.Module) -> _ModuleLayouts:
+    def _parameters(self, module: nn.Module) -> Mapping[str, Placement]:
         if not isinstance(module, (nn.Linear, nn.Embedding)):
             raise NotImplementedError(
                 f"[parallelize_module] {type(self).__name__} shards nn.Linear and nn.Embedding, not {type(module).__name__}. "
                 "Name the linear layers and embeddings inside it, or write a ParallelStyle of your own."
             )
-        n_features = module.in_features if isinstance(module, nn.Linear) else None
-        weight, other, needed, _ = _C.layer_placements(n_features is None, self._is_rowwise)
+        weight, other, needed, _ = _C.layer_placements(isinstance(module, nn.Embedding), self._is_rowwise)
         self.desired_input_layouts = (needed,)
         names = [name for name, _ in module.named_parameters(recurse=False)]
-        parameters = {name: weight if name == "weight" else other for name in names}
-        return _ModuleLayouts(parameters, self.input_layouts, (needed,), self.output_layouts, n_features, True)
+        return {name: weight if name == "weight" else other for name in names}
+
+    def _hooks(self) -> tuple[HookFn, HookFn]:
+        return (
+            partial(self._prepare_input_fn, self.input_layouts, self.desired_input_layouts),
+            partial(self._prepare_output_fn, self.output_layouts, self.use_local_output),
+        )
+
+    @staticmethod
+    def _prepare_input_fn(
+        input_layouts: Sequence[Placement],
+        desired_input_layouts: Sequence[Placement],
+        mod: nn.Module,
+        inputs: Any,
+        device_mesh: DeviceMesh,
+    ) -> Any:
+        n_features = mod.in_features if isinstance(mod, nn.Linear) else None
+        value = first_input(mod, inputs)
+        return _C.lay_out(value, device_mesh, input_layouts, desired_input_layouts, False, n_features, True), *inputs[
+            1:
+        ]
+
+    @staticmethod
+    def _prepare_output_fn(
+        output_layouts: Sequence[Placement],
+        use_local_output: bool,
+        mod: nn.Module,
+        outputs: Any,
+        device_mesh: DeviceMesh,
+    ) -> Any:
+        return _C.lay_out(outputs, device_mesh, None, output_layouts, use_local_output)
 
 
 class ColwiseParallel(_LayerStyle):
@@ -173,9 +188,23 @@ class SequenceParallel(_ShardedModule):
         self.sequence_sharding = (Shard(sequence_dim),)
         self.use_local_output = use_local_output
 
-    def _layouts(self, module: nn.Module) -> _ModuleLayouts:
-        parameters = dict.fromkeys((name for name, _ in module.named_parameters()), Replicate())
-        return _ModuleLayouts(parameters, self.sequence_sharding, self.sequence_sharding)
+    def _parameters(self, module: nn.Module) -> Mapping[str, Placement]:
+        return dict.fromkeys((name for name, _ in module.named_parameters()), Replicate())
+
+    def _hooks(self) -> tuple[HookFn, HookFn]:
+        return partial(self._prepare_input_fn, self.sequence_sharding), partial(
+            self._prepare_output_fn, self.use_local_output
+        )
+
+    @staticmethod
+    def _prepare_input_fn(
+        sequence_sharding: Sequence[Placement], mod: nn.Module, inputs: Any, device_mesh: DeviceMesh
+    ) -> Any:
+        return _C.lay_out(first_input(mod, inputs), device_mesh, sequence_sharding, sequence_sharding), *inputs[1:]
+
+    @staticmethod
+    def _prepare_output_fn(use_local_output: bool, mod: nn.Module, outputs: Any, device_mesh: DeviceMesh) -> Any:
+        return _C.lay_out(outputs, device_mesh, None, None, True) if use_local_output else outputs
 
     def _described(self) -> dict[str, object]:
         return {"sequence_dim": self.sequence_sharding[0].dim, "use_local_output": self.use_local_output}
@@ -205,9 +234,15 @@ class _PreparedModule(ParallelStyle):
                 f"the layouts {list(layouts)}. Give one per value, and None for values to leave unchanged."
             )
         return tuple(
-            laid_out(value, mesh, layout, becomes, self.use_local_output)
+            self._prepare_input_arg(value, mesh, layout, becomes)
             for value, layout, becomes in zip(values, layouts, desired, strict=True)
         )
+
+    def _prepare_input_arg(
+        self, value: Any, mesh: DeviceMesh, input_layout: Placement | None, desired_layout: Placement | None
+    ) -> Any:
+        """A value with a layout, laid out as desired; torch's name, for classes that derive from PrepareModuleInput."""
+        return laid_out(value, mesh, input_layout, desired_layout, self.use_local_output)
 
 
 class PrepareModuleInput(_PreparedModule):
@@ -257,7 +292,7 @@ class PrepareModuleInput(_PreparedModule):
             for name, layout in self.input_kwarg_layouts.items():
                 if name in named:
                     desired = self.desired_input_kwarg_layouts.get(name)
-                    named = {**named, name: laid_out(named[name], mesh, layout, desired, self.use_local_output)}
+                    named = {**named, name: self._prepare_input_arg(named[name], mesh, layout, desired)}
             return inputs, named
 
         module.register_forward_pre_hook(prepare, with_kwargs=True)
@@ -362,13 +397,13 @@ def shard_parameters(
         owner.register_parameter(key, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
 
 
-def first_input(style: ParallelStyle, module: nn.Module, inputs: tuple[Any, ...]) -> torch.Tensor:
+def first_input(module: nn.Module, inputs: tuple[Any, ...]) -> torch.Tensor:
     """The first positional input, a tensor. Raises ValueError."""
     if inputs and isinstance(inputs[0], torch.Tensor):
         return inputs[0]
     got = f"a {type(inputs[0]).__name__}" if inputs else "none (keywords are not seen here)"
     raise ValueError(
-        f"[{type(style).__name__}] {type(module).__name__} needs a tensor as its first positional input, got {got}. Pass a tensor first."
+        f"[parallelize_module] {type(module).__name__} needs a tensor as its first positional input, got {got}. Pass a tensor first."
     )
 
 
