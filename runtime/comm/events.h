@@ -83,7 +83,7 @@ struct EventStream;
 /// Records the events of the thread that makes it, until stop(). Use it on that thread; after stop() any thread may read it.
 class EventReader {
  public:
-  /// Costs of an event: a communication some strings; details the texts of layouts and the lookup of the program's line; an operator 48 bytes,
+  /// Costs of an event: a communication some strings; details the texts of layouts and the lookup of the program's line; an operator 64 bytes,
   /// and texts for arguments with new layouts. Nothing without a reader, but one thread-local word is read.
   enum Wants : uint8_t { kCommunications = 1, kOperators = 2, kDetails = 4 };
 
