@@ -1,5 +1,5 @@
-# `cmake --install`: headers, the library, find_package(shardwise) and pkg-config. Under pip (scikit-build-core defines SKBUILD): what lies
-# inside the package's directory, libshardwise beside the extension, torch's libraries in the neighbouring package.
+# `cmake --install`: headers, the libraries, find_package(shardwise) and pkg-config. Under pip (scikit-build-core defines SKBUILD): what lies
+# inside the package's directory, our libraries beside the extension, torch's libraries in the neighbouring package.
 
 set(shared_libraries shardwise_core)
 if(TARGET shardwise)

@@ -6,6 +6,11 @@
 #
 # -DSHARDWISE_LAYERS=OFF builds the core and the threads alone. scripts/include_directions.py says which headers of the core the layers include.
 option(SHARDWISE_LAYERS "Build the layers above the core" ON)
+if(SHARDWISE_LAYERS)
+  set(shardwise_has_layers True)
+else()
+  set(shardwise_has_layers False)
+endif()
 
 # A library of ours that shares the core's precompiled header.
 function(shardwise_library name kind)
@@ -13,7 +18,7 @@ function(shardwise_library name kind)
   string(REPLACE "shardwise_" "" short_name ${name})
   add_library(shardwise::${short_name} ALIAS ${name})
   set_target_properties(${name} PROPERTIES EXPORT_NAME ${short_name} LINKER_LANGUAGE CXX)
-  # All targets read one precompiled header, so their command lines hold nothing of their own.
+  # Nothing of its own stands in its command line, because all targets read one precompiled header.
   set_target_properties(${name} PROPERTIES DEFINE_SYMBOL "")
   if(name STREQUAL "shardwise_core")
     target_precompile_headers(${name} PRIVATE cmake/pch.h)

@@ -184,6 +184,7 @@ MeshPtr to_mesh(py::handle object) {
 }
 
 py::object from_mesh(const MeshPtr& mesh) {
+  if (!mesh) return py::none();
   const MeshPtr with_memory = mesh->with_memory();
   if (py::object object = registered_object(*with_memory)) return object;
   return package().mesh_of(MeshHandle{std::const_pointer_cast<DeviceMesh>(with_memory)});

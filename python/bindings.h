@@ -1,6 +1,6 @@
 // python/bindings.h: the headers that every part of shardwise._C needs.
 //
-// python/bind_<name>.cpp defines `void shardwise::bind_<name>(py::module_&)`. The build lists these files, and module.cpp calls each
+// bind_<name>.cpp, here or in layers/, defines `void shardwise::bind_<name>(py::module_&)`. The build lists these files, and module.cpp calls each
 // function, in alphabetical order.
 #pragma once
 

@@ -1,4 +1,4 @@
-// python/module.cpp: shardwise._C, from every python/bind_<name>.cpp.
+// python/module.cpp: shardwise._C, from every bind_<name>.cpp of python/ and python/layers/.
 #include "python/bindings.h"
 #include "runtime/tensor/mesh_slices.h"
 

@@ -55,7 +55,7 @@ using ColwiseParallel = LayerStyle<LayerSplit::kColwise>;
 using RowwiseParallel = LayerStyle<LayerSplit::kRowwise>;
 
 /// A norm, a dropout or another module whose output at a position depends on its input at that position alone. Parameters are replicas. The input is
-/// sharded along `sequence_dim` (a plain input has this rank's positions), and so the output is, too: nothing is sent for it.
+/// sharded along `sequence_dim`; a plain input has this rank's positions. The output keeps that sharding, so it costs no message.
 class SequenceParallel {
  public:
   explicit SequenceParallel(int64_t sequence_dim = 1, bool use_local_output = false)

@@ -1,6 +1,7 @@
 // shardwise/shardwise.h: everything that a C++ program needs, except shardwise/modules.h for torch::nn modules.
 #pragma once
 
+#include "ops/embedding/lookup_operators.h"
 #include "ops/embedding/lookup_options.h"
 #include "ops/embedding/row_optimizer.h"
 #include "placements/layout.h"

@@ -16,7 +16,7 @@ namespace shardwise {
 struct WeightSharding {
   MeshPtr mesh;
   int64_t mesh_dim = 0;
-  Placement placement;  // along mesh_dim: Shard(d) with d from 0, or Replicate()
+  Placement placement = Placement::shard(0);  // along mesh_dim: Shard(d) with d from 0, or Replicate()
   int64_t stride = 1;   // blocks along the sharded dim, each of which is sharded over all ranks
 };
 

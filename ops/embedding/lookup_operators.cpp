@@ -1,5 +1,7 @@
 #include "ops/embedding/lookup_operators.h"
 
+#include "runtime/rules/rule.h"
+
 namespace shardwise {
 namespace {
 
@@ -12,4 +14,7 @@ namespace {
 }();
 
 }  // namespace
+
+bool load_lookups() { return registered; }
+
 }  // namespace shardwise

@@ -7,11 +7,11 @@
 
 namespace shardwise {
 
-/// True if `of_plain` shards the last of `n_dims` dims, so that a layer's n_features is the whole size of the dim.
-bool shards_features(const Placement& of_plain, int64_t n_dims);
+/// True if `placement`, of a plain tensor of `n_dims` dims, shards the last one, so that a layer's n_features is the whole size of the dim.
+bool shards_features(const Placement& placement, int64_t n_dims);
 
-/// `tensor`, a DTensor on a 1-D mesh, placed as `wanted` (nullopt: unchanged), or with `is_local` this rank's piece of that. A tensor that is already
-/// sharded along the wanted dim keeps its (possibly uneven) sizes.
+/// Returns `tensor`, a DTensor on a 1-D mesh, placed as `wanted` (nullopt: unchanged); with `is_local`, this rank's piece of the result. Without
+/// `is_local`, a tensor that is already sharded along the wanted dim, in pieces of any sizes, stays as it is.
 at::Tensor laid_out(const at::Tensor& tensor, const std::optional<Placement>& wanted, bool is_local);
 
 }  // namespace shardwise

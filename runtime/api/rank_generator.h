@@ -14,8 +14,8 @@ namespace shardwise {
 /// seed_rank() or set_rank_state() was called in this thread. Pre: `shared` is locked.
 at::Generator& rank_generator(const at::Generator& shared);
 
-/// From now on, this thread's generator begins as a copy of `start`: torch's default generator at the time when the ranks were started, the same
-/// for all of them, even if one has drawn plain tensors since.
+/// From now on, this thread's generator begins as a copy of `start`. That is torch's default generator at the time when the ranks were started: the
+/// same for all of them, even if one has drawn plain tensors since.
 void set_start_generator(at::Generator start);
 
 /// The state of this thread's generator, in the format of torch.Generator.get_state().

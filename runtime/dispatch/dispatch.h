@@ -16,8 +16,8 @@ namespace shardwise {
 void dispatch(const OpInfo& op, torch::jit::Stack* stack);
 
 /// Registers dispatch() for every operator of aten that is not composite or has a rule, the fallback for other namespaces, detach(), and a
-/// fallthrough for autograd if it has none. Called once. An operator that has a kernel by then keeps it, and one that gets a kernel later uses
-/// that one (registrations.h).
+/// fallthrough for autograd if it has none. Called once. A kernel that was registered earlier stays; one that is registered later
+/// replaces the default (registrations.h).
 void register_dispatch();
 
 /// Adds `rule` for an operator of another library, or for one of aten that has none. May be called at any time; later calls use the rule.
