@@ -63,7 +63,6 @@ torch.serialization.add_safe_globals(
 give_texts_a_hash()
 hand_over()
 atexit.register(_C.forget_world)  # runs after the exit handlers that the program registers later; needs no world
-watch_if_asked()
 
 if _build_facts.LAYERS:
     from shardwise import _layers
@@ -75,3 +74,5 @@ else:
 
     globals().update(__getattr__=refuse)
     vars(_C).update(__getattr__=refuse)
+
+watch_if_asked()

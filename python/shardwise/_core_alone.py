@@ -6,6 +6,7 @@ from typing import NoReturn
 def refuse(name: str) -> NoReturn:
     """The `__getattr__` of modules in such a build."""
     raise AttributeError(
-        f"[shardwise] {name} is not in this build, which has the core alone. Build with -DSHARDWISE_LAYERS=ON, the default.",
+        f"[shardwise] there is no {name} in this build, which has the core alone. The layers above it (tables, pictures, parallel styles, "
+        "fully_shard) are in a build with -DSHARDWISE_LAYERS=ON, the default.",
         name=name,
     )

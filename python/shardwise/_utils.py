@@ -100,7 +100,7 @@ def compute_global_tensor_shape(shape: Sequence[int], mesh: DeviceMesh, placemen
     sizes = list(by_rank.unbind(-1))
     for mesh_dim, placement in enumerate(placements):
         for dim, size in enumerate(sizes):
-            if placement.is_shard(dim):
+            if placement.is_shard(dim) or placement.is_shard(dim - len(sizes)):
                 sizes[dim] = size.sum(mesh_dim, keepdim=True).expand_as(size)
     whole = torch.stack(sizes, -1).view(-1, len(shape))
     if not whole.eq(whole[0]).all():

@@ -92,7 +92,7 @@ void Communication::emit(const CommThread& thread, const Group& group) {
     recorder_.add_details(event_);
   }
   if (checks_order() && call_.by_all) compare(group);
-  if (thread.stream != nullptr) thread.stream->communications.push_back(event_);
+  if (thread.stream != nullptr) thread.stream->add(event_);
 }
 
 void Communication::compare(const Group& group) {

@@ -10,18 +10,20 @@
 
 namespace shardwise {
 
-/// The events of a thread since its first open reader. Times are readings of c10::getApproximateTime(); readers convert them.
+/// The events of a thread, from the time when it has a reader until it has none. Times are readings of c10::getApproximateTime(); readers convert them.
 struct EventStream : std::enable_shared_from_this<EventStream> {
   std::vector<std::shared_ptr<CommEvent>> communications;  // by their begins
   std::vector<OpEvent> operators;                          // by their ends
   std::vector<const EventReader*> readers;                 // open ones
 
-  /// Protects what changes in a CommEvent after its begin: it may end on another thread.
+  /// Adds a communication of this thread.
+  void add(std::shared_ptr<CommEvent> event);
+
+  /// Protects `communications`, which other threads may read, and what changes in a CommEvent after its begin: it may end on another thread.
   static std::mutex& mutex();
 };
 
-/// A call of an operator, from its construction to end(). It becomes an event unless no reader wants operators, or a tracer of torch runs
-/// the program.
+/// A call of an operator, from its construction to end(). It becomes an event if a reader wants operators and torch.compile is not tracing.
 class OpSpan {
  public:
   OpSpan() {

@@ -54,6 +54,11 @@ std::mutex& EventStream::mutex() {
   return *mutex;
 }
 
+void EventStream::add(std::shared_ptr<CommEvent> event) {
+  const std::lock_guard lock(mutex());
+  communications.push_back(std::move(event));
+}
+
 EventReader::EventReader(int wants)
     : wants_(static_cast<uint8_t>((wants & kOperators) != 0 ? wants | kCommunications : wants)) {
   CommThread& thread = comm_thread();
@@ -67,11 +72,13 @@ EventReader::EventReader(int wants)
 
 void EventReader::stop() {
   if (!std::exchange(is_open_, false)) return;
-  CommThread& thread = comm_thread();
   std::erase(stream_->readers, this);
-  thread.wants = 0;
-  for (const EventReader* reader : stream_->readers) thread.wants |= reader->wants_;
-  if (stream_->readers.empty()) thread.stream = nullptr;
+  if (CommThread& thread = comm_thread();
+      thread.stream == stream_.get()) {  // another thread may have the number of one that ended
+    thread.wants = 0;
+    for (const EventReader* reader : stream_->readers) thread.wants |= reader->wants_;
+    if (stream_->readers.empty()) thread.stream = nullptr;
+  }
   const auto seen = std::exchange(stream_, std::make_shared<EventStream>());
   const auto since = [](const auto& events, size_t first) { return std::vector(events.begin() + first, events.end()); };
   stream_->communications = since(seen->communications, std::exchange(first_communication_, 0));
@@ -141,12 +148,12 @@ std::map<std::string, int64_t> CommTrace::counts() const {
 void add_collective(const char* collective, int64_t n_ranks, int64_t bytes_sent, int64_t bytes_received) {
   const CommThread& thread = comm_thread();
   if (thread.stream == nullptr) return;
-  thread.stream->communications.push_back(std::make_shared<CommEvent>(CommEvent{.collective = collective,
-                                                                                .op = thread.op,
-                                                                                .n_ranks = n_ranks,
-                                                                                .bytes_sent = bytes_sent,
-                                                                                .bytes_received = bytes_received,
-                                                                                .is_counted = true}));
+  thread.stream->add(std::make_shared<CommEvent>(CommEvent{.collective = collective,
+                                                           .op = thread.op,
+                                                           .n_ranks = n_ranks,
+                                                           .bytes_sent = bytes_sent,
+                                                           .bytes_received = bytes_received,
+                                                           .is_counted = true}));
 }
 
 void OpSpan::open() {

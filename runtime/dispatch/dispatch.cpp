@@ -43,9 +43,21 @@ std::mutex& rules_mutex() {
   return *mutex;
 }
 
-/// The OpInfos of aten operators without a rule, which add_user_rule() may give one.
-std::unordered_map<std::string, OpInfo*>& infos_without_rule() {
-  static auto* infos = new std::unordered_map<std::string, OpInfo*>;
+/// The OpInfos of aten operators without a rule, which add_user_rule() may give one. Kernels end under the dispatcher's lock, so their infos have a
+/// lock under which nothing is registered.
+struct InfosWithoutRule {
+  std::mutex mutex;
+  std::unordered_map<std::string, OpInfo*> by_op;
+
+  OpInfo* find(const std::string& op) {
+    const std::lock_guard lock(mutex);
+    const auto found = by_op.find(op);
+    return found == by_op.end() ? nullptr : found->second;
+  }
+};
+
+InfosWithoutRule& infos_without_rule() {
+  static auto* infos = new InfosWithoutRule;
   return *infos;
 }
 
@@ -53,11 +65,13 @@ class BoxedKernel final : public c10::OperatorKernel {
  public:
   explicit BoxedKernel(const c10::OperatorHandle& op) : info_(op), out_call_(OutCall::find(info_)) {
     info_.rule = RuleTable::global().find(info_.name);
-    if (!info_.rule && !out_call_) infos_without_rule().emplace(info_.name, &info_);
+    if (info_.rule || out_call_) return;
+    const std::lock_guard lock(infos_without_rule().mutex);
+    infos_without_rule().by_op.emplace(info_.name, &info_);
   }
   ~BoxedKernel() override {  // another kernel takes the operator
-    const std::lock_guard lock(rules_mutex());
-    infos_without_rule().erase(info_.name);
+    const std::lock_guard lock(infos_without_rule().mutex);
+    infos_without_rule().by_op.erase(info_.name);
   }
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     if (out_call_)
@@ -237,13 +251,14 @@ void add_user_rule(const std::string& op, const Rule& rule) {
                                         op));
   const std::lock_guard lock(rules_mutex());
   const bool is_ours = op.starts_with("aten::");
-  TORCH_CHECK_VALUE(!is_ours || infos_without_rule().contains(op),
+  OpInfo* const info = infos_without_rule().find(op);
+  TORCH_CHECK_VALUE(!is_ours || info,
                     fmt::format("[register_rule] Shardwise already handles {}. Register rules only for operators that "
                                 "explain() shows as replicated.",
                                 op));
   RuleTable::global().add(op, rule);
   if (is_ours)
-    infos_without_rule()[op]->rule = RuleTable::global().find(op);
+    info->rule = RuleTable::global().find(op);
   else if (!handle->hasKernelForDispatchKey(kTensorKey))  // a kernel for all backends would hide the fallback
     registrations(op.substr(0, op.find("::")).c_str(), kTensorKey)
         .impl(op.substr(op.find("::") + 2).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());

@@ -1,4 +1,4 @@
-// runtime/tensor/registrations.h: kernels registered with torch's dispatcher for the lifetime of the process.
+// runtime/tensor/registrations.h: kernels registered with torch's dispatcher, for good or until another one takes their place.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

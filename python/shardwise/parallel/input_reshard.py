@@ -15,9 +15,12 @@ __all__ = ["input_reshard"]
 
 
 def input_reshard(module: nn.Module, tp_device_mesh: DeviceMesh, input_reshard_dim: int | None = None) -> nn.Module:
-    """Saves memory between forward and backward: of tensors that all ranks of `tp_device_mesh` have, the backward of `module` keeps this rank's
-    shard along `input_reshard_dim`, and it gathers them when it needs them. These are replicated DTensors, and all plain tensors with a dim of
-    this number, as tensor parallelism has the same inputs on all ranks. None: nothing changes. Returns `module`.
+    """Saves memory. Between forward and backward of `module`, each rank keeps only its shard, along `input_reshard_dim`, of tensors that all ranks
+    of `tp_device_mesh` have, and the backward gathers them. These are replicated DTensors, and all plain tensors that have the dim.
+
+    Plain tensors that the forward saves must therefore be equal on all ranks, as torch's function expects, too: gradients are wrong otherwise. The
+    columns of one rank behind a ColwiseParallel with `use_local_output=True` are not equal; keep them DTensors. None: nothing changes. Returns
+    `module`.
     """
     if input_reshard_dim is None:
         return module

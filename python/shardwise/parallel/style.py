@@ -10,8 +10,8 @@ from torch import nn
 
 from shardwise import _C
 from shardwise.device_mesh import DeviceMesh, mesh_or_current
-from shardwise.distribute_module import HookFn, distribute_module
-from shardwise.dtensor import distribute_tensor
+from shardwise.distribute_module import HookFn, PartitionFn, distribute_module
+from shardwise.dtensor import DTensor, distribute_tensor
 from shardwise.placement_types import Placement, Replicate, Shard
 
 Layouts = tuple[Placement | None, ...]
@@ -59,25 +59,23 @@ def one_dim(style: ParallelStyle, device_mesh: DeviceMesh) -> DeviceMesh:
 class _ShardedModule(ParallelStyle):
     """The base of styles whose modules have sharded or replicated parameters.
 
-    Their hooks have torch's names and arguments, for classes that derive from a style and lay out inputs and outputs by themselves.
+    A class that derives from a style may define the methods whose names begin with `_partition`, `_replicate` and `_prepare`: they have the
+    names and arguments of torch's.
     """
 
     @abstractmethod
-    def _parameters(self, module: nn.Module) -> Mapping[str, Placement]:
-        """The placements of the parameters, by their names."""
-
-    @abstractmethod
-    def _hooks(self) -> tuple[HookFn, HookFn]:
-        """The `input_fn` and the `output_fn` of distribute_module()."""
+    def _functions(self, module: nn.Module) -> tuple[PartitionFn, HookFn, HookFn]:
+        """The `partition_fn`, for `module` alone, the `input_fn` and the `output_fn` of distribute_module()."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        mesh, parameters = one_dim(self, device_mesh), self._parameters(module)
+        mesh = one_dim(self, device_mesh)
+        partition, prepare, finish = self._functions(module)
 
         def shard(name: str, layer: nn.Module, mesh: DeviceMesh) -> None:
             if layer is module:
-                shard_parameters(layer, mesh, parameters, self.src_data_rank)
+                partition(name, layer, mesh)
 
-        return distribute_module(module, mesh, shard, *self._hooks())
+        return distribute_module(module, mesh, shard, prepare, finish)
 
 
 class _LayerStyle(_ShardedModule):
@@ -99,22 +97,32 @@ class _LayerStyle(_ShardedModule):
         self.desired_input_layouts: tuple[Placement, ...] = (needed,)
         self.use_local_output = use_local_output
 
-    def _parameters(self, module: nn.Module) -> Mapping[str, Placement]:
+    def _functions(self, module: nn.Module) -> tuple[PartitionFn, HookFn, HookFn]:
         if not isinstance(module, (nn.Linear, nn.Embedding)):
             raise NotImplementedError(
                 f"[parallelize_module] {type(self).__name__} shards nn.Linear and nn.Embedding, not {type(module).__name__}. "
                 "Name the linear layers and embeddings inside it, or write a ParallelStyle of your own."
             )
-        weight, other, needed, _ = _C.layer_placements(isinstance(module, nn.Embedding), self._is_rowwise)
-        self.desired_input_layouts = (needed,)
-        names = [name for name, _ in module.named_parameters(recurse=False)]
-        return {name: weight if name == "weight" else other for name in names}
-
-    def _hooks(self) -> tuple[HookFn, HookFn]:
+        is_embedding = isinstance(module, nn.Embedding)
+        if self._is_rowwise:  # the placement that it needs differs by the module
+            self.desired_input_layouts = (_C.layer_placements(is_embedding, True)[2],)
         return (
+            self._partition_embedding_fn if is_embedding else self._partition_linear_fn,
             partial(self._prepare_input_fn, self.input_layouts, self.desired_input_layouts),
             partial(self._prepare_output_fn, self.output_layouts, self.use_local_output),
         )
+
+    def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
+        self._shard(module, device_mesh, is_embedding=False)
+
+    def _partition_embedding_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
+        self._shard(module, device_mesh, is_embedding=True)
+
+    def _shard(self, module: nn.Module, mesh: DeviceMesh, *, is_embedding: bool) -> None:
+        weight, other, _, _ = _C.layer_placements(is_embedding, self._is_rowwise)
+        names = [name for name, _ in module.named_parameters(recurse=False)]
+        layouts = {name: weight if name == "weight" else other for name in names}
+        shard_parameters(module, mesh, layouts, self.src_data_rank)
 
     @staticmethod
     def _prepare_input_fn(
@@ -126,9 +134,8 @@ class _LayerStyle(_ShardedModule):
     ) -> Any:
         n_features = mod.in_features if isinstance(mod, nn.Linear) else None
         value = first_input(mod, inputs)
-        return _C.lay_out(value, device_mesh, input_layouts, desired_input_layouts, False, n_features, True), *inputs[
-            1:
-        ]
+        value = _C.lay_out(value, device_mesh, input_layouts, desired_input_layouts, False, n_features, True)
+        return (value, *inputs[1:]) if len(inputs) > 1 else value
 
     @staticmethod
     def _prepare_output_fn(
@@ -188,19 +195,23 @@ class SequenceParallel(_ShardedModule):
         self.sequence_sharding = (Shard(sequence_dim),)
         self.use_local_output = use_local_output
 
-    def _parameters(self, module: nn.Module) -> Mapping[str, Placement]:
-        return dict.fromkeys((name for name, _ in module.named_parameters()), Replicate())
-
-    def _hooks(self) -> tuple[HookFn, HookFn]:
-        return partial(self._prepare_input_fn, self.sequence_sharding), partial(
-            self._prepare_output_fn, self.use_local_output
+    def _functions(self, module: nn.Module) -> tuple[PartitionFn, HookFn, HookFn]:
+        return (
+            self._replicate_module_fn,
+            partial(self._prepare_input_fn, self.sequence_sharding),
+            partial(self._prepare_output_fn, self.use_local_output),
         )
+
+    def _replicate_module_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
+        plain = [path for path, each in module.named_parameters() if not isinstance(each, DTensor)]
+        shard_parameters(module, device_mesh, dict.fromkeys(plain, Replicate()), self.src_data_rank)
 
     @staticmethod
     def _prepare_input_fn(
         sequence_sharding: Sequence[Placement], mod: nn.Module, inputs: Any, device_mesh: DeviceMesh
     ) -> Any:
-        return _C.lay_out(first_input(mod, inputs), device_mesh, sequence_sharding, sequence_sharding), *inputs[1:]
+        value = _C.lay_out(first_input(mod, inputs), device_mesh, sequence_sharding, sequence_sharding)
+        return (value, *inputs[1:]) if len(inputs) > 1 else value
 
     @staticmethod
     def _prepare_output_fn(use_local_output: bool, mod: nn.Module, outputs: Any, device_mesh: DeviceMesh) -> Any:
@@ -283,20 +294,23 @@ class PrepareModuleInput(_PreparedModule):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         mesh = one_dim(self, device_mesh)
-
-        def prepare(
-            layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            if self.input_layouts is not None:
-                inputs = self._laid_out("inputs", inputs, mesh, self.input_layouts, self.desired_input_layouts)
-            for name, layout in self.input_kwarg_layouts.items():
-                if name in named:
-                    desired = self.desired_input_kwarg_layouts.get(name)
-                    named = {**named, name: self._prepare_input_arg(named[name], mesh, layout, desired)}
-            return inputs, named
-
-        module.register_forward_pre_hook(prepare, with_kwargs=True)
+        module.register_forward_pre_hook(
+            lambda layer, inputs, named: self._prepare_input_kwarg_fn(inputs, named, mesh), with_kwargs=True
+        )
         return module
+
+    def _prepare_input_fn(self, inputs: Any, device_mesh: DeviceMesh) -> Any:
+        if self.input_layouts is None:
+            return inputs
+        return self._laid_out("inputs", inputs, device_mesh, self.input_layouts, self.desired_input_layouts)
+
+    def _prepare_input_kwarg_fn(self, inputs: Any, kwarg_inputs: dict[str, Any], device_mesh: DeviceMesh) -> Any:
+        named = dict(kwarg_inputs)
+        for name, layout in self.input_kwarg_layouts.items():
+            if name in named:
+                desired = self.desired_input_kwarg_layouts.get(name)
+                named[name] = self._prepare_input_arg(named[name], device_mesh, layout, desired)
+        return self._prepare_input_fn(inputs, device_mesh), named
 
 
 class PrepareModuleOutput(_PreparedModule):
@@ -328,14 +342,13 @@ class PrepareModuleOutput(_PreparedModule):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         mesh = one_dim(self, device_mesh)
-
-        def finish(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
-            given = outputs if isinstance(outputs, tuple) else (outputs,)
-            results = self._laid_out("outputs", given, mesh, self.output_layouts, self.desired_output_layouts)
-            return results[0] if len(results) == 1 else results
-
-        module.register_forward_hook(finish)
+        module.register_forward_hook(lambda layer, inputs, outputs: self._prepare_out_fn(outputs, mesh))
         return module
+
+    def _prepare_out_fn(self, outputs: Any, device_mesh: DeviceMesh) -> Any:
+        given = outputs if isinstance(outputs, tuple) else (outputs,)
+        results = self._laid_out("outputs", given, device_mesh, self.output_layouts, self.desired_output_layouts)
+        return results[0] if len(results) == 1 else results
 
 
 class PrepareModuleInputOutput(ParallelStyle):
