@@ -1,10 +1,7 @@
 """Tables of text: the contents of a DistributedEmbedding, and what its last lookup sent."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,10 +9,8 @@ from shardwise import _C
 from shardwise.debug.memory import local_tensors
 from shardwise.debug.text_tables import table_text
 from shardwise.distributed_embedding.hot_rows import gathered
+from shardwise.distributed_embedding.layer_parts import LayerParts
 from shardwise.distributed_embedding.storage import CacheCounts
-
-if TYPE_CHECKING:
-    from shardwise.distributed_embedding.layer import DistributedEmbedding as Layer
 
 HEADER = (
     "table", "rows", "columns", "combined", "treatment", "ranks", "bytes", "here",
@@ -28,7 +23,7 @@ CACHE_HEADER = (
 )  # fmt: skip
 
 
-def explain(layer: Layer, *, reasons: bool = False) -> str:
+def explain(layer: LayerParts, *, reasons: bool = False) -> str:
     """A table of text, with a line per embedding table: its size, treatment, ranks, and bytes on all ranks and on this one; and for the
     last lookup the ids that the plan expected, the ids that arrived here, the rows that they named, and the bytes of rows that other ranks
     sent. Totals and the caches of tables in files follow. With `reasons`, it also gives the reason for the plan of each table. Sends
@@ -132,7 +127,7 @@ class MemoryReport:
         )
 
 
-def memory_report(layer: Layer, *optimizers: torch.optim.Optimizer) -> MemoryReport:
+def memory_report(layer: LayerParts, *optimizers: torch.optim.Optimizer) -> MemoryReport:
     """The bytes of each rank: tables, state of these optimizers, gradients, and buffers of messages; print() shows a table. For tables in
     files, the rows in memory count as memory, and the files are counted separately. Collective: one gather of six numbers."""
     tables = layer._parameters_in_order()

@@ -1,21 +1,17 @@
 """Whole tables in and out of a DistributedEmbedding, as arrays or files. Rank 0 writes files piece by piece; each rank reads its own part."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 from urllib.parse import quote
 
 import numpy as np
 import torch
 
 from shardwise._progress import Progress, check_progress
-
-if TYPE_CHECKING:
-    from shardwise.distributed_embedding.layer import DistributedEmbedding as Layer
+from shardwise.distributed_embedding.layer_parts import LayerParts
 
 CHUNK_BYTES = 64 << 20
 MAX_ELEMENTS = 2**31 - 1  # of one message
@@ -25,7 +21,7 @@ Given = Sequence[Array | torch.Tensor | str | os.PathLike[str]] | str | os.PathL
 SAFETENSORS_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
-def get_weights(layer: Layer, all_ranks: bool = False, *, progress: bool | None = None) -> list[Array] | None:
+def get_weights(layer: LayerParts, all_ranks: bool = False, *, progress: bool | None = None) -> list[Array] | None:
     """All tables, whole, as arrays in the order of the tables, on rank 0 or on all ranks; None on the others. bfloat16 becomes float32.
 
     progress: a progress line (tqdm) on stderr of rank 0; None shows it only on terminals.
@@ -48,7 +44,7 @@ def get_weights(layer: Layer, all_ranks: bool = False, *, progress: bool | None 
     return arrays if takes else None
 
 
-def save_weights(layer: Layer, folder: str | os.PathLike[str], *, progress: bool | None = None) -> None:
+def save_weights(layer: LayerParts, folder: str | os.PathLike[str], *, progress: bool | None = None) -> None:
     """Writes <folder>/<table>.npy for each table, as set_weights() reads them on any number of ranks. bfloat16 becomes float32.
 
     Rank 0 writes all files, with two chunks of 64 MiB in memory; each row is sent once. Existing files are replaced when all new files are
@@ -70,7 +66,7 @@ def save_weights(layer: Layer, folder: str | os.PathLike[str], *, progress: bool
 
 
 def export_safetensors(
-    layer: Layer,
+    layer: LayerParts,
     table: int | str,
     path: str | os.PathLike[str],
     *,
@@ -105,7 +101,7 @@ def export_safetensors(
 File = tuple[int, Path, Callable[[IO[bytes]], None], Callable[[torch.Tensor], Array]]
 
 
-def write_files(layer: Layer, files: Sequence[File], progress: bool | None) -> None:
+def write_files(layer: LayerParts, files: Sequence[File], progress: bool | None) -> None:
     """Rank 0 writes each (table, path, header, bytes of rows) under a temporary name, and renames the files when all are written. Collective:
     after each chunk, all ranks know whether rank 0 could write it."""
     check_progress(progress)
@@ -144,11 +140,7 @@ def write_files(layer: Layer, files: Sequence[File], progress: bool | None) -> N
 
 
 def write_rows(
-    layer: Layer,
-    index: int,
-    file: IO[bytes] | None,
-    bytes_of: Callable[[torch.Tensor], Array],
-    line: Progress,
+    layer: LayerParts, index: int, file: IO[bytes] | None, bytes_of: Callable[[torch.Tensor], Array], line: Progress
 ) -> None:
     config = layer.configs[index]
     for begin, end in chunks(config.n_rows, row_bytes(layer, index), config.n_columns):
@@ -170,7 +162,7 @@ def unfinished(path: Path) -> Path:
     return path.with_name(path.name + ".unfinished")
 
 
-def set_weights(layer: Layer, arrays: Given, *, progress: bool | None = None) -> None:
+def set_weights(layer: LayerParts, arrays: Given, *, progress: bool | None = None) -> None:
     """Sets whole tables, in the order of the tables: arrays that are equal on all ranks, paths of .npy files, or the folder that save_weights()
     wrote. Each rank maps the files into memory and reads only its own rows and columns. A layer on other ranks, with another plan, may have
     written them.
@@ -199,7 +191,7 @@ def set_weights(layer: Layer, arrays: Given, *, progress: bool | None = None) ->
                     line.add(values[begin:end].nbytes)
 
 
-def opened(layer: Layer, weights: Sequence[Any]) -> list[Array]:
+def opened(layer: LayerParts, weights: Sequence[Any]) -> list[Array]:
     """The arrays, checked. Only the headers of files have been read."""
     if len(weights) != len(layer.configs):
         raise ValueError(
@@ -223,12 +215,12 @@ def opened(layer: Layer, weights: Sequence[Any]) -> list[Array]:
     return arrays
 
 
-def files_in(layer: Layer, folder: str | os.PathLike[str]) -> list[Path]:
+def files_in(layer: LayerParts, folder: str | os.PathLike[str]) -> list[Path]:
     """The paths that save_weights() writes. Characters of a table's name that a file name cannot have are quoted."""
     return [Path(folder) / f"{quote(config.name, safe=' ')}.npy" for config in layer.configs]
 
 
-def raise_together(layer: Layer, error: Exception | None) -> None:
+def raise_together(layer: LayerParts, error: Exception | None) -> None:
     """Raises an error on all ranks if any rank has one: its own, or that of the first rank that has one."""
     try:
         layer._core.raise_together(None if error is None else (type(error).__name__, str(error)))
@@ -244,12 +236,12 @@ def chunks(n_rows: int, bytes_of_row: int, n_columns: int) -> Iterator[tuple[int
         yield begin, min(begin + step, n_rows)
 
 
-def row_bytes(layer: Layer, table: int) -> int:
+def row_bytes(layer: LayerParts, table: int) -> int:
     parameter = layer.tables[layer.configs[table].name]
     return int(parameter.element_size()) * layer.configs[table].n_columns
 
 
-def numpy_dtype(layer: Layer, table: int) -> np.dtype[Any]:
+def numpy_dtype(layer: LayerParts, table: int) -> np.dtype[Any]:
     """The dtype of the array of a table: float32 for bfloat16, which NumPy does not have."""
     dtype = layer.tables[layer.configs[table].name].dtype
     return np.dtype(str(dtype).removeprefix("torch.") if dtype != torch.bfloat16 else "float32")
