@@ -30,11 +30,16 @@ WARNINGS = NO
 
 
 def public_headers(root: Path) -> list[str]:
-    """What shardwise/shardwise.h includes, and the modules that it leaves out."""
+    """The headers that shardwise/shardwise.h includes, and those that it leaves out: modules and ranks as threads."""
     text = (root / "shardwise" / "shardwise.h").read_text()
     return [
         header
-        for header in (*re.findall(r'#include "(.*?)"', text), "shardwise/modules.h", "wrappers/parallel_modules.h")
+        for header in (
+            *re.findall(r'#include "(.*?)"', text),
+            "shardwise/modules.h",
+            "threads/thread_world.h",
+            "wrappers/parallel_modules.h",
+        )
         if not is_hidden(root, header)
     ]
 

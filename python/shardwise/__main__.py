@@ -27,11 +27,16 @@ except ModuleNotFoundError:  # the commands work without completion
     argcomplete = None  # type: ignore[assignment]
 
 from shardwise import __version__
-from shardwise._commands import doctor, embeddings, hang, pictures, redistribution, watch
+from shardwise._build_facts import LAYERS
+from shardwise._commands import doctor, hang, redistribution, watch
 from shardwise._commands.arguments import PLACEMENTS, Parser, one_line
 from shardwise.debug.printing import printable
 
-COMMANDS = (pictures, redistribution, embeddings, watch, hang, doctor)  # in the order of the help
+COMMANDS = [redistribution, watch, hang, doctor]  # in the order of the help
+if LAYERS:
+    from shardwise._commands import embeddings, pictures
+
+    COMMANDS[:1] = [pictures, redistribution, embeddings]
 PROG = "python -m shardwise"
 
 

@@ -114,7 +114,9 @@ def test_findings(name):
 
 @pytest.mark.skipif(not (ROOT / "runtime").is_dir(), reason="needs the C++ sources")
 def test_the_variables_that_doctor_knows_are_those_that_the_sources_read():
-    sources = [path for room in ("runtime", "ops", "wrappers", "python") for path in (ROOT / room).rglob("*.cpp")]
+    sources = [
+        path for room in ("runtime", "ops", "threads", "wrappers", "python") for path in (ROOT / room).rglob("*.cpp")
+    ]
     sources += (ROOT / "python" / "shardwise" / "live").glob("*.py")
     read = {
         name for path in sources for name in re.findall(r'(?:getenv|environ\.get)\("(SHARDWISE_\w+)"', path.read_text())

@@ -236,6 +236,7 @@ def test_pieces_without_a_tensor():
         own = [5, 2 + rank // 2]
         assert compute_global_tensor_shape(own, mesh, [Shard(1), Replicate()]) == torch.Size([5, 5])
         assert compute_global_tensor_shape([rank, 1], mesh, [Shard(0), Shard(0)]) == torch.Size([6, 1])
+        assert compute_global_tensor_shape([1, rank], mesh, [Shard(-1), Shard(1)]) == torch.Size([1, 6])
         with pytest.raises(
             ValueError, match=r"have the sizes \[\[5, 2\], \[5, 2\], \[5, 3\], \[5, 3\]\], which form no"
         ):

@@ -216,6 +216,65 @@ def test_positions_that_are_sharded_unevenly_stay_where_they_are():
     run_ranks(2, body)
 
 
+def test_classes_that_derive_from_a_style_define_torchs_methods():
+    class Twice(ColwiseParallel):
+        def _partition_linear_fn(self, name, module, device_mesh):
+            super()._partition_linear_fn(name, module, device_mesh)
+            self.seen = type(module)
+
+        @staticmethod
+        def _prepare_input_fn(input_layouts, desired_input_layouts, mod, inputs, device_mesh):
+            return 2 * ColwiseParallel._prepare_input_fn(input_layouts, desired_input_layouts, mod, inputs, device_mesh)
+
+        @staticmethod
+        def _prepare_output_fn(output_layouts, use_local_output, mod, outputs, device_mesh):
+            return outputs
+
+    class Thrice(PrepareModuleInput):
+        def _prepare_input_arg(self, value, mesh, input_layout, desired_layout):
+            return 3 * super()._prepare_input_arg(value, mesh, input_layout, desired_layout)
+
+    given, x = seeded(nn.Linear, 6, 5), seeded(torch.rand, 4, 6)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        style = Twice()
+        layer = parallelize_module(copy.deepcopy(given), mesh, style)
+        y = layer(x)
+        assert style.seen is nn.Linear and y.placements == (Shard(1),)
+        torch.testing.assert_close(y.full_tensor(), given(2 * x))
+        thrice = Thrice(input_layouts=Replicate(), desired_input_layouts=Replicate())
+        torch.testing.assert_close(parallelize_module(nn.Identity(), mesh, thrice)(x).full_tensor(), 3 * x)
+
+    run_ranks(2, body)
+
+
+def test_sharded_layers_inside_a_replicated_module_stay_sharded():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        block = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+        with sw.CommDebugMode() as comm:
+            parallelize_module(block, mesh, {"0": ColwiseParallel()})
+            n_before = comm.get_total_counts()
+            parallelize_module(block, mesh, SequenceParallel())
+            assert comm.get_total_counts() == n_before + 2  # the norm's weight and bias, from the first rank
+        assert block[0].weight.placements == (Shard(0),) and block[1].weight.placements == (Replicate(),)
+
+    run_ranks(2, body)
+
+
+def test_a_plain_piece_has_the_desired_sizes():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        style = PrepareModuleInput(input_layouts=Shard(0), desired_input_layouts=Shard(0), use_local_output=True)
+        module = parallelize_module(nn.Identity(), mesh, style)
+        for placement in (Shard(0, sizes=[3, 1]), sw.BlockShard(0, 1)):
+            given = sw.distribute_tensor(torch.arange(4), mesh, [placement])
+            assert module(given).tolist() == [2 * rank, 2 * rank + 1]
+
+    run_ranks(2, body)
+
+
 class Sum(nn.Module):
     def forward(self, a, b, *, c=None, d=2):
         self.seen = (a, b, c)
