@@ -10,6 +10,7 @@
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "placements/placement_list.h"
+#include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/embedding.h>

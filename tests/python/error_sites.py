@@ -47,6 +47,7 @@ ELSEWHERE = {
     "forward mode, whose level belongs to the process and not to a rank that is a thread": (
         "torch has no forward mode of this",
     ),
+    "a build of the core alone": (" in this build, which has the core alone",),
     "a process group of one's own, without a store": ("and cannot read its members' pieces",),
     "a file that is written to while it is read, or was made by hand": (
         " are there",

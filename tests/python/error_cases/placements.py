@@ -207,6 +207,14 @@ CASES = [
         ValueError,
     ),
     case(
+        "pieces of sizes that form no tensor",
+        """
+        from shardwise._utils import compute_global_tensor_shape
+        compute_global_tensor_shape((2 + mesh.get_local_rank(), 2), mesh, [Shard(1)])
+        """,
+        ValueError,
+    ),
+    case(
         "the one shape of several pieces",
         """
         from shardwise._utils import compute_local_shape_and_global_offset
