@@ -17,7 +17,7 @@ struct WeightSharding {
   MeshPtr mesh;
   int64_t mesh_dim = 0;
   Placement placement = Placement::shard(0);  // along mesh_dim: Shard(d) with d from 0, or Replicate()
-  int64_t stride = 1;   // blocks along the sharded dim, each of which is sharded over all ranks
+  int64_t stride = 1;                         // blocks along the sharded dim, each of which is sharded over all ranks
 };
 
 /// The placements of a tensor of `sizes`: replicated on the other mesh dims; with a stride an EnumerableShard of `stride` pieces per rank, in the
