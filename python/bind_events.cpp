@@ -146,7 +146,7 @@ auto seen(Result (EventReader::*look)(bool) const) {
   return [look](const Recording& self, bool with_composites) { return self.see(look, with_composites); };
 }
 
-/// A getter of a field of OpRecord.
+/// A getter of a field of an OpDescription.
 template <class Field>
 auto described(Field OpDescription::* field) {
   return [field](const OpEvent& self) { return (*self.description).*field; };

@@ -93,8 +93,8 @@ class DTensorSpec:
 
     @property
     def shard_order(self) -> ShardOrder | None:
-        """The mesh dims that split each tensor dim, in order; None if a _StridedShard stands for no order. To set it replaces the placements
-        of the dims that it names."""
+        """The mesh dims that split each tensor dim, in order; None if a _StridedShard stands for no order. Assigning an order
+        replaces the placements of the mesh dims that it names."""
         order: dict[int, list[int]] = {}
         for mesh_dim, dim in reversed(self._splits()):
             later, factor = order.setdefault(dim, []), getattr(self.placements[mesh_dim], "split_factor", 1)

@@ -16,8 +16,8 @@ def compute_local_shape_and_global_offset(
     global_shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement], skip_offset: bool = False
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The sizes and offsets of this rank's local tensor of a tensor of `global_shape`. With a _StridedShard,
-    whose indices have gaps, the offsets are those of the first element. If it is empty along a dim, its offset there is the dim's size, where
-    no piece with elements begins. Outside the mesh: ((0,), ()). `skip_offset`: no offsets are returned. Raises ValueError if this rank's pieces
+    whose indices have gaps, the offsets are those of the first element. If the local tensor is empty along a dim, its offset there is the
+    dim's size, where no piece with elements begins. Outside the mesh: ((0,), ()). `skip_offset`: no offsets are returned. Raises ValueError if this rank's pieces
     form no local tensor.
     """
     if mesh.get_coordinate() is None:

@@ -83,8 +83,8 @@ struct EventStream;
 /// Records the events of the thread that makes it, until stop(). Use it on that thread; after stop() any thread may read it.
 class EventReader {
  public:
-  /// Costs of an event: a communication some strings; details the texts of layouts and the lookup of the program's line; an operator 64 bytes,
-  /// and texts for arguments with new layouts. Nothing without a reader, but one thread-local word is read.
+  /// Costs. A communication: some strings. Details: the texts of its layouts, and the lookup of the program's line. An operator: 64 bytes, and texts
+  /// for arguments with new layouts. Without a reader, one thread-local word is read.
   enum Wants : uint8_t { kCommunications = 1, kOperators = 2, kDetails = 4 };
 
   /// `wants`: the sum of some Wants. kOperators includes kCommunications.

@@ -1,7 +1,7 @@
 """Parallel styles: how parallelize_module shards the parameters of a module and lays out its inputs and outputs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -235,9 +235,15 @@ class _PreparedModule(ParallelStyle):
             )
 
     def _laid_out(
-        self, what: str, values: tuple[Any, ...], mesh: DeviceMesh, layouts: Layouts | None, desired: Layouts | None
+        self,
+        what: str,
+        values: tuple[Any, ...],
+        mesh: DeviceMesh,
+        layouts: Layouts | None,
+        desired: Layouts | None,
+        lay_out: Callable[..., Any],
     ) -> tuple[Any, ...]:
-        """`values`, each laid out by its layouts. Raises ValueError if there is not one layout per value."""
+        """`lay_out(value, mesh, layout, desired)` of each value. Raises ValueError if there is not one layout per value."""
         layouts, desired = layouts or (), desired or ()
         if len(values) != len(layouts):
             raise ValueError(
@@ -245,15 +251,9 @@ class _PreparedModule(ParallelStyle):
                 f"the layouts {list(layouts)}. Give one per value, and None for values to leave unchanged."
             )
         return tuple(
-            self._prepare_input_arg(value, mesh, layout, becomes)
+            lay_out(value, mesh, layout, becomes)
             for value, layout, becomes in zip(values, layouts, desired, strict=True)
         )
-
-    def _prepare_input_arg(
-        self, value: Any, mesh: DeviceMesh, input_layout: Placement | None, desired_layout: Placement | None
-    ) -> Any:
-        """A value with a layout, laid out as desired; torch's name, for classes that derive from PrepareModuleInput."""
-        return laid_out(value, mesh, input_layout, desired_layout, self.use_local_output)
 
 
 class PrepareModuleInput(_PreparedModule):
@@ -302,7 +302,13 @@ class PrepareModuleInput(_PreparedModule):
     def _prepare_input_fn(self, inputs: Any, device_mesh: DeviceMesh) -> Any:
         if self.input_layouts is None:
             return inputs
-        return self._laid_out("inputs", inputs, device_mesh, self.input_layouts, self.desired_input_layouts)
+        layouts = self.input_layouts, self.desired_input_layouts
+        return self._laid_out("inputs", inputs, device_mesh, *layouts, self._prepare_input_arg)
+
+    def _prepare_input_arg(
+        self, value: Any, mesh: DeviceMesh, input_layout: Placement | None, desired_layout: Placement | None
+    ) -> Any:
+        return laid_out(value, mesh, input_layout, desired_layout, self.use_local_output)
 
     def _prepare_input_kwarg_fn(self, inputs: Any, kwarg_inputs: dict[str, Any], device_mesh: DeviceMesh) -> Any:
         named = dict(kwarg_inputs)
@@ -347,7 +353,9 @@ class PrepareModuleOutput(_PreparedModule):
 
     def _prepare_out_fn(self, outputs: Any, device_mesh: DeviceMesh) -> Any:
         given = outputs if isinstance(outputs, tuple) else (outputs,)
-        results = self._laid_out("outputs", given, device_mesh, self.output_layouts, self.desired_output_layouts)
+        lay_out = partial(laid_out, to_local=self.use_local_output)
+        layouts = self.output_layouts, self.desired_output_layouts
+        results = self._laid_out("outputs", given, device_mesh, *layouts, lay_out)
         return results[0] if len(results) == 1 else results
 
 
