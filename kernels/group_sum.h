@@ -48,35 +48,29 @@ void prefetch_grad(const GradRows& grads, const int64_t* order, int64_t k) {
   prefetch(static_cast<const T*>(grads.data) + row * grads.step, grads.width * static_cast<int64_t>(sizeof(T)));
 }
 
-/// Calls `use(g, first, block)` for each group in [begin, end), block after block, with the sums of columns [first, first + block.n).
+/// Calls `use(first, block)` for the group g, block after block, with the sums of columns [first, first + block.n). Prefetches gradients of
+/// the groups up to `end`.
+template <class T, class Use>
+void for_each_block_of_group(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t g, int64_t end,
+                             const Use& use) {
+  const int64_t n_ids = starts[g + 1] - starts[g], n_places = starts[end];
+  const int64_t* ids = order + starts[g];
+  for (int64_t k = starts[g] + kAhead; k < std::min(starts[g + 1] + kAhead, n_places); ++k)
+    prefetch_grad<T>(grads, order, k);
+  if (grads.chosen != nullptr) return sum_chosen<T>(grads, ids, n_ids, use);
+  for_each_column_block<T>(grads.width, [&](int64_t first, auto& block) {
+    for_each_grad<T>(grads, ids, n_ids, first, [&](auto... grad) { block.add(grad...); });
+    use(first, block);
+  });
+}
+
+/// Calls `use(g, first, block)` for each group in [begin, end), block after block.
 template <class T, class Use>
 void for_each_block_of_groups(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin,
                               int64_t end, const Use& use) {
-  const int64_t n_places = begin < end ? starts[end] : 0;
-  for (int64_t g = begin; g < end; ++g) {
-    const int64_t n_ids = starts[g + 1] - starts[g];
-    const int64_t* ids = order + starts[g];
-    for (int64_t k = starts[g] + kAhead; k < std::min(starts[g + 1] + kAhead, n_places); ++k)
-      prefetch_grad<T>(grads, order, k);
-    const auto use_block = [&](int64_t first, const auto& block) { use(g, first, block); };
-    if (grads.chosen != nullptr) {
-      sum_chosen<T>(grads, ids, n_ids, use_block);
-      continue;
-    }
-    for_each_column_block<T>(grads.width, [&](int64_t first, auto& block) {
-      for_each_grad<T>(grads, ids, n_ids, first, [&](auto... grad) { block.add(grad...); });
-      use_block(first, block);
-    });
-  }
-}
-
-/// Calls `use(g, first, n, sums)` in the same order; `n` is a compile-time constant for full blocks.
-template <class T, class Use>
-void for_each_sum(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin, int64_t end,
-                  const Use& use) {
-  for_each_block_of_groups<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, const auto& block) {
-    block.give([&](auto n, const Sum<T>* sums) { use(g, first, n, sums); });
-  });
+  for (int64_t g = begin; g < end; ++g)
+    for_each_block_of_group<T>(grads, order, starts, g, end,
+                               [&](int64_t first, const auto& block) { use(g, first, block); });
 }
 
 }  // namespace shardwise::kernels

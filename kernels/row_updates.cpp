@@ -59,10 +59,10 @@ class Updater {
   template <class N>
   void change(int64_t row, int64_t first, N n, const S* grad) const {
     with_values(row, first, n, [&](S* values) {
-      if (rates_.l2 == 0) return step(values, row * table_.width + first, n, grad, {});
       S decayed[kChanged];
-      for (int64_t c = 0; c < n; ++c) decayed[c] = grad[c] + rates_.l2 * values[c];
-      step(values, row * table_.width + first, n, decayed, {});
+      if (rates_.l2 != 0)
+        for (int64_t c = 0; c < n; ++c) decayed[c] = grad[c] + rates_.l2 * values[c];
+      step<false>(values, row * table_.width + first, n, rates_.l2 == 0 ? grad : decayed, {});
     });
   }
 
@@ -88,7 +88,8 @@ class Updater {
     }
     for (int64_t first = 0; first < table_.width; first += kChanged) {
       const int64_t n = std::min(kChanged, table_.width - first);
-      with_values(row, first, n, [&](S* values) { step(values, row * table_.width + first, n, grad + first, scale); });
+      with_values(row, first, n,
+                  [&](S* values) { step<true>(values, row * table_.width + first, n, grad + first, scale); });
     }
   }
 
@@ -126,8 +127,9 @@ class Updater {
     }
   }
 
-  /// Takes the step of n elements. Their state begins at `at`.
-  template <class N>
+  /// Takes the step of n elements. Their state begins at `at`. `kOfRows`: the method is row-wise or LAMB. The other methods are apart, because
+  /// change() is compiled for each length of a column block.
+  template <bool kOfRows, class N>
   void step(S* row, int64_t at, N n, const S* grad, const RowScale<S>& of_row) const {
     const Rates<S> rates = rates_;
     const RowScale<S> scale = of_row;
@@ -136,15 +138,15 @@ class Updater {
     const auto each = [&](const auto& after) {
       for (int64_t c = 0; c < n; ++c) row[c] = after(c);
     };
-    switch (rates.method) {
-      case UpdateMethod::kSgd:
-        return each([&](int64_t c) { return stepped(rates, row[c], grad[c]); });
-      case UpdateMethod::kAdagrad:
+    if constexpr (!kOfRows) {
+      if (rates.method == UpdateMethod::kSgd) return each([&](int64_t c) { return stepped(rates, row[c], grad[c]); });
+      if (rates.method == UpdateMethod::kAdagrad)
         return each([&](int64_t c) { return stepped(rates, row[c], adagrad_step(rates, grad[c], first[c])); });
+      return each([&](int64_t c) { return stepped(rates, row[c], adam_step(rates, grad[c], first[c], second[c])); });
+    }
+    switch (rates.method) {
       case UpdateMethod::kRowWiseAdagrad:
         return each([&](int64_t c) { return stepped(rates, row[c], grad[c] * scale.factor); });
-      case UpdateMethod::kAdam:
-        return each([&](int64_t c) { return stepped(rates, row[c], adam_step(rates, grad[c], first[c], second[c])); });
       case UpdateMethod::kRowWiseAdam:
         return each([&](int64_t c) {
           return stepped(rates, row[c], row_wise_adam_step(rates, grad[c], first[c], scale.factor));
@@ -154,7 +156,7 @@ class Updater {
           const S adams = adam_step(rates, grad[c], first[c], second[c]);
           return lamb_stepped(rates, row[c], lamb_step(rates, row[c], adams), scale.ratio);
         });
-      case UpdateMethod::kRowWiseLamb:
+      default:
         return each([&](int64_t c) {
           const S adams = row_wise_adam_step(rates, grad[c], first[c], scale.factor);
           return lamb_stepped(rates, row[c], lamb_step(rates, row[c], adams), scale.ratio);
@@ -205,12 +207,12 @@ void for_each_row_sum(const GradRows& grads, const int64_t* order, const int64_t
   alignas(64) Sum<T> few[kShort];
   std::vector<Sum<T>> many(static_cast<size_t>(grads.width > kShort ? grads.width : 0));
   Sum<T>* row = many.empty() ? few : many.data();
-  if (grads.width == 0)
-    for (int64_t g = begin; g < end; ++g) use(g, row);
-  for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, auto n, const Sum<T>* sum) {
-    std::copy_n(sum, static_cast<int64_t>(n), row + first);
-    if (first + n == grads.width) use(g, row);
-  });
+  for (int64_t g = begin; g < end; ++g) {
+    for_each_block_of_group<T>(grads, order, starts, g, end, [&](int64_t first, const auto& block) {
+      block.give([&](auto n, const Sum<T>* sum) { std::copy_n(sum, static_cast<int64_t>(n), row + first); });
+    });
+    use(g, row);
+  }
 }
 
 /// Updates the rows of the groups [begin, end). Pre: all of them are in the piece.
@@ -230,9 +232,9 @@ void update_piece(const UpdatedPiece& piece, const GradRows& grads, const int64_
     });
     return;
   }
-  for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, auto n, const Sum<T>* sum) {
+  for_each_block_of_groups<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, const auto& block) {
     if (first == 0) prefetch_later(g);
-    updater.change(rows[g] - first_row, first, n, sum);
+    block.give([&](auto n, const Sum<T>* sum) { updater.change(rows[g] - first_row, first, n, sum); });
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <ucontext.h>
 
+#include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -16,8 +17,8 @@ namespace {
 constexpr size_t kStackBytes = 128 << 10;  // the sanitizers' frames are large
 
 struct Fiber {
-  ucontext_t context;
-  std::unique_ptr<char[]> stack{new char[kStackBytes]};
+  jmp_buf context;
+  std::unique_ptr<char[]> stack;  // null: it has not begun
   bool is_done;
   bool waits;
   bool for_block;
@@ -26,14 +27,34 @@ struct Fiber {
 };
 
 std::vector<Fiber> fibers(1024);
-ucontext_t scheduler;
+jmp_buf scheduler;
 unsigned n_fibers, running;
 const std::function<void()>* body_now;
 
-void enter() {
-  (*body_now)();
-  fibers[running].is_done = true;
-  swapcontext(&fibers[running].context, &scheduler);
+/// Lets the scheduler go on. Returns when it lets this fiber go on.
+void yield() {
+  if (_setjmp(fibers[running].context) == 0) _longjmp(scheduler, 1);
+}
+
+/// A fiber's life: it runs one body after another.
+[[noreturn]] void live() {
+  for (;; yield()) {
+    (*body_now)();
+    fibers[running].is_done = true;
+  }
+}
+
+/// Lets the fiber `running` go on until it yields. The jumps are some ten times as fast as swapcontext(), which asks the kernel for the signal mask.
+void resume() {
+  Fiber& fiber = fibers[running];
+  if (_setjmp(scheduler) != 0) return;
+  if (fiber.stack) _longjmp(fiber.context, 1);
+  fiber.stack.reset(new char[kStackBytes]);
+  ucontext_t beginning;
+  getcontext(&beginning);
+  beginning.uc_stack = {fiber.stack.get(), 0, kStackBytes};
+  makecontext(&beginning, live, 0);
+  setcontext(&beginning);
 }
 
 [[noreturn]] void fail(const char* what) {
@@ -64,18 +85,11 @@ void wait(bool for_block, unsigned mask) {
   self.waits = true;
   self.for_block = for_block;
   self.mask = mask;
-  while (self.waits && !released()) swapcontext(&self.context, &scheduler);
+  while (self.waits && !released()) yield();
 }
 
 void run_block(bool backwards) {
-  for (unsigned i = 0; i < n_fibers; ++i) {
-    Fiber& fiber = fibers[i];
-    fiber.is_done = fiber.waits = false;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack = {fiber.stack.get(), 0, kStackBytes};
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, enter, 0);
-  }
+  for (unsigned i = 0; i < n_fibers; ++i) fibers[i].is_done = fibers[i].waits = false;
   for (unsigned n_left = n_fibers; n_left > 0;) {
     bool moved = false;
     for (unsigned turn = 0; turn < n_fibers; ++turn) {
@@ -83,7 +97,7 @@ void run_block(bool backwards) {
       if (fibers[running].is_done) continue;
       threadIdx = {running % blockDim.x, running / blockDim.x, 0};
       const bool waited = fibers[running].waits;
-      swapcontext(&scheduler, &fibers[running].context);
+      resume();
       moved |= !waited || !fibers[running].waits || fibers[running].is_done;
       n_left -= fibers[running].is_done;
     }
