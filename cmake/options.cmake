@@ -30,6 +30,11 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     "$<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized;-Wno-stringop-overflow;-Wno-array-bounds;-Wno-restrict>")
 endif()
 
+# GCC collects garbage from 128 MB on, which takes a tenth of a file's time. A file that includes torch needs 1 GB with and without.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=1048576>")
+endif()
+
 # ccache must be told that a precompiled header may stand in for the headers it was made from, and GCC that the
 # preprocessed text which ccache hashes names the header.
 find_program(SHARDWISE_CCACHE ccache)

@@ -16,8 +16,8 @@ if(extension_sources)
   Python_add_library(shardwise_python MODULE WITH_SOABI ${extension_sources})
   target_link_libraries(shardwise_python PRIVATE shardwise_all shardwise_base shardwise::torch_python)
   target_include_directories(shardwise_python PRIVATE ${PROJECT_BINARY_DIR}/generated)
-  shardwise_batches(shardwise_python)
-  if(NOT SHARDWISE_BATCHES)  # two batches parse the headers faster than they make and read a precompiled header
+  shardwise_batches(shardwise_python 14)  # a batch parses the headers for 15 s
+  if(NOT SHARDWISE_BATCHES)  # few batches parse the headers faster than they make and read a precompiled header
     target_precompile_headers(shardwise_python PRIVATE cmake/pch_python.h)
   endif()
   set_target_properties(shardwise_python PROPERTIES

@@ -13,9 +13,9 @@ namespace shardwise {
 namespace {
 
 /// A reference to a Python frame.
-class Frame {
+class ProgramFrame {
  public:
-  explicit Frame(py::object frame)
+  explicit ProgramFrame(py::object frame)
       : frame_(frame.release().ptr(), [](PyObject* held) {
           if (!Py_IsInitialized()) return;  // on a thread that ends after the interpreter
           const py::gil_scoped_acquire gil;
@@ -45,7 +45,7 @@ void open_forward(int64_t module, const std::string& name, std::shared_ptr<Compa
     for (auto& [path, tensor, type, text] : given)
       arguments.push_back({std::move(path), tensor.value_or(at::Tensor()), std::move(type), std::move(text)});
   std::function<bool()> is_running;
-  if (!frame.is_none()) is_running = [held = Frame(std::move(frame))] { return held.is_running(); };
+  if (!frame.is_none()) is_running = [held = ProgramFrame(std::move(frame))] { return held.is_running(); };
   const py::gil_scoped_release no_gil;
   ForwardScope::open(module, name, std::move(calls), arguments, std::move(is_running));
 }
