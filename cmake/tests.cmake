@@ -55,7 +55,7 @@ set_tests_properties(runtime_test PROPERTIES TIMEOUT 900)
 # All of that on a simulated accelerator: its own tests, and comparisons with dense results, which run there in this program. It is one of
 # its own, as the process then has a device that torch and autograd know.
 file(GLOB accelerator_tests CONFIGURE_DEPENDS tests/accelerator/*.cpp tests/support/accelerator/*.cpp)
-if(accelerator_tests)
+if(SHARDWISE_LAYERS)  # they look up rows
   shardwise_objects(accelerator_test_objects ${accelerator_tests})
   target_link_libraries(accelerator_test_objects PUBLIC GTest::gtest)
   add_executable(accelerator_test)
