@@ -52,8 +52,8 @@ constexpr const char* kFromLocal =
 
 - `placements`: one per mesh dim; default: all Replicate().
 - `shape`, `stride`: those of the whole tensor, in elements. Without them, all ranks are assumed to have pieces of the same sizes.
-- `run_check`: the ranks compare shapes, dtypes and requires_grad, and replicas become equal to the first rank's. This communicates; without it
-  a plain tensor sends nothing.
+- `run_check`: the ranks compare shapes, dtypes and requires_grad, and replicas become equal to the first rank's. With `shape`, the pieces may
+  have any sizes along sharded dims, and Shards without sizes get them. This communicates; without it a plain tensor sends nothing.
 - `grad_placements`: the placements of the gradient; default: `placements`.
 
 A LocalShardsWrapper has offsets: the ranks exchange them once, and the placements become exact. Then every rank of the mesh must give a

@@ -142,7 +142,10 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
                                 "{}. Give shape= of the whole tensor.",
                                 fmt::join(local.sizes(), ", "), to_string(placements)));
   const Dims sizes = options.shape ? *options.shape : sizes_of_even_shards(local.sizes(), *mesh, placements);
-  if (options.shape && is_subclass(local) && says_places(local))
+  const bool is_sparse = local.is_sparse();
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !options.run_check,
+                              "[from_local] run_check compares dense tensors. Use run_check=False for a sparse one.");
+  if (options.shape && (options.run_check || (is_subclass(local) && says_places(local))))
     placements = with_sizes_of_ranks(local, *mesh, std::move(placements), sizes);
   TORCH_CHECK_VALUE(!mesh->is_member() || is_ragged || static_cast<int64_t>(sizes.size()) == local.dim(),
                     fmt::format("[from_local] shape [{}] has {} dims, but the local tensor of shape [{}] has {}. Give "

@@ -9,7 +9,8 @@
 namespace shardwise {
 
 struct FromLocalOptions {
-  /// Compares shapes, dtypes and requires_grad between ranks, and makes replicas equal to the first rank's.
+  /// Compares shapes, dtypes and requires_grad between ranks, and makes replicas equal to the first rank's. With `shape`, the pieces may have any
+  /// sizes along sharded dims: Shards without sizes get them.
   bool run_check = false;
   /// Global sizes and strides. By default all local tensors are taken to have equal sizes, and the strides follow this rank's local tensor,
   /// or are row-major for Partial.

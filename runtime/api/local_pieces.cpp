@@ -1,6 +1,7 @@
 #include "runtime/api/local_pieces.h"
 
 #include "placements/layout.h"
+#include "placements/placement_list.h"
 #include "runtime/api/gradients.h"
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/collectives.h"
@@ -16,7 +17,9 @@ namespace shardwise {
 namespace {
 
 constexpr const char* kGiveShape =
-    "Give shape= and stride= of the whole tensor, and Shard(dim, sizes=[...]) where the ranks' pieces differ in size.";
+    "Give shape= and stride= of the whole tensor, and Shard(dim, sizes=[...]) or run_check=True where the ranks' "
+    "pieces "
+    "differ in size.";
 
 void check_piece(const at::Tensor& piece, size_t i, const Spec& spec) {
   TORCH_CHECK_VALUE(piece.scalar_type() == spec.dtype(),
@@ -36,8 +39,10 @@ struct PieceFacts {
   Dims piece;  // sizes of this rank's piece
 };
 
+std::string kind_of(const at::Tensor& local) { return is_subclass(local) ? "a " + class_of(local) : "a tensor"; }
+
 std::vector<PieceFacts> facts_of_all(const Group& group, const at::Tensor& local, const Spec& spec) {
-  Facts own(is_subclass(local) ? "a " + class_of(local) : "a tensor");
+  Facts own(kind_of(local));
   own.number(static_cast<int64_t>(spec.dtype())).number(records(local)).number(local.is_meta());
   own.list(spec.sizes()).list(local.sizes());
   std::vector<PieceFacts> result;
@@ -92,18 +97,29 @@ std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const Device
   if (are_exact(placements) || !mesh.is_member()) return placements;
   const Group& group = *mesh.group();
   std::vector<Dims> all;
-  for (const Facts& facts : agree(group, "from_local", Facts("a tensor of a class of its own").list(local.sizes())))
-    all.push_back(FactReader(facts).list());
-  for (const Dims& each : all)
+  Dims first;
+  for (const Facts& facts : agree(group, "from_local", Facts(kind_of(local)).list(sizes).list(local.sizes()))) {
+    FactReader reader(facts);
+    const Dims whole = reader.list(), piece = reader.list();
+    if (all.empty()) first = whole;
     TORCH_CHECK_VALUE(
-        each.size() == sizes.size(),
+        whole == first,
+        fmt::format("[from_local] rank {} gives shape [{}], rank {} gives shape [{}]. Give the shape of "
+                    "the whole tensor, the same on all ranks.",
+                    group.ranks[0], fmt::join(first, ", "), group.ranks[all.size()], fmt::join(whole, ", ")));
+    TORCH_CHECK_VALUE(
+        piece.size() == whole.size(),
         fmt::format(
             "[from_local] a local tensor of shape [{}] has another number of dims than the tensor of shape [{}]. {}",
-            fmt::join(each, ", "), fmt::join(sizes, ", "), kGiveShape));
+            fmt::join(piece, ", "), fmt::join(whole, ", "), kGiveShape));
+    all.push_back(piece);
+  }
+  for (Placement& each : placements) each = each.with_dim_from_zero(static_cast<int64_t>(sizes.size()));
   for (size_t m = 0; m < placements.size(); ++m) {
     if (!placements[m].is_chunk()) continue;
-    const int64_t dim = placements[m].with_dim_from_zero(static_cast<int64_t>(sizes.size())).split_dim();
+    const int64_t dim = placements[m].split_dim();
     if (dim < 0 || dim >= static_cast<int64_t>(sizes.size())) continue;  // Layout reports these
+    if (mesh_dims_splitting(placements, dim).size() > 1) continue;       // shards of shards stay torch.chunk's
     Dims lengths(mesh.size(static_cast<int64_t>(m)), -1);
     for (size_t i = 0; i < all.size(); ++i) {
       int64_t& length = lengths[(*mesh.grid().coord_of(group.ranks[i]))[m]];

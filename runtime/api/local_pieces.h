@@ -19,9 +19,11 @@ Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const 
 /// True if every Shard has explicit sizes.
 bool are_exact(const std::vector<Placement>& placements);
 
-/// `placements`, where each Shard without sizes gets the sizes of the ranks' local tensors if they are not torch.chunk's split of `sizes`.
-/// Collective over the mesh's members: one small message, which CommTrace leaves out. Non-members get `placements` unchanged.
-/// Throws, alike on all members: c10::ValueError if ranks that share an index of a Shard give different sizes, or the sizes do not add up.
+/// `placements`, where each Shard without sizes gets the sizes of the ranks' local tensors if they are not torch.chunk's split of `sizes`. Shards
+/// of one dim along several mesh dims stay as they are. Collective over the mesh's members: one small message, which CommTrace leaves out.
+/// Non-members get `placements` unchanged.
+/// Throws, alike on all members: c10::ValueError if ranks give different `sizes`, if ranks that share an index of a Shard give different local
+/// sizes, or if these do not add up.
 std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const DeviceMesh& mesh,
                                            std::vector<Placement> placements, c10::IntArrayRef sizes);
 

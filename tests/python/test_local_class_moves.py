@@ -185,7 +185,9 @@ def test_ranks_of_different_classes_are_an_error_on_all():
             ValueError, match=r"\[from_local\] rank 0 gives a Scaled, but rank 1 gives a tensor\. Give the same kind"
         ):
             sw.DTensor.from_local(plain, mesh, [Shard(0)], run_check=True)
-        with pytest.raises(ValueError, match=r"\[from_local\] rank 1 gives a piece of shape \[3, 4\]"):
+        with pytest.raises(
+            ValueError, match=r"local tensors have 2 \+ 3 indices in dim 0, but the tensor of shape \[4, 4\]"
+        ):
             sw.DTensor.from_local(scaled(2 + rank), mesh, [Shard(0)], run_check=True, shape=(4, 4), stride=(4, 1))
         good = sw.DTensor.from_local(rows(2), mesh, [Shard(0)], run_check=True)
         assert isinstance(good.to_local(), Rows)

@@ -64,6 +64,30 @@ def test_from_local_with_run_check_makes_replicas_equal():
     assert run_ranks(3, body) == [(0, 0)] * 3
 
 
+@pytest.mark.parametrize("dim", [0, -2])
+def test_from_local_with_run_check_takes_pieces_of_any_sizes(dim):
+    """1, 3, 0 and 4 rows. Equal pieces, shards of shards and given sizes stay what they are."""
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        rows = torch.full(([1, 3, 0, 4][rank], 2), float(rank), requires_grad=True)
+        x = DTensor.from_local(rows, mesh, [Shard(dim)], shape=(8, 2), stride=(2, 1), run_check=True)
+        assert x.placements == (Shard(0, sizes=[1, 3, 0, 4]),)
+        assert x[:, 0].full_tensor().tolist() == [0, 1, 1, 1, 3, 3, 3, 3]
+        (x * 2).sum().backward()
+        assert rows.grad.eq(2).all()
+        even = DTensor.from_local(torch.ones(2, 2), mesh, [Shard(dim)], shape=(8, 2), run_check=True)
+        assert even.placements == (Shard(0),)
+        grid = sw.init_device_mesh("cpu", (2, 2))
+        nested = DTensor.from_local(torch.ones(2, 2), grid, [Shard(0), Shard(0)], shape=(8, 2), run_check=True)
+        assert nested.placements == (Shard(0), Shard(0))
+        part = torch.ones([5, 3][rank // 2], [1, 2][rank % 2])
+        both = DTensor.from_local(part, grid, [Shard(0), Shard(1)], shape=(8, 3), run_check=True)
+        assert both.placements == (Shard(0, sizes=[5, 3]), Shard(1, sizes=[1, 2]))
+
+    run_ranks(4, body)
+
+
 def test_distribute_tensor_takes_the_values_of_the_source_rank():
     def body(rank):
         mesh = sw.DeviceMesh("cpu", [1, 2, 0])

@@ -142,7 +142,12 @@ CASES = [
     ),
     case(
         "pieces of other sizes than the shape says",
-        "DTensor.from_local(torch.ones(rank + 1, 2), mesh, [Shard(0)], shape=(3, 2), stride=(2, 1), run_check=True)",
+        "DTensor.from_local(torch.ones(rank + 1, 2), mesh, [Shard(0, sizes=[2, 1])], shape=(3, 2), stride=(2, 1), run_check=True)",
+        ValueError,
+    ),
+    case(
+        "shapes that differ between ranks",
+        "DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0)], shape=(4 + rank, 2), run_check=True)",
         ValueError,
     ),
     case(
