@@ -1,4 +1,5 @@
 #include "python/bindings.h"
+#include "python/package.h"
 #include "python/scope.h"
 #include "python/torch_world.h"
 #include "runtime/comm/given_groups.h"
@@ -20,10 +21,15 @@ GivenGroups::ByRanks groups_called(const GroupNames& names) {
   for (const auto& [ranks, name] : names) {
     auto process_group = c10d::resolve_process_group(name);
     const int64_t index = process_group->getRank();
-    if (ranks.size() == 1) process_group = nullptr;
     result[ranks] = std::make_shared<Group>(Group{std::move(process_group), ranks, index});
   }
   return result;
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> make_by_members(const std::vector<int64_t>& ranks, const Group* like) {
+  const py::gil_scoped_acquire gil;
+  const auto name = like && like->process_group ? like->process_group->getGroupName() : std::string();
+  return c10d::resolve_process_group(package().group_by_members(ranks, name).cast<std::string>());
 }
 
 /// GivenGroups as a `with` block.
@@ -44,6 +50,7 @@ class PyGivenGroups {
 }  // namespace
 
 void bind_given_groups(py::module_& module) {
+  GivenGroups::set_maker(&make_by_members);
   using WithoutGroups = PyScope<GivenGroups, std::shared_ptr<World>>;
   bind_scope<GivenGroups, std::shared_ptr<World>>(
       module, "without_groups",

@@ -33,6 +33,8 @@ struct Package {
   py::handle flatten, unflatten;  // tensor subclasses: taken apart and put together,
   py::handle have_same_context;   // and properties of them
   py::handle says_places, holds_traced;
+
+  py::handle group_by_members;  // the name of a new group of some ranks, which these make without the other ranks
 };
 
 const Package& package();

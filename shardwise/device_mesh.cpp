@@ -1,6 +1,7 @@
 #include "shardwise/device_mesh.h"
 
 #include "runtime/comm/env_world.h"
+#include "runtime/tensor/mesh_families.h"
 #include "runtime/tensor/mesh_ranks.h"
 
 #include <c10/util/accumulate.h>
@@ -22,31 +23,27 @@ Mesh Mesh::operator[](const std::string& mesh_dim_name) const { return submesh({
 
 Mesh Mesh::operator[](std::initializer_list<std::string> mesh_dim_names) const { return submesh(mesh_dim_names); }
 
-Mesh Mesh::submesh(const std::vector<std::string>& mesh_dim_names) const {
-  Mesh result(mesh_->submesh(mesh_dim_names));
-  if (result.mesh_ != mesh_) result.root_ = root_ ? root_ : mesh_;
-  return result;
+Mesh Mesh::root() const { return root_of(*mesh_); }
+
+Mesh Mesh::flatten(const std::string& mesh_dim_name) const { return shardwise::flatten(*mesh_, mesh_dim_name); }
+
+Mesh Mesh::unflatten(int64_t mesh_dim, c10::IntArrayRef mesh_sizes,
+                     const std::vector<std::string>& mesh_dim_names) const {
+  return shardwise::unflatten(*mesh_, mesh_dim, mesh_sizes, mesh_dim_names);
 }
 
-Mesh Mesh::root() const { return root_ ? root_ : mesh_; }
-
-int64_t Mesh::size(int64_t mesh_dim) const {
-  TORCH_CHECK_INDEX(mesh_dim >= -ndim() && mesh_dim < ndim(),
-                    fmt::format("[device_mesh] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).",
-                                mesh_dim, to_string(*mesh_), -ndim(), ndim()));
-  return mesh_->size(mesh_dim < 0 ? mesh_dim + ndim() : mesh_dim);
+Mesh Mesh::concatenate(const std::vector<Mesh>& meshes) {
+  return shardwise::concatenate(std::vector<MeshPtr>(meshes.begin(), meshes.end()));
 }
+
+int64_t Mesh::size(int64_t mesh_dim) const { return mesh_->size(checked_dim(*mesh_, mesh_dim)); }
 
 int64_t Mesh::get_local_rank(const std::string& mesh_dim_name) const {
   TORCH_CHECK_VALUE(!mesh_dim_name.empty() || ndim() == 1,
                     fmt::format("[device_mesh] the mesh {} has {} dims. {}.", to_string(*mesh_), ndim(),
                                 mesh_dim_names().empty() ? "Make it with a name for each, or ask get_coordinate()"
                                                          : "Pass the name of one of them"));
-  const int64_t mesh_dim = mesh_dim_name.empty() ? 0 : mesh_->dim_of(mesh_dim_name);
-  TORCH_CHECK_VALUE(mesh_->is_member(), fmt::format("[device_mesh] rank {} is outside the mesh {}: it has no place in "
-                                                    "it. Ask get_coordinate(), which is empty there.",
-                                                    mesh_->rank(), to_string(*mesh_)));
-  return (*mesh_->coord())[mesh_dim];
+  return coord_along(*mesh_, mesh_dim_name.empty() ? 0 : mesh_->dim_of(mesh_dim_name));
 }
 
 std::ostream& operator<<(std::ostream& stream, const Mesh& mesh) { return stream << to_string(*mesh); }
@@ -73,8 +70,10 @@ Mesh init_device_mesh(const std::string& device_type, c10::IntArrayRef mesh_shap
   check_has_ranks(*world, mesh_shape);
   std::vector<int64_t> ranks(c10::multiply_integers(mesh_shape));
   std::iota(ranks.begin(), ranks.end(), 0);
-  return DeviceMesh::create(std::move(world), device.type(), {Dims(mesh_shape), std::move(ranks)},
-                            std::move(mesh_dim_names));
+  const MeshPtr mesh = DeviceMesh::create(std::move(world), device.type(), {Dims(mesh_shape), std::move(ranks)},
+                                          std::move(mesh_dim_names));
+  note_family(*mesh);
+  return mesh;
 }
 
 }  // namespace shardwise

@@ -16,7 +16,7 @@
 namespace shardwise {
 
 /// The counterpart of Python's DeviceMesh: a handle of a DeviceMesh, which converts to a MeshPtr. Two meshes are equal if their ranks, shape, names,
-/// device and World are equal. A slice knows the mesh that it was sliced from.
+/// device and World are equal.
 class Mesh {
  public:
   /// Throws: c10::ValueError for a null pointer.
@@ -27,9 +27,15 @@ class Mesh {
   Mesh operator[](const std::string& mesh_dim_name) const;
   Mesh operator[](std::initializer_list<std::string> mesh_dim_names) const;
   Mesh operator[](int mesh_dim) const = delete;  // slices are taken by name
-  Mesh submesh(const std::vector<std::string>& mesh_dim_names) const;
-  /// The mesh that this one was sliced from, or itself.
+  Mesh submesh(const std::vector<std::string>& mesh_dim_names) const { return mesh_->submesh(mesh_dim_names); }
+  /// The mesh that this one was sliced or flattened from, or itself.
   Mesh root() const;
+  /// The mesh of the same ranks in one dim. root() knows it by its name, "dp_tp" unless one is given: mesh["dp_tp"].
+  Mesh flatten(const std::string& mesh_dim_name = "") const;
+  /// The mesh of the same ranks with dims of these sizes and names in place of one dim. Collective over the world.
+  Mesh unflatten(int64_t mesh_dim, c10::IntArrayRef mesh_sizes, const std::vector<std::string>& mesh_dim_names) const;
+  /// The mesh of the dims of all these slices of one mesh, in this order. Throws: c10::Error if there is no such mesh.
+  static Mesh concatenate(const std::vector<Mesh>& meshes);
 
   int64_t ndim() const { return mesh_->ndim(); }
   /// The number of ranks, in total or along `mesh_dim`.
@@ -54,7 +60,6 @@ class Mesh {
 
  private:
   MeshPtr mesh_;
-  MeshPtr root_;  // null if the mesh is no slice
 };
 
 /// "(dp=2, tp=2)".

@@ -11,10 +11,11 @@ namespace {
 
 thread_local const GivenGroups* innermost = nullptr;
 
-/// The given groups that meshes still hold.
 struct Held {
   std::mutex mutex;
-  std::vector<std::weak_ptr<const Group>> groups;
+  std::vector<std::weak_ptr<const Group>> groups;  // the given groups that meshes still hold
+  GivenGroups::MakeByMembers make;
+  GivenGroups::ByRanks by_members;
 };
 
 Held& held() {
@@ -60,6 +61,34 @@ void GivenGroups::close() {
     if (const auto alive = group.lock())
       dropped.push_back(std::move(std::const_pointer_cast<Group>(alive)->process_group));
   held().groups.clear();
+  held().by_members.clear();
+}
+
+void GivenGroups::set_maker(MakeByMembers make) {
+  const std::lock_guard lock(held().mutex);
+  held().make = std::move(make);
+}
+
+GroupPtr GivenGroups::by_members(const std::vector<int64_t>& ranks, int64_t rank) const {
+  MakeByMembers make;
+  {
+    const std::lock_guard lock(held().mutex);
+    if (const auto found = held().by_members.find(ranks); found != held().by_members.end()) return found->second;
+    make = held().make;
+  }
+  if (!make) return nullptr;
+  auto process_group = make(ranks, groups_.empty() ? nullptr : groups_.begin()->second.get());
+  const int64_t index = std::ranges::find(ranks, rank) - ranks.begin();
+  const auto group = std::make_shared<const Group>(Group{std::move(process_group), ranks, index});
+  const std::lock_guard lock(held().mutex);
+  held().groups.push_back(group);
+  return held().by_members[ranks] = group;
+}
+
+bool GivenGroups::is_by_members(const GroupPtr& group) {
+  const std::lock_guard lock(held().mutex);
+  const auto found = held().by_members.find(group->ranks);
+  return found != held().by_members.end() && found->second == group;
 }
 
 std::optional<GroupPtr> GivenGroups::find(const std::vector<int64_t>& ranks, int64_t rank) const {

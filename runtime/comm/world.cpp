@@ -120,7 +120,8 @@ void World::set_process(std::shared_ptr<World> world) {
 
 GroupPtr World::group(c10::ArrayRef<int64_t> ranks) {
   auto members = checked_members(ranks, size_);
-  if (const auto* given = GivenGroups::current())
+  const auto* given = GivenGroups::current();
+  if (given)
     if (auto group = given->find(members, rank_)) return *group;
   const auto known = [&]() -> std::optional<GroupPtr> {
     const std::lock_guard lock(mutex_);
@@ -133,6 +134,8 @@ GroupPtr World::group(c10::ArrayRef<int64_t> ranks) {
   if (const auto group = known()) return *group;
   const OneMaker maker(*this, members);
   if (const auto group = known()) return *group;
+  if (given && members.size() > 1 && members.size() < static_cast<size_t>(size_))
+    if (auto group = given->by_members(members, rank_)) return group;
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   MakeGroup make_group;
   {

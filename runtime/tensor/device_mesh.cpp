@@ -1,11 +1,10 @@
 #include "runtime/tensor/device_mesh.h"
 
 #include "runtime/comm/gil_release.h"
-#include "runtime/comm/given_groups.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/torch_versions.h"
-#include "runtime/tensor/mesh_attachment.h"
 #include "runtime/tensor/mesh_ranks.h"
+#include "runtime/tensor/mesh_slices.h"
 #include "runtime/tensor/unused_meshes.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -25,58 +24,6 @@ namespace {
 
 using Line = std::vector<int64_t>;
 
-/// The sub-grids with the dims `kept` of `grid`, one per combination of the other coordinates, in row-major order.
-std::vector<RankGrid> slices(const RankGrid& grid, c10::ArrayRef<int64_t> kept) {
-  Dims strides(grid.shape.size(), 1);
-  for (auto i = static_cast<int64_t>(grid.shape.size()) - 2; i >= 0; --i)
-    strides[i] = strides[i + 1] * grid.shape[i + 1];
-
-  auto offsets_of = [&](c10::ArrayRef<int64_t> dims) {
-    std::vector<int64_t> offsets{0};
-    for (int64_t dim : dims) {
-      std::vector<int64_t> next;
-      for (int64_t offset : offsets)
-        for (int64_t i = 0; i < grid.shape[dim]; ++i) next.push_back(offset + i * strides[dim]);
-      offsets = std::move(next);
-    }
-    return offsets;
-  };
-
-  std::vector<int64_t> fixed;
-  for (int64_t dim = 0; dim < static_cast<int64_t>(grid.shape.size()); ++dim)
-    if (!std::ranges::count(kept, dim)) fixed.push_back(dim);
-
-  std::vector<RankGrid> result;
-  for (int64_t base : offsets_of(fixed)) {
-    RankGrid slice;
-    for (int64_t dim : kept) slice.shape.push_back(grid.shape[dim]);
-    for (int64_t offset : offsets_of(kept)) slice.ranks.push_back(grid.ranks[base + offset]);
-    result.push_back(std::move(slice));
-  }
-  return result;
-}
-
-/// True if `ranks` (ascending) are those of a line along one dim of `grid`, or all of its ranks.
-bool is_along(const RankGrid& grid, const Line& ranks) {
-  const auto has_these = [&](RankGrid part) {
-    std::ranges::sort(part.ranks);
-    return part.ranks == ranks;
-  };
-  if (has_these(grid)) return true;
-  for (int64_t dim = 0; dim < static_cast<int64_t>(grid.shape.size()); ++dim)
-    if (std::ranges::any_of(slices(grid, dim), has_these)) return true;
-  return false;
-}
-
-/// Makes every group that `grid` needs, in the same order on every rank. Returns this rank's groups.
-std::vector<GroupPtr> make_lines(World& world, const RankGrid& grid) {
-  std::vector<GroupPtr> mine(grid.shape.size());
-  for (int64_t dim = 0; dim < static_cast<int64_t>(grid.shape.size()); ++dim)
-    for (const RankGrid& line : slices(grid, dim))
-      if (auto group = world.group(line.ranks)) mine[dim] = group;
-  return mine;
-}
-
 /// Connects the group of the world while all ranks are present. Moves to another mesh use it, and ranks outside both meshes stay away from
 /// them.
 void connect_world(World& world, const DeviceMesh& mesh) {
@@ -87,61 +34,22 @@ void connect_world(World& world, const DeviceMesh& mesh) {
   if (has_backend_for(*everyone->process_group, mesh.device_type())) connect(*everyone, "device_mesh", mesh.device());
 }
 
-/// The last entry: the given process groups, or a mark if there are none. Such meshes differ from those over the World's groups.
-using Key = std::tuple<World*, c10::DeviceType, Line, Line, std::vector<std::string>, std::vector<const void*>>;
+/// The last entry is for groups that are not the World's: the process groups, or a mark.
+using Key = std::tuple<World*, c10::DeviceType, Line, Line, DimNames, std::vector<const void*>>;
 
-std::vector<const void*> given_groups() {
-  static constexpr char kAbsent = 0;
+std::vector<const void*> marks_of(const MeshParts& parts, bool is_member) {
+  static constexpr char kAbsent = 0, kElsewhere = 0;
+  if (parts.groups == MeshGroups::kAbsent) return {&kAbsent};
+  if (parts.groups == MeshGroups::kGiven && !is_member) return {&kElsewhere};
   std::vector<const void*> result;
-  const auto* given = GivenGroups::current();
-  if (given && given->are_absent()) result.push_back(&kAbsent);
-  if (given)
-    for (const auto& [ranks, group] : given->groups()) result.push_back(group->process_group.get());
+  for (const auto& [ranks, group] : parts.given) result.push_back(group->process_group.get());
   return result;
 }
 
-/// The groups that a mesh was made over in place of the World's. Its submeshes use them too.
-struct Given {
-  GivenGroups::ByRanks groups;
-  bool are_absent = false;
-};
-
-std::mutex given_mutex;
-std::map<const DeviceMesh*, Given>& given_to() {
-  static auto* given = new std::map<const DeviceMesh*, Given>;  // never destroyed, like the registry
-  return *given;
-}
-
-void keep_given(const DeviceMesh& mesh) {
-  const auto* given = GivenGroups::current();
-  if (!given || (given->groups().empty() && !given->are_absent())) return;
-  const std::lock_guard lock(given_mutex);
-  given_to()[&mesh] = {given->groups(), given->are_absent()};
-}
-
-/// Frees `mesh` and the groups that were given to it. Destructors of groups wait for threads, which may need the interpreter's lock, so it
-/// is released. Without given groups the lock is kept: the caller may hold another lock that the interpreter lock's next holder waits for.
-void end_mesh(DeviceMesh* mesh) {
-  std::optional<Given> last;
-  {
-    const std::lock_guard lock(given_mutex);
-    if (const auto found = given_to().find(mesh); found != given_to().end()) {
-      last = std::move(found->second);
-      given_to().erase(found);
-    }
-  }
-  std::optional<GilRelease> no_gil;
-  if (last) no_gil.emplace();
-  delete mesh;
-  last.reset();
-}
-
-/// Nothing if `mesh` uses the World's groups, or if this thread makes meshes over given groups anyway.
-std::optional<Given> given_of(const DeviceMesh& mesh) {
-  if (GivenGroups::current()) return std::nullopt;
-  const std::lock_guard lock(given_mutex);
-  const auto found = given_to().find(&mesh);
-  return found == given_to().end() ? std::nullopt : std::optional(found->second);
+/// Keeps `group` in `parts` if it is a given one, or one that its members made alone.
+void keep_given(const GivenGroups& scope, const GroupPtr& group, MeshParts& parts) {
+  if (group && (GivenGroups::is_by_members(group) || scope.groups().contains(group->ranks)))
+    parts.given[group->ranks] = group;
 }
 
 std::mutex registry_mutex;
@@ -150,7 +58,7 @@ std::map<Key, std::weak_ptr<const DeviceMesh>>& registry() {
   return *meshes;
 }
 
-void check_names(const RankGrid& grid, const std::vector<std::string>& names) {
+void check_names(const RankGrid& grid, const DimNames& names) {
   if (names.empty()) return;
   TORCH_CHECK_VALUE(
       names.size() == grid.shape.size(),
@@ -174,25 +82,34 @@ MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_
                       fmt::format("[device_mesh] rank {} is not in the world of {} ranks. Use ranks in [0, {}).", rank,
                                   world->size(), world->size()));
 
-  Key key{world.get(), device_type, Line(grid.shape.begin(), grid.shape.end()), grid.ranks, names, given_groups()};
+  const auto parts = std::make_shared<MeshParts>();
+  const std::shared_ptr<DeviceMesh> mesh(new DeviceMesh, EndMesh{parts});
+  mesh->coord_ = grid.coord_of(world->rank());
+  const auto* scope = GivenGroups::current();
+  const auto find_groups = [&] {
+    mesh->lines_ = make_lines(*world, grid);
+    mesh->everyone_ = world->group(grid.ranks);
+  };
+  if (scope) {
+    find_groups();
+    for (const GroupPtr& group : mesh->lines_) keep_given(*scope, group, *parts);
+    keep_given(*scope, mesh->everyone_, *parts);
+    if (!parts->given.empty() || !mesh->is_member()) parts->groups = MeshGroups::kGiven;
+    if (scope->are_absent()) parts->groups = MeshGroups::kAbsent;
+  }
+  Key key{world.get(), device_type, Line(grid.shape.begin(), grid.shape.end()),
+          grid.ranks,  names,       marks_of(*parts, mesh->is_member())};
   {
     std::lock_guard lock(registry_mutex);
     if (auto found = registry().find(key); found != registry().end())
-      if (auto mesh = found->second.lock()) return mesh;
+      if (auto known = found->second.lock()) return known;
   }
-  const std::shared_ptr<DeviceMesh> mesh(new DeviceMesh, [](DeviceMesh* ended) {
-    drop_attachment_of(*ended);
-    end_mesh(ended);
-  });
-  mesh->coord_ = grid.coord_of(world->rank());
-  mesh->lines_ = make_lines(*world, grid);
-  mesh->everyone_ = world->group(grid.ranks);
+  if (!scope) find_groups();
   mesh->grid_ = std::make_shared<const RankGrid>(std::move(grid));
   mesh->world_ = std::move(world);
   mesh->device_type_ = device_type;
   mesh->names_ = std::move(names);
   connect_world(*mesh->world_, *mesh);
-  keep_given(*mesh);
 
   std::lock_guard lock(registry_mutex);
   std::erase_if(registry(), [](const auto& entry) { return entry.second.expired(); });
@@ -226,40 +143,12 @@ c10::Device DeviceMesh::device() const {
 }
 
 int64_t DeviceMesh::dim_of(const std::string& name) const {
-  auto found = std::find(names_.begin(), names_.end(), name);
-  TORCH_CHECK_VALUE(found != names_.end(),
-                    fmt::format("[device_mesh] no mesh dim is called \"{}\": the mesh is {}.", name, to_string(*this)));
+  const auto found = std::ranges::find(names_, name);
+  if (found == names_.end())
+    throw UnknownMeshDim(
+        {__func__, __FILE__, __LINE__},
+        fmt::format("[device_mesh] no mesh dim is called \"{}\": the mesh is {}.", name, to_string(*this)));
   return found - names_.begin();
-}
-
-MeshPtr DeviceMesh::submesh(const std::vector<std::string>& names) const {
-  std::vector<int64_t> kept;
-  for (const std::string& name : names) {
-    kept.push_back(dim_of(name));
-    TORCH_CHECK_VALUE(std::ranges::count(kept, kept.back()) == 1,
-                      fmt::format("[device_mesh] dim \"{}\" is named twice in a submesh of {}. Name each dim once.",
-                                  name, to_string(*this)));
-  }
-
-  auto all = slices(*grid_, kept);
-  const auto own =
-      std::ranges::find_if(all, [&](const RankGrid& slice) { return std::ranges::count(slice.ranks, rank()) > 0; });
-  RankGrid mine = own == all.end() ? all.front() : *own;
-
-  std::optional<GivenGroups> over;
-  if (auto given = given_of(*with_memory())) {
-    if (given->are_absent) {
-      over.emplace();
-    } else {
-      std::erase_if(given->groups, [&](const auto& entry) { return !is_along(mine, entry.first); });
-      over.emplace(std::move(given->groups));
-    }
-  }
-  for (const RankGrid& slice : all) {
-    make_lines(*world_, slice);
-    world_->group(slice.ranks);
-  }
-  return create(world_, with_memory()->device_type(), std::move(mine), names)->on(device_type_);
 }
 
 std::string to_string(const DeviceMesh& mesh) {
