@@ -5,7 +5,6 @@
 #include "python/torch_world.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/tensor/mesh_families.h"
-#include "runtime/tensor/mesh_lines.h"
 
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
@@ -15,14 +14,10 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <numeric>
 #include <unordered_map>
 
 namespace shardwise {
 namespace {
-
-/// The meshes of the `with mesh:` blocks that this thread is in.
-thread_local std::vector<MeshPtr> active_meshes;
 
 /// Called for the first mesh. Before it no tensor of ours exists, and torch is unchanged.
 void install_replacements() {
@@ -45,19 +40,31 @@ RankGrid to_grid(const py::object& mesh) {
   return {Dims(ranks.sizes()), {flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel()}};
 }
 
-/// `is_by_all`: all ranks of the world make the mesh.
-MeshPtr make_mesh(const std::string& device_type, RankGrid grid, std::optional<DimNames> names, bool is_by_all) {
-  install_replacements();
-  auto mesh =
-      DeviceMesh::create(python_world(), device_type_of(device_type), std::move(grid), names.value_or(DimNames()));
-  if (is_by_all && !GivenGroups::current()) note_family(*mesh);
-  // Makes the group of one rank here, where all ranks take part. If one rank made it later by itself, the names of its later groups would differ from
-  // other ranks'.
-  if (std::ranges::count(mesh->grid().shape, 1) > 0 && !World::is_thread() && !GivenGroups::current()) {
+/// Makes the group of one rank here, where all ranks take part. If one rank made it later by itself, the names of its later groups would differ from
+/// other ranks'.
+MeshPtr with_lone_group(MeshPtr mesh) {
+  if (std::ranges::count(mesh->grid().shape, 1) > 0 && mesh->groups() == MeshGroups::kWorlds && !World::is_thread() &&
+      !GivenGroups::current()) {
     const py::gil_scoped_acquire gil;
     package().lone_group(py::arg("is_collective") = true);
   }
   return mesh;
+}
+
+/// `is_by_all`: all ranks of the world make the mesh.
+MeshPtr make_mesh(const std::string& device_type, RankGrid grid, std::optional<DimNames> names, bool is_by_all) {
+  install_replacements();
+  const auto create = is_by_all ? &DeviceMesh::create : &DeviceMesh::create_by_members;
+  return with_lone_group(
+      create(python_world(), device_type_of(device_type), std::move(grid), names.value_or(DimNames())));
+}
+
+/// The mesh with this rank, of the meshes of ranks every[0], every[1], ...
+MeshPtr mesh_among(const std::string& device_type, const py::object& every, const DimNames& names) {
+  RankGrid grid = to_grid(every);
+  const py::gil_scoped_release no_gil;
+  install_replacements();
+  return with_lone_group(DeviceMesh::create_among(python_world(), device_type_of(device_type), std::move(grid), names));
 }
 
 at::Tensor rank_tensor(const DeviceMesh& mesh) {
@@ -84,28 +91,23 @@ std::string open_name(Group group) {
   return name;
 }
 
-GroupPtr group_of_world(World& world) {
-  std::vector<int64_t> ranks(world.size());
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return world.group(ranks);
-}
-
 std::string text_of(const DeviceMesh& mesh) {
   return fmt::format("DeviceMesh({}, '{}')", to_string(mesh), c10::DeviceTypeName(mesh.device_type(), true));
 }
 
 /// The group of torch.distributed along a dim, or of a flattened mesh; None on a non-member.
 py::object torchs_group(const DeviceMesh& mesh, const std::optional<DimOrName>& mesh_dim) {
-  TORCH_CHECK(groups_of(mesh) != MeshGroups::kAbsent,  // a RuntimeError, as torch's
+  TORCH_CHECK(mesh.groups() != MeshGroups::kAbsent,  // a RuntimeError, as torch's
               fmt::format("[device_mesh] DeviceMesh process groups not initialized! {} was made with "
                           "_init_backend=False. Make it without that on all ranks.",
                           text_of(mesh)));
   if (const auto* name = mesh_dim ? std::get_if<std::string>(&*mesh_dim) : nullptr)
-    if (const MeshPtr flat = flattened(*root_of(mesh), *name)) return torchs_group(*flat, 0);
+    if (!mesh.has_dim(*name) && std::ranges::count(mesh.root()->flattened(), *name) > 0)
+      return torchs_group(*mesh.submesh({*name}), 0);
   const GroupPtr& group = mesh.group(dim_of(mesh, mesh_dim));
   if (!group) return py::none();
   if (group->size() > 1 || group->process_group) return package().group_of(open_name(*group));
-  const std::string name = open_name(*group_of_world(*mesh.world()));
+  const std::string name = open_name(*mesh.world()->everyone());
   return name.empty() ? package().group_of(name) : package().lone_group();
 }
 
@@ -171,11 +173,6 @@ py::object registered_object(const DeviceMesh& mesh) {
   return living == found->second.end() ? py::object() : (*living)();
 }
 
-MeshPtr submesh(const DeviceMesh& mesh, const std::variant<std::string, DimNames>& names) {
-  if (const auto* name = std::get_if<std::string>(&names)) return mesh.submesh({*name});
-  return mesh.submesh(std::get<DimNames>(names));
-}
-
 }  // namespace
 
 MeshPtr to_mesh(py::handle object) {
@@ -198,17 +195,20 @@ int64_t dim_of(const DeviceMesh& mesh, const std::optional<DimOrName>& dim) {
                   text_of(mesh), mesh.ndim()));
   if (!dim) return 0;
   const auto* name = std::get_if<std::string>(&*dim);
-  return name ? mesh.dim_of(*name) : checked_dim(mesh, std::get<int64_t>(*dim));
+  if (!name) return mesh.checked_dim(std::get<int64_t>(*dim));
+  try {
+    return mesh.dim_of(*name);
+  } catch (const UnknownMeshDim& error) {
+    throw py::key_error(
+        error.what_without_backtrace());  // as torch's, also where bindings translate c10's errors themselves
+  }
 }
 
 /// The mesh of the innermost `with` block, ours or torch's own; null outside of such blocks.
 static MeshPtr current_mesh() {
-  {
-    const py::gil_scoped_acquire gil;
-    const py::object innermost = package().current_torch_mesh();  // torch's stack has our meshes, too
-    if (!innermost.is_none() && !py::isinstance<DeviceMesh>(innermost)) return to_mesh(innermost);
-  }
-  return active_meshes.empty() ? nullptr : active_meshes.back();
+  const py::gil_scoped_acquire gil;
+  const py::object innermost = package().current_torch_mesh();
+  return innermost.is_none() ? nullptr : to_mesh(innermost);
 }
 
 MeshPtr mesh_or_world(const std::optional<MeshPtr>& mesh, const std::string& device_type) {
@@ -285,7 +285,7 @@ void bind_device_mesh(py::module_& module) {
       .def(
           "get_local_rank",
           [](const DeviceMesh& self, const std::optional<DimOrName>& mesh_dim) {
-            return coord_along(self, dim_of(self, mesh_dim));
+            return self.coord_along(dim_of(self, mesh_dim));
           },
           py::arg("mesh_dim") = py::none(),
           "This rank's coordinate along `mesh_dim`. A 1-D mesh needs no `mesh_dim`; other meshes raise RuntimeError "
@@ -300,66 +300,40 @@ void bind_device_mesh(py::module_& module) {
            "torch.distributed's process group along `mesh_dim`, or of a flattened mesh; None on ranks outside the "
            "mesh. A 1-D mesh needs no `mesh_dim`. Raises RuntimeError if a mesh of several dims gets none, and for a "
            "mesh without groups.")
-      .def_property_readonly("_has_groups",
-                             [](const DeviceMesh& self) { return groups_of(self) != MeshGroups::kAbsent; })
-      .def_property_readonly("_has_own_groups",
-                             [](const DeviceMesh& self) { return groups_of(self) != MeshGroups::kWorlds; })
+      .def_property_readonly("_has_groups", [](const DeviceMesh& self) { return self.groups() != MeshGroups::kAbsent; })
       .def_property_readonly("_root_mesh",
                              [](const DeviceMesh& self) {
-                               const MeshPtr root = root_of(self);
+                               const MeshPtr root = self.root();
                                return root.get() == &self ? py::object(py::none()) : from_mesh(root);
                              })
-      .def("_dims_of_root", [](const DeviceMesh& self) { return to_tuple(dims_of_root(self)); })
-      .def_property_readonly("_flatten_mapping",
-                             [](const DeviceMesh& self) {
-                               py::dict by_name;
-                               for (const MeshPtr& flat : flattened(self))
-                                 by_name[py::str(flat->names()[0])] = from_mesh(flat);
-                               return by_name;
-                             })
+      .def("_dims_of_root", [](const DeviceMesh& self) { return to_tuple(self.dims_of_root()); })
+      .def("_flattened", &DeviceMesh::flattened, "The names of the flattened meshes that this root knows.")
       .def("_families", &families)
-      .def("__getitem__", &submesh, py::arg("mesh_dim_names"), no_gil)
-      .def(
-          "_flatten",
-          [](const DeviceMesh& self, const std::optional<std::string>& name) {
-            return flatten(self, name.value_or(""));
-          },
-          py::arg("mesh_dim_name") = py::none(), no_gil)
-      .def("_as_line", &as_line, py::arg("mesh_dim_name"), no_gil,
+      .def("__getitem__", &DeviceMesh::submesh, py::arg("mesh_dim_names"), no_gil)
+      .def("_flatten", &DeviceMesh::flatten, py::arg("mesh_dim_name"), no_gil)
+      .def("_as_line", &DeviceMesh::as_line, py::arg("mesh_dim_name"), no_gil,
            "As _flatten(), but the root does not know the mesh, and its name may be any.")
       .def(
           "_unflatten",
           [](const DeviceMesh& self, int64_t dim, const std::vector<int64_t>& sizes, const DimNames& names) {
-            return unflatten(self, dim, sizes, names);
+            return with_lone_group(self.unflatten(dim, sizes, names));
           },
           py::arg("dim"), py::arg("mesh_sizes"), py::arg("mesh_dim_names"), no_gil)
       .def_static(
-          "_concatenate", [](const std::vector<MeshPtr>& meshes) { return concatenate(meshes); },
+          "_concatenate", [](const std::vector<MeshPtr>& meshes) { return DeviceMesh::concatenate(meshes); },
           py::arg("device_mesh_list"), no_gil)
-      .def("__enter__",
-           [](const py::object& self) {
-             active_meshes.push_back(to_mesh(self));
-             return self;
-           })
-      .def("__exit__",
-           [](const DeviceMesh& self, const py::args&) {
-             TORCH_CHECK_VALUE(
-                 !active_meshes.empty(),
-                 fmt::format("[device_mesh] {} is left, but no mesh was entered on this thread. Use `with mesh:`.",
-                             to_string(self)));
-             active_meshes.pop_back();
-           })
       .def(
           "__eq__", [](const DeviceMesh& self, const DeviceMesh& other) { return &self == &other; }, py::is_operator())
       .def("__hash__", [](const DeviceMesh& self) { return reinterpret_cast<Py_hash_t>(&self) >> 4; })
       .def("__repr__", &text_of)
       .def("__deepcopy__", [](const py::object& self, const py::object&) { return self; });
   type.attr("__module__") = "shardwise";
-  module.def(
-      "common_root", [](const std::vector<MeshPtr>& meshes) { return common_root(meshes); }, py::arg("meshes"), no_gil,
-      "The mesh that all these are slices of, by their names; None if there is none.");
   module.def("mesh_slices", &mesh_slices, py::arg("mesh"), py::arg("mesh_dim_names"), py::arg("dims"),
              "The ranks of all slices of `mesh`, one after another. Dim i of a slice merges the dims in `dims[i]`.");
+  module.def(
+      "mesh_among", &mesh_among, py::arg("device_type"), py::arg("every"), py::arg("mesh_dim_names"),
+      "The mesh that contains this rank, of the meshes of ranks every[0], every[1], ... Collective over the world: "
+      "all ranks make all these meshes.");
   module.def("mesh_or_current", torch::wrap_pybind_function(&mesh_or_current), py::arg("device_mesh") = py::none(),
              "The given mesh, or that of the innermost `with mesh:`."
              "\n\n"

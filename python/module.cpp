@@ -1,6 +1,6 @@
 // python/module.cpp: shardwise._C, from every bind_<name>.cpp of python/ and python/layers/.
 #include "python/bindings.h"
-#include "runtime/tensor/mesh_slices.h"
+#include "runtime/tensor/device_mesh.h"
 
 #include <torch/csrc/Exceptions.h>
 

@@ -1,7 +1,6 @@
 #include "shardwise/device_mesh.h"
 
 #include "runtime/comm/env_world.h"
-#include "runtime/tensor/mesh_families.h"
 #include "runtime/tensor/mesh_ranks.h"
 
 #include <c10/util/accumulate.h>
@@ -19,31 +18,12 @@ Mesh::Mesh(MeshPtr mesh) : mesh_(std::move(mesh)) {
   TORCH_CHECK_VALUE(mesh_, "[device_mesh] the mesh is a null pointer. Make one with init_device_mesh().");
 }
 
-Mesh Mesh::operator[](const std::string& mesh_dim_name) const { return submesh({mesh_dim_name}); }
-
-Mesh Mesh::operator[](std::initializer_list<std::string> mesh_dim_names) const { return submesh(mesh_dim_names); }
-
-Mesh Mesh::root() const { return root_of(*mesh_); }
-
-Mesh Mesh::flatten(const std::string& mesh_dim_name) const { return shardwise::flatten(*mesh_, mesh_dim_name); }
-
-Mesh Mesh::unflatten(int64_t mesh_dim, c10::IntArrayRef mesh_sizes,
-                     const std::vector<std::string>& mesh_dim_names) const {
-  return shardwise::unflatten(*mesh_, mesh_dim, mesh_sizes, mesh_dim_names);
-}
-
-Mesh Mesh::concatenate(const std::vector<Mesh>& meshes) {
-  return shardwise::concatenate(std::vector<MeshPtr>(meshes.begin(), meshes.end()));
-}
-
-int64_t Mesh::size(int64_t mesh_dim) const { return mesh_->size(checked_dim(*mesh_, mesh_dim)); }
-
 int64_t Mesh::get_local_rank(const std::string& mesh_dim_name) const {
   TORCH_CHECK_VALUE(!mesh_dim_name.empty() || ndim() == 1,
                     fmt::format("[device_mesh] the mesh {} has {} dims. {}.", to_string(*mesh_), ndim(),
                                 mesh_dim_names().empty() ? "Make it with a name for each, or ask get_coordinate()"
                                                          : "Pass the name of one of them"));
-  return coord_along(*mesh_, mesh_dim_name.empty() ? 0 : mesh_->dim_of(mesh_dim_name));
+  return mesh_->coord_along(mesh_dim_name.empty() ? 0 : mesh_->dim_of(mesh_dim_name));
 }
 
 std::ostream& operator<<(std::ostream& stream, const Mesh& mesh) { return stream << to_string(*mesh); }
@@ -70,10 +50,8 @@ Mesh init_device_mesh(const std::string& device_type, c10::IntArrayRef mesh_shap
   check_has_ranks(*world, mesh_shape);
   std::vector<int64_t> ranks(c10::multiply_integers(mesh_shape));
   std::iota(ranks.begin(), ranks.end(), 0);
-  const MeshPtr mesh = DeviceMesh::create(std::move(world), device.type(), {Dims(mesh_shape), std::move(ranks)},
-                                          std::move(mesh_dim_names));
-  note_family(*mesh);
-  return mesh;
+  return DeviceMesh::create(std::move(world), device.type(), {Dims(mesh_shape), std::move(ranks)},
+                            std::move(mesh_dim_names));
 }
 
 }  // namespace shardwise

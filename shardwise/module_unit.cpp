@@ -1,7 +1,5 @@
 #include "shardwise/module_unit.h"
 
-#include "runtime/tensor/mesh_families.h"
-#include "runtime/tensor/reordered_mesh.h"
 #include "wrappers/fsdp/taken_parameters.h"
 #include "wrappers/fsdp/unit_call.h"
 
@@ -32,13 +30,8 @@ std::shared_ptr<ModuleUnit> ModuleUnit::create(const std::vector<std::shared_ptr
     const auto placement = options.shard_placement_fn ? options.shard_placement_fn(parameters.back()) : std::nullopt;
     along.push_back(placement.value_or(Placement::shard(0)));
   }
-  std::vector<MeshPtr> meshes{mesh};
-  for (const at::Tensor& each : parameters)
-    if (is_dtensor(each)) meshes.push_back(user_layout_of(*spec_of(each)).mesh);
-  const MeshPtr root = common_root(meshes);
   const MixedPrecisionPolicy& policy = options.mp_policy;
-  const auto group = ParameterGroup::create(names, parameters, {mesh, root ? root : root_of(*mesh)},
-                                            {policy.param_dtype, policy.reduce_dtype}, along);
+  const auto group = ParameterGroup::create(names, parameters, mesh, {policy.param_dtype, policy.reduce_dtype}, along);
   settings->n_modules = std::ssize(modules);
   const std::shared_ptr<ModuleUnit> unit(new ModuleUnit(std::move(places), std::move(settings), policy));
   unit->schedule_->add(unit->settings_, group);

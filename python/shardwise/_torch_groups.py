@@ -169,8 +169,11 @@ def lone_group(*, is_collective: bool = False) -> ProcessGroup | None:
 
 
 def group_by_members(ranks: list[int], like: str) -> str:
-    """Makes a group of `ranks` on these ranks alone, with the timeout of the group called `like`, and returns its name. Raises ValueError on all of
-    them if their backend makes groups only on all ranks of the world."""
+    """The name of the group of `ranks` (ascending) that these ranks made without the others. They make it now if there is none, with the timeout of
+    the group called `like`. Raises ValueError on all of them if their backend makes groups only on all ranks of the world."""
+    known = _made(ranks, BY_MEMBERS)
+    if known is not None:
+        return known.group_name
     if all_ranks_make_groups():
         raise ValueError(
             f"[device_mesh] the ranks {ranks} cannot make a group without the other ranks of the world: their backend needs all ranks "
@@ -203,8 +206,9 @@ def group_of(name: str) -> ProcessGroup:
     return c10d._resolve_process_group(c10d.GroupName(name))  # type: ignore[attr-defined]
 
 
-def given_groups_of(groups: Sequence[ProcessGroup], mesh: torch.Tensor) -> GroupsByRanks:
-    """The groups, one along each dim of `mesh`, by their ranks. Raises ValueError if they do not fit."""
+def given_groups_of(groups: Sequence[ProcessGroup], mesh: torch.Tensor) -> GroupsByRanks | None:
+    """The groups, one along each dim of `mesh`, by their ranks; None if these and the group of all ranks are those that all ranks make. Raises
+    ValueError if they do not fit."""
     if not groups or mesh.dim() != len(groups):
         raise ValueError(
             f"[device_mesh] Invalid mesh {mesh.tolist()} for ProcessGroup with ranks "
@@ -223,6 +227,9 @@ def given_groups_of(groups: Sequence[ProcessGroup], mesh: torch.Tensor) -> Group
                 f"[device_mesh] Invalid mesh {mesh.tolist()} for ProcessGroup with ranks {members}, given for dim {dim}: these are not "
                 "the ranks along that dim. Give the group along each dim."
             )
+    is_one_known = mesh.dim() == 1 or mesh.numel() == dist.get_world_size()
+    if all(map(is_known, groups)) and (is_one_known or _made(sorted(mesh.flatten().tolist()), DESCRIPTION)):
+        return None
     return {tuple(dist.get_process_group_ranks(each)): each for each in groups}
 
 
@@ -246,33 +253,20 @@ def overrides_by_dim(
     return [by_dim.get(dim) for dim in range(n_dims)]
 
 
-def overrides_of_several(
-    mesh: torch.Tensor | Sequence[object], overrides: Sequence[BackendOverride | None]
-) -> list[BackendOverride | None]:
-    """`overrides` without those of dims of one rank: the group of one rank sends nothing over any backend. Raises ValueError unless there is one
-    entry per dim."""
-    ranks = torch.as_tensor(mesh, device="cpu")
-    if len(overrides) != ranks.dim():
-        raise ValueError(
-            f"[device_mesh] backend_override has {len(overrides)} entries for a mesh of {ranks.dim()} dims. Give one per dim, and None for "
-            "a dim with the world's backend."
-        )
-    empty = (None, (None, None))
-    return [None if size == 1 or each in empty else each for size, each in zip(ranks.shape, overrides, strict=True)]
-
-
 def overridden_groups(
     mesh: torch.Tensor | Sequence[object], overrides: Sequence[BackendOverride | None]
-) -> GroupsByRanks:
-    """This rank's groups along each dim that has an override."""
+) -> GroupsByRanks | None:
+    """This rank's groups along each dim of several ranks that has an override; None if there is no such dim. The group of one rank sends nothing over
+    any backend. Collective over the world."""
     ranks = torch.as_tensor(mesh, device="cpu")
-    groups: dict[tuple[int, ...], ProcessGroup] = {}
+    groups: dict[tuple[int, ...], ProcessGroup] | None = None
     for dim, override in enumerate(overrides):
         backend, options = override if isinstance(override, tuple) else (override, None)
         if backend is not None and not isinstance(backend, str):
             backend, options = None, backend
-        if backend is None and options is None:
+        if ranks.size(dim) == 1 or (backend is None and options is None):
             continue
+        groups = groups or {}
         for line in lines(ranks, dim):
             group = new_group_like(line, backend, options)
             if dist.get_rank() in line:

@@ -21,7 +21,6 @@ from shardwise._torch_groups import (
     over_groups,
     overridden_groups,
     overrides_by_dim,
-    overrides_of_several,
 )
 from shardwise._torch_versions import layout_of_dims, mesh_layout
 
@@ -79,13 +78,18 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         _init_backend: bool = True,
         _is_by_all: bool = True,
     ) -> None:
-        groups = None
         _init_backend = _init_backend and not _C.are_groups_absent()
-        overrides = overrides_of_several(mesh, backend_override) if backend_override else []
-        if any(each is not None for each in overrides) and _init_backend:
+        groups = None
+        if backend_override and _init_backend:
+            n_dims = torch.as_tensor(mesh, device="cpu").dim()
+            if len(backend_override) != n_dims:
+                raise ValueError(
+                    f"[device_mesh] backend_override has {len(backend_override)} entries for a mesh of {n_dims} dims. Give one per dim, and "
+                    "None for a dim with the world's backend."
+                )
             # All ranks first make the ordinary groups. In the block below, only members would make those that are not overridden.
             _C.DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names)
-            groups = overridden_groups(mesh, overrides)
+            groups = overridden_groups(mesh, backend_override)
         with over_groups(groups) if _init_backend else _C.without_groups():
             super().__init__(device_type, mesh, mesh_dim_names=mesh_dim_names, _is_by_all=_is_by_all)
         self._register()
@@ -100,9 +104,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         return self
 
     def _register(self) -> None:
-        self._parts: dict[
-            tuple[str, ...] | None, DeviceMesh
-        ] = {}  # keeps the objects that C++ gives out for tensors on slices
+        self._slices: dict[tuple[str, ...], DeviceMesh] = {}  # keeps them: C++ gives out these objects
         super()._register()
 
     @property
@@ -115,7 +117,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
     _device_type: Any = _C.DeviceMesh.device_type
     _mesh_dim_names: Any = _C.DeviceMesh.mesh_dim_names
     _root_mesh: Any = _C.DeviceMesh._root_mesh
-    _flatten_mapping: Any = _C.DeviceMesh._flatten_mapping
+    _flatten_mapping: Any = property(lambda self: {name: self[name] for name in self._flattened()})
     _rank: Any = property(_C.DeviceMesh.get_rank)
     _coordinate_on_dim: Any = property(_C.DeviceMesh.get_coordinate)
     _pg_registry: Any = property(lambda self: {})
@@ -145,24 +147,28 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
 
     get_group: Any = _C.DeviceMesh.get_group
     get_local_rank: Any = _C.DeviceMesh.get_local_rank
+    _concatenate: Any = staticmethod(_C.DeviceMesh._concatenate)
 
     def get_all_groups(self) -> list[ProcessGroup | None]:  # type: ignore[override]
         """torch.distributed's process groups along each dim through this rank."""
         return [self.get_group(dim) for dim in range(self.ndim)]
 
-    def _kept(self, part: "DeviceMesh") -> "DeviceMesh":
-        root: Any = self._get_root_mesh()
-        root._parts[part.mesh_dim_names] = part
-        return part
-
-    @_reading_ranks
     def __getitem__(self, mesh_dim_names: str | Sequence[str]) -> "DeviceMesh":
         """The mesh of the named dims, or flattened ones, that contains this rank. Collective as making a mesh is.
 
         Raises KeyError for a name that no dim has, and RuntimeError if dims have no names.
         """
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
-        return self if names == self.mesh_dim_names else self._kept(super().__getitem__(names))
+        if names == self.mesh_dim_names:
+            return self
+        self._slices[names] = part = super().__getitem__(names)
+        return part
+
+    @_reading_ranks
+    def _every_slice(self) -> torch.Tensor:
+        """The ranks of all slices of the root like this one, one after another. All ranks know them."""
+        root = self._root_mesh
+        return self.mesh[None] if root is None else _C.mesh_slices(root.mesh, root.mesh_dim_names, self._dims_of_root())
 
     @_reading_ranks
     def _flatten(
@@ -174,14 +180,12 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         """
         root: Any = self._get_root_mesh()
         name = mesh_dim_name or "_".join(self.mesh_dim_names or ())
-        is_new = self.mesh_dim_names and name not in (*root.mesh_dim_names, *root._flatten_mapping)
+        is_new = name not in (*(root.mesh_dim_names or (name,)), *root._flattened())
         groups = None
         if is_new and backend_override is not None and self._has_groups:
-            # Every rank takes part in making the groups of all slices.
-            every = _C.mesh_slices(root.mesh, root.mesh_dim_names, [sum(self._dims_of_root(), ())])
-            groups = overridden_groups(every, [None, backend_override])
+            groups = overridden_groups(self._every_slice().flatten(1), [None, backend_override])
         with over_groups(groups):
-            return self._kept(super()._flatten(mesh_dim_name))
+            return super()._flatten(name)
 
     @_reading_ranks
     def _unflatten(  # type: ignore[override]
@@ -196,36 +200,19 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         Slices of several such meshes are slices of one mesh if their ranks and names are. Raises ValueError if `dim` does not exist or has not the
         product of these sizes, and RuntimeError if not every dim has a name.
         """
-        names = list(self.mesh_dim_names or ())
+        names = self.mesh_dim_names or ()
         if isinstance(dim, str) and dim not in names:
             raise ValueError(
                 f"[device_mesh] there is no dim {dim!r} in {self}. Use one of its names, or a dim in [0, {self.ndim})."
             )
         at = names.index(dim) if isinstance(dim, str) else dim
-        result = super()._unflatten(at, mesh_sizes, mesh_dim_names)
-        if not backend_override or not self._has_groups:
+        overrides = overrides_by_dim(backend_override or {}, mesh_dim_names)
+        result: DeviceMesh = super()._unflatten(at, mesh_sizes, mesh_dim_names)
+        if not backend_override or not result._has_groups:
             return result
-        at %= self.ndim
-        overrides = [None] * at + overrides_by_dim(backend_override, mesh_dim_names) + [None] * (self.ndim - at - 1)
-        if self._has_own_groups:
-            groups = overridden_groups(result.mesh, overrides_of_several(result.mesh, overrides))
-            with over_groups(groups):
-                return super()._unflatten(at, mesh_sizes, mesh_dim_names)
-        root = result._get_root_mesh()  # its first dim is for the other slices, if this mesh has a root
-        if root == result:
-            return DeviceMesh(
-                self.device_type, result.mesh, mesh_dim_names=result.mesh_dim_names, backend_override=overrides
-            )
-        whole = DeviceMesh(
-            self.device_type, root.mesh, mesh_dim_names=root.mesh_dim_names, backend_override=[None, *overrides]
-        )
-        return whole[result.mesh_dim_names or ()]
-
-    @staticmethod
-    @_reading_ranks
-    def _concatenate(device_mesh_list: Sequence["DeviceMesh"]) -> "DeviceMesh":  # type: ignore[override]
-        """The mesh of the dims of all these slices of one mesh, in this order. Raises RuntimeError if there is no such mesh."""
-        return _C.DeviceMesh._concatenate(device_mesh_list)
+        every = self._every_slice().reshape(-1, *result.shape)
+        with over_groups(overridden_groups(every, [None] * (at % self.ndim + 1) + overrides)):
+            return super()._unflatten(at, mesh_sizes, mesh_dim_names)
 
     @classmethod
     @_reading_ranks
@@ -249,37 +236,25 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             mesh = dist.get_process_group_ranks(group)
         groups = [group] if isinstance(group, ProcessGroup) else list(group)
         with over_groups(given_groups_of(groups, torch.as_tensor(mesh, device="cpu"))):
-            return cls(device_type, mesh, mesh_dim_names=mesh_dim_names)
+            return cls(device_type, mesh, mesh_dim_names=mesh_dim_names, _is_by_all=False)
 
-    def __enter__(self) -> "DeviceMesh":
-        torch_device_mesh._mesh_resources.mesh_stack.append(self)
-        return super().__enter__()
-
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
+        if not torch_device_mesh._mesh_resources.mesh_stack:
+            raise ValueError(f"[device_mesh] {self} is left, but no mesh was entered on this thread. Use `with mesh:`.")
         super().__exit__(*error)
-        torch_device_mesh._mesh_resources.mesh_stack.pop()
 
     __eq__ = _C.DeviceMesh.__eq__
-
-    @_reading_ranks
-    def __hash__(self) -> int:
-        return hash((self.device_type, self.shape, tuple(self.mesh.flatten().tolist()), self.mesh_dim_names))
+    __hash__ = _C.DeviceMesh.__hash__
 
     @_reading_ranks
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the ranks as numbers, the meshes that this one is a slice of, this rank, and the number of ranks."""
         own = (self.device_type, self.mesh.tolist(), self.mesh_dim_names)
         place = (self.get_rank(), self._world_size())
-        families = self._families()
-        if len(families) > 1:
-            return rebuild_related, (*own, families, place)
-        root = self._root_mesh
+        families, root = self._families(), self._root_mesh
         if not families and root is not None:
             families = [(root.mesh.tolist(), root.mesh_dim_names, self.mesh_dim_names or (), self._dims_of_root())]
-        if not families or families[0][-1] is None:
-            return rebuild_mesh, (*own, place)
-        root_ranks, root_names, _, dims = families[0]
-        return rebuild_slice, (*own, root_ranks, root_names, dims, place)
+        return (rebuild_related, (*own, families, place)) if families else (rebuild_mesh, (*own, place))
 
 
 @_reading_ranks
@@ -306,14 +281,6 @@ def init_device_mesh(
     ranks = torch.arange(prod(mesh_shape), device="cpu").view(tuple(mesh_shape))
     overrides = overrides_by_dim(backend_override, mesh_dim_names or [], len(mesh_shape)) if backend_override else None
     return DeviceMesh(device_type, ranks, mesh_dim_names=mesh_dim_names, backend_override=overrides)
-
-
-def mesh_among(device_type: str, every: torch.Tensor, names: Sequence[str]) -> DeviceMesh:
-    """The mesh that contains this rank, of the meshes of ranks `every[0]`, `every[1]`, ..., which have the same dim names. Collective over the
-    world: all ranks make all these meshes."""
-    if every.size(0) == 1:
-        return DeviceMesh(device_type, every[0], mesh_dim_names=names)
-    return DeviceMesh(device_type, every, mesh_dim_names=(f"others of {', '.join(names)}", *names))[tuple(names)]
 
 
 def _check_mesh_arguments(device_type: str, mesh_shape: Sequence[int], names: Sequence[str] | None) -> None:
@@ -366,8 +333,8 @@ def rebuild_slice(
     by_dim: Any = [(each,) if isinstance(each, str) else tuple(each) for each in dims]
     if len(by_dim) != len(mesh_dim_names):
         by_dim = [tuple(dim for each in by_dim for dim in each)]
-    families = [(root, root_dim_names, mesh_dim_names, tuple(by_dim))]
-    return rebuild_related(device_type, mesh, mesh_dim_names, families, place)
+    family = (root, root_dim_names, mesh_dim_names, tuple(by_dim))
+    return rebuild_related(device_type, mesh, mesh_dim_names, [family], place)
 
 
 def rebuild_related(
@@ -378,25 +345,14 @@ def rebuild_related(
     place: Place = None,
 ) -> DeviceMesh:
     """Unpickles a mesh that was made by itself and as a slice, or as a slice of several meshes. All of these are made, on all ranks."""
-    made: list[DeviceMesh | None] = []
+    made: list[DeviceMesh | None] = []  # keeps them, so that the mesh is one of them
     with _in_world_of(place):
         for root, root_names, names, dims in families:
             if dims is not None:
                 made.append(_this_ranks_slice(device_type, root, root_names, names, dims))
             elif _is_in_world(device_type, root):
                 made.append(rebuild_mesh(device_type, root, root_names))
-        return _this_one(device_type, mesh, mesh_dim_names, made)
-
-
-def _this_one(
-    device_type: str, mesh: Ranks, names: tuple[str, ...] | None, made: list[DeviceMesh | None]
-) -> DeviceMesh:
-    """The mesh of `made` that has these ranks and names, or a new one."""
-    ranks = torch.as_tensor(mesh, device="cpu").tolist()
-    for each in made:
-        if each is not None and each.mesh_dim_names == names and each.mesh.tolist() == ranks:
-            return each
-    return DeviceMesh(device_type, mesh, mesh_dim_names=names, _is_by_all=False)
+        return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names, _is_by_all=False)
 
 
 def _this_ranks_slice(
@@ -411,9 +367,7 @@ def _this_ranks_slice(
                 whole[of_root]._flatten(name)
         return whole[names]
     here = [part for part in _C.mesh_slices(root, root_names, dims) if _is_in_world(device_type, part)]
-    if not here:
-        return None
-    return mesh_among(device_type, torch.stack(here), names)
+    return _C.mesh_among(device_type, torch.stack(here), names) if here else None
 
 
 def _is_in_world(device_type: str, ranks: Ranks) -> bool:

@@ -9,13 +9,12 @@
 namespace shardwise {
 namespace {
 
-thread_local const GivenGroups* innermost = nullptr;
+thread_local GivenGroups* innermost = nullptr;
 
+/// The given groups that meshes still hold.
 struct Held {
   std::mutex mutex;
-  std::vector<std::weak_ptr<const Group>> groups;  // the given groups that meshes still hold
-  GivenGroups::MakeByMembers make;
-  GivenGroups::ByRanks by_members;
+  std::vector<std::weak_ptr<const Group>> groups;
 };
 
 Held& held() {
@@ -52,7 +51,7 @@ GivenGroups::GivenGroups(std::shared_ptr<World> world) : GivenGroups(ByRanks()) 
 
 GivenGroups::~GivenGroups() { innermost = outer_; }
 
-const GivenGroups* GivenGroups::current() { return innermost; }
+GivenGroups* GivenGroups::current() { return innermost; }
 
 void GivenGroups::close() {
   std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> dropped;  // destructors wait for threads: not under the lock
@@ -61,34 +60,13 @@ void GivenGroups::close() {
     if (const auto alive = group.lock())
       dropped.push_back(std::move(std::const_pointer_cast<Group>(alive)->process_group));
   held().groups.clear();
-  held().by_members.clear();
 }
 
-void GivenGroups::set_maker(MakeByMembers make) {
+GroupPtr GivenGroups::add(Group group) {
+  const auto added = std::make_shared<const Group>(std::move(group));
   const std::lock_guard lock(held().mutex);
-  held().make = std::move(make);
-}
-
-GroupPtr GivenGroups::by_members(const std::vector<int64_t>& ranks, int64_t rank) const {
-  MakeByMembers make;
-  {
-    const std::lock_guard lock(held().mutex);
-    if (const auto found = held().by_members.find(ranks); found != held().by_members.end()) return found->second;
-    make = held().make;
-  }
-  if (!make) return nullptr;
-  auto process_group = make(ranks, groups_.empty() ? nullptr : groups_.begin()->second.get());
-  const int64_t index = std::ranges::find(ranks, rank) - ranks.begin();
-  const auto group = std::make_shared<const Group>(Group{std::move(process_group), ranks, index});
-  const std::lock_guard lock(held().mutex);
-  held().groups.push_back(group);
-  return held().by_members[ranks] = group;
-}
-
-bool GivenGroups::is_by_members(const GroupPtr& group) {
-  const std::lock_guard lock(held().mutex);
-  const auto found = held().by_members.find(group->ranks);
-  return found != held().by_members.end() && found->second == group;
+  held().groups.push_back(added);
+  return groups_[added->ranks] = added;
 }
 
 std::optional<GroupPtr> GivenGroups::find(const std::vector<int64_t>& ranks, int64_t rank) const {

@@ -3,7 +3,6 @@
 
 #include "runtime/comm/group.h"
 
-#include <functional>
 #include <map>
 #include <optional>
 
@@ -15,8 +14,8 @@ class World;
 /// arguments return the same object. Throws: c10::ValueError if `rank` is not in [0, n_ranks).
 std::shared_ptr<World> world_without_groups(int64_t rank, int64_t n_ranks);
 
-/// During its lifetime, this thread's World::group() returns these groups for their ranks, and null for ranks that do not include this one. Other
-/// ranks that have no group of the World make one by themselves. The World does not learn of these groups, so other ranks need not know of them.
+/// During its lifetime, this thread's World::group() returns these groups for their ranks, and null for ranks that do not include this one. Any
+/// other group that the World does not know is made by its members alone. The World does not learn of these groups.
 class GivenGroups {
  public:
   using ByRanks = std::map<std::vector<int64_t>, GroupPtr>;  // ranks ascending
@@ -33,27 +32,20 @@ class GivenGroups {
   static void close();
 
   /// The innermost GivenGroups of this thread; null if there is none.
-  static const GivenGroups* current();
+  static GivenGroups* current();
   const ByRanks& groups() const { return groups_; }
   bool are_absent() const { return are_absent_; }
   /// Null if World::current() is the thread's or the process's own.
   const std::shared_ptr<World>& world() const { return world_; }
-  /// Makes a process group of `ranks` on these ranks alone, like another one, or with the defaults.
-  using MakeByMembers =
-      std::function<c10::intrusive_ptr<c10d::ProcessGroup>(const std::vector<int64_t>& ranks, const Group* like)>;
-  /// Without this, members alone make groups as the World does.
-  static void set_maker(MakeByMembers make);
-  /// The group that `ranks` made by themselves, or make now; null if no maker is set. Pre: one thread at a time, for these ranks.
-  GroupPtr by_members(const std::vector<int64_t>& ranks, int64_t rank) const;
-  static bool is_by_members(const GroupPtr& group);
-
+  /// Adds a group that its members made alone.
+  GroupPtr add(Group group);
   /// The group for `ranks`; nothing if the World must be asked instead. `rank`: this rank.
   std::optional<GroupPtr> find(const std::vector<int64_t>& ranks, int64_t rank) const;
 
  private:
   ByRanks groups_;
   bool are_absent_ = false;
-  const GivenGroups* outer_;
+  GivenGroups* outer_;
   std::shared_ptr<World> world_;
 };
 

@@ -3,8 +3,8 @@
 #include "runtime/comm/gil_release.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/torch_versions.h"
+#include "runtime/tensor/mesh_families.h"
 #include "runtime/tensor/mesh_ranks.h"
-#include "runtime/tensor/mesh_slices.h"
 #include "runtime/tensor/unused_meshes.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -24,38 +24,33 @@ namespace {
 
 using Line = std::vector<int64_t>;
 
-/// Connects the group of the world while all ranks are present. Moves to another mesh use it, and ranks outside both meshes stay away from
-/// them.
-void connect_world(World& world, const DeviceMesh& mesh) {
-  if (mesh.size() == world.size() || GivenGroups::current()) return;
-  std::vector<int64_t> ranks(world.size());
-  std::iota(ranks.begin(), ranks.end(), 0);
-  const GroupPtr everyone = world.group(ranks);
-  if (has_backend_for(*everyone->process_group, mesh.device_type())) connect(*everyone, "device_mesh", mesh.device());
-}
-
 /// The last entry is for groups that are not the World's: the process groups, or a mark.
 using Key = std::tuple<World*, c10::DeviceType, Line, Line, DimNames, std::vector<const void*>>;
 
-std::vector<const void*> marks_of(const MeshParts& parts, bool is_member) {
+std::vector<const void*> marks_of(const DeviceMesh& mesh) {
   static constexpr char kAbsent = 0, kElsewhere = 0;
-  if (parts.groups == MeshGroups::kAbsent) return {&kAbsent};
-  if (parts.groups == MeshGroups::kGiven && !is_member) return {&kElsewhere};
+  if (mesh.groups() == MeshGroups::kAbsent) return {&kAbsent};
+  if (mesh.groups() == MeshGroups::kGiven && !mesh.is_member()) return {&kElsewhere};
   std::vector<const void*> result;
-  for (const auto& [ranks, group] : parts.given) result.push_back(group->process_group.get());
+  for (const auto& [ranks, group] : mesh.parts().given) result.push_back(group->process_group.get());
   return result;
-}
-
-/// Keeps `group` in `parts` if it is a given one, or one that its members made alone.
-void keep_given(const GivenGroups& scope, const GroupPtr& group, MeshParts& parts) {
-  if (group && (GivenGroups::is_by_members(group) || scope.groups().contains(group->ranks)))
-    parts.given[group->ranks] = group;
 }
 
 std::mutex registry_mutex;
 std::map<Key, std::weak_ptr<const DeviceMesh>>& registry() {
   static auto* meshes = new std::map<Key, std::weak_ptr<const DeviceMesh>>;  // never destroyed: meshes may outlive main
   return *meshes;
+}
+
+/// The list of these ranks that living meshes share. Pre: registry_mutex is held.
+std::shared_ptr<const Line> shared_list(Line ranks) {
+  static auto* lists = new std::map<Line, std::weak_ptr<const Line>>;  // never destroyed: meshes may outlive main
+  std::ranges::sort(ranks);
+  std::erase_if(*lists, [](const auto& entry) { return entry.second.expired(); });
+  auto& place = (*lists)[ranks];
+  auto list = place.lock();
+  if (!list) place = list = std::make_shared<const Line>(std::move(ranks));
+  return list;
 }
 
 void check_names(const RankGrid& grid, const DimNames& names) {
@@ -72,8 +67,32 @@ void check_names(const RankGrid& grid, const DimNames& names) {
 
 }  // namespace
 
-MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_type, RankGrid grid,
-                           std::vector<std::string> names) {
+void connect_world(const DeviceMesh& mesh) {
+  if (mesh.size() == mesh.world()->size()) return;
+  const GroupPtr everyone = mesh.world()->everyone();
+  if (has_backend_for(*everyone->process_group, mesh.device_type())) connect(*everyone, "device_mesh", mesh.device());
+}
+
+DeviceMesh::DeviceMesh() : parts_(std::make_shared<MeshParts>()) {}
+
+/// Destructors of groups wait for threads, which may need the interpreter's lock, so it is released if groups were given. Otherwise it is kept: the
+/// caller may hold another lock that the interpreter lock's next holder waits for.
+void DeviceMesh::end(DeviceMesh* mesh) {
+  std::optional<GilRelease> no_gil;
+  if (mesh->parts_->owns_given()) no_gil.emplace();
+  delete mesh;
+}
+
+MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_type, RankGrid grid, DimNames names) {
+  const MeshPtr mesh = create_by_members(std::move(world), device_type, std::move(grid), std::move(names));
+  if (GivenGroups::current() || mesh->groups() != MeshGroups::kWorlds) return mesh;
+  connect_world(*mesh);
+  note_family(*mesh);
+  return mesh;
+}
+
+MeshPtr DeviceMesh::create_by_members(std::shared_ptr<World> world, c10::DeviceType device_type, RankGrid grid,
+                                      DimNames names) {
   check(grid);
   check_names(grid, names);
   if (world->size() == 1) check_has_ranks(*world, grid.shape);  // perhaps started without torchrun
@@ -82,39 +101,37 @@ MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_
                       fmt::format("[device_mesh] rank {} is not in the world of {} ranks. Use ranks in [0, {}).", rank,
                                   world->size(), world->size()));
 
-  const auto parts = std::make_shared<MeshParts>();
-  const std::shared_ptr<DeviceMesh> mesh(new DeviceMesh, EndMesh{parts});
+  const std::shared_ptr<DeviceMesh> mesh(new DeviceMesh, &end);
   mesh->coord_ = grid.coord_of(world->rank());
   const auto* scope = GivenGroups::current();
-  const auto find_groups = [&] {
-    mesh->lines_ = make_lines(*world, grid);
-    mesh->everyone_ = world->group(grid.ranks);
-  };
   if (scope) {
-    find_groups();
-    for (const GroupPtr& group : mesh->lines_) keep_given(*scope, group, *parts);
-    keep_given(*scope, mesh->everyone_, *parts);
-    if (!parts->given.empty() || !mesh->is_member()) parts->groups = MeshGroups::kGiven;
-    if (scope->are_absent()) parts->groups = MeshGroups::kAbsent;
+    auto& given = mesh->parts_->given;
+    mesh->own_groups_ = make_groups(*world, grid);
+    const auto keep = [&](const GroupPtr& group) {
+      if (group && scope->groups().contains(group->ranks)) given[group->ranks] = group;
+    };
+    std::ranges::for_each(mesh->own_groups_.lines, keep);
+    keep(mesh->own_groups_.everyone);
+    if (!given.empty() || !mesh->is_member()) mesh->groups_ = MeshGroups::kGiven;
+    if (scope->are_absent()) mesh->groups_ = MeshGroups::kAbsent;
   }
-  Key key{world.get(), device_type, Line(grid.shape.begin(), grid.shape.end()),
-          grid.ranks,  names,       marks_of(*parts, mesh->is_member())};
+  Key key{world.get(), device_type, Line(grid.shape.begin(), grid.shape.end()), grid.ranks, names, marks_of(*mesh)};
   {
     std::lock_guard lock(registry_mutex);
     if (auto found = registry().find(key); found != registry().end())
       if (auto known = found->second.lock()) return known;
   }
-  if (!scope) find_groups();
+  if (!scope) mesh->own_groups_ = make_groups(*world, grid);
   mesh->grid_ = std::make_shared<const RankGrid>(std::move(grid));
   mesh->world_ = std::move(world);
   mesh->device_type_ = device_type;
   mesh->names_ = std::move(names);
-  connect_world(*mesh->world_, *mesh);
 
   std::lock_guard lock(registry_mutex);
   std::erase_if(registry(), [](const auto& entry) { return entry.second.expired(); });
   auto& place = registry()[key];
   if (auto other = place.lock()) return other;  // another thread has made it, over the same groups
+  mesh->ascending_ranks_ = shared_list(mesh->grid_->ranks);
   place = mesh;
   count_mesh();
   return mesh;
@@ -124,7 +141,7 @@ MeshPtr DeviceMesh::on_meta() const {
   if (is_meta()) return shared_from_this();
   const std::lock_guard lock(registry_mutex);
   if (auto mesh = on_meta_.lock()) return mesh;
-  const std::shared_ptr<DeviceMesh> mesh(new DeviceMesh(*this));
+  const std::shared_ptr<DeviceMesh> mesh(new DeviceMesh(*this), &end);
   mesh->device_type_ = c10::DeviceType::Meta;
   mesh->with_memory_ = shared_from_this();
   on_meta_ = mesh;
@@ -142,6 +159,8 @@ c10::Device DeviceMesh::device() const {
   return c10::impl::VirtualGuardImpl(device_type_).getDevice();
 }
 
+bool DeviceMesh::has_dim(const std::string& name) const { return std::ranges::count(names_, name) > 0; }
+
 int64_t DeviceMesh::dim_of(const std::string& name) const {
   const auto found = std::ranges::find(names_, name);
   if (found == names_.end())
@@ -149,6 +168,25 @@ int64_t DeviceMesh::dim_of(const std::string& name) const {
         {__func__, __FILE__, __LINE__},
         fmt::format("[device_mesh] no mesh dim is called \"{}\": the mesh is {}.", name, to_string(*this)));
   return found - names_.begin();
+}
+
+int64_t DeviceMesh::checked_dim(int64_t mesh_dim) const {
+  TORCH_CHECK_INDEX(mesh_dim >= -ndim() && mesh_dim < ndim(),
+                    fmt::format("[device_mesh] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).",
+                                mesh_dim, to_string(*this), -ndim(), ndim()));
+  return mesh_dim < 0 ? mesh_dim + ndim() : mesh_dim;
+}
+
+int64_t DeviceMesh::coord_along(int64_t mesh_dim) const {
+  TORCH_CHECK_VALUE(coord_, fmt::format("[device_mesh] rank {} is outside the mesh {}: it has no place in it. Ask "
+                                        "get_coordinate(), which has no value there.",
+                                        rank(), to_string(*this)));
+  return (*coord_)[mesh_dim];
+}
+
+MeshPtr world_mesh(c10::DeviceType device_type) {
+  const auto world = World::current();
+  return DeviceMesh::create(world, device_type, {{world->size()}, world->everyone()->ranks});
 }
 
 std::string to_string(const DeviceMesh& mesh) {
@@ -164,11 +202,8 @@ std::string to_string(const DeviceMesh& mesh) {
 }
 
 bool has_all_ranks_of(const DeviceMesh& mesh, const DeviceMesh& other) {
-  if (&mesh == &other) return true;
-  std::vector<int64_t> ranks = mesh.grid().ranks, others = other.grid().ranks;
-  std::ranges::sort(ranks);
-  std::ranges::sort(others);
-  return std::ranges::includes(ranks, others);
+  if (have_same_ranks(mesh, other) || mesh.size() == mesh.world()->size()) return true;
+  return mesh.size() > other.size() && std::ranges::includes(*mesh.ascending_ranks(), *other.ascending_ranks());
 }
 
 void check_same_mesh(std::string_view op, const MeshPtr& mesh, const MeshPtr& other) {

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <set>
 #include <tuple>
+#include <utility>
 
 namespace shardwise {
 namespace {
@@ -45,12 +46,6 @@ std::vector<Noted> noted_like(const DeviceMesh& mesh) {
   return result;
 }
 
-std::vector<DimNames> each_alone(const DimNames& names) {
-  std::vector<DimNames> dims;
-  for (const std::string& name : names) dims.push_back({name});
-  return dims;
-}
-
 bool has_all(const DimNames& names, const DimNames& wanted) {
   return std::ranges::all_of(wanted, [&](const auto& name) { return std::ranges::count(names, name) > 0; });
 }
@@ -68,7 +63,12 @@ bool has_slices(const MeshFamily& root, c10::ArrayRef<MeshPtr> meshes) {
 }  // namespace
 
 void note_family(const DeviceMesh& root, const DimNames& names, const std::optional<std::vector<DimNames>>& dims) {
-  if (groups_of(root) != MeshGroups::kWorlds) return;
+  if (root.groups() != MeshGroups::kWorlds) return;
+  if (!dims) {
+    const std::lock_guard lock(root.parts().mutex);
+    root.parts().is_root = true;
+    if (std::exchange(root.parts().is_by_all, true)) return;
+  }
   MeshFamily family{root.with_memory()->device_type(), root.grid(), root.names(), names, dims};
   const std::lock_guard lock(noted_mutex);
   auto& noted = noted_in(root.world());
@@ -78,7 +78,7 @@ void note_family(const DeviceMesh& root, const DimNames& names, const std::optio
 }
 
 std::vector<MeshFamily> related_families(const DeviceMesh& mesh) {
-  if (groups_of(mesh) != MeshGroups::kWorlds) return {};
+  if (mesh.groups() != MeshGroups::kWorlds) return {};
   const std::vector<Noted> noted = noted_like(mesh);
   std::set<Member> known{key_of(mesh)};
   std::vector<bool> is_related(noted.size());
@@ -98,13 +98,13 @@ std::vector<MeshFamily> related_families(const DeviceMesh& mesh) {
 }
 
 MeshPtr common_root(c10::ArrayRef<MeshPtr> meshes) {
-  const MeshPtr own = root_of(*meshes[0]->with_memory());
+  const MeshPtr own = meshes[0]->with_memory()->root();
   const DimNames& names = own->names();
-  if (std::ranges::all_of(meshes, [&](const MeshPtr& each) { return root_of(*each->with_memory()) == own; })) {
+  if (std::ranges::all_of(meshes, [&](const MeshPtr& each) { return each->with_memory()->root() == own; })) {
     // The most frequent case: without a look at other meshes.
     std::set<std::pair<int64_t, std::string>> by_first_dim;
     for (const MeshPtr& mesh : meshes) {
-      const auto dims = dims_of_root(*mesh);
+      const auto dims = mesh->dims_of_root();
       for (size_t i = 0; i < dims.size(); ++i) by_first_dim.emplace(own->dim_of(dims[i][0]), mesh->names()[i]);
     }
     DimNames used;
@@ -116,7 +116,7 @@ MeshPtr common_root(c10::ArrayRef<MeshPtr> meshes) {
   if (has_slices(first, meshes)) return own;
   for (const auto& [family, members] : noted_like(*meshes[0]))
     if (has_slices(family, meshes))
-      return DeviceMesh::create(own->world(), own->device_type(), family.root, family.root_names);
+      return DeviceMesh::create_by_members(own->world(), own->device_type(), family.root, family.root_names);
   return nullptr;
 }
 

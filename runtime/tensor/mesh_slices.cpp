@@ -1,106 +1,122 @@
 #include "runtime/tensor/mesh_slices.h"
 
-#include "runtime/comm/gil_release.h"
+#include "placements/split_order.h"
 #include "runtime/tensor/mesh_families.h"
 
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <optional>
+#include <numeric>
 
 namespace shardwise {
 namespace {
 
-/// Opens the groups over which the parts of a mesh are made. Null if these are the World's, or if the caller has opened absent groups.
-std::unique_ptr<GivenGroups> scope_of_parts(MeshGroups groups, const GivenGroups::ByRanks& given) {
+/// True if all ranks of the World make the groups of parts of `mesh`, not its members alone.
+bool is_of_world(const DeviceMesh& mesh) {
+  return mesh.groups() == MeshGroups::kWorlds && mesh.root()->groups() == MeshGroups::kWorlds;
+}
+
+/// Opens the groups over which parts of `mesh` are made, or null if these are the World's or the caller has opened absent groups. `given`: groups
+/// that the World does not know.
+std::unique_ptr<GivenGroups> scope_of_parts(const DeviceMesh& mesh, const GivenGroups::ByRanks& given) {
   const auto* outer = GivenGroups::current();
-  if (groups == MeshGroups::kWorlds || (outer && outer->are_absent())) return nullptr;
-  if (groups == MeshGroups::kAbsent) return std::make_unique<GivenGroups>();
+  if ((is_of_world(mesh) && given.empty()) || (outer && outer->are_absent())) return nullptr;
+  if (mesh.groups() == MeshGroups::kAbsent) return std::make_unique<GivenGroups>();
   auto all = outer ? outer->groups() : GivenGroups::ByRanks();
   all.insert(given.begin(), given.end());  // keeps the outer one of two groups
   return std::make_unique<GivenGroups>(std::move(all));
 }
 
-/// The slice with `rank`, or the first one.
-const RankGrid& slice_with(const std::vector<RankGrid>& all, int64_t rank) {
+MeshPtr part_of(const DeviceMesh& mesh, const MergedDims& dims, DimNames names, const GivenGroups::ByRanks& given) {
+  const auto scope = scope_of_parts(mesh, given);
+  const std::vector<RankGrid> all = slices(mesh.grid(), dims);
+  if (dims.size() != 1 || dims[0].size() != 1)  // otherwise the mesh has the groups
+    for (const RankGrid& each : all) make_groups(*mesh.world(), each);
   const auto own =
-      std::ranges::find_if(all, [&](const RankGrid& each) { return std::ranges::count(each.ranks, rank) > 0; });
-  return own == all.end() ? all.front() : *own;
+      std::ranges::find_if(all, [&](const RankGrid& each) { return std::ranges::count(each.ranks, mesh.rank()) > 0; });
+  return DeviceMesh::create_by_members(mesh.world(), mesh.with_memory()->device_type(),
+                                       own == all.end() ? all.front() : *own, std::move(names))
+      ->on(mesh.device_type());
 }
 
-DimNames joined(const std::vector<DimNames>& dims) {
-  DimNames all;
-  for (const DimNames& each : dims) all.insert(all.end(), each.begin(), each.end());
-  return all;
-}
-
-bool has_name(const DeviceMesh& mesh, const std::string& name) { return std::ranges::count(mesh.names(), name) > 0; }
-
-MeshPtr made_like(const DeviceMesh& mesh, RankGrid grid, DimNames names) {
-  return DeviceMesh::create(mesh.world(), mesh.with_memory()->device_type(), std::move(grid), std::move(names));
-}
-
-/// Notes that `part` is a slice of `root` along these dims, unless it has a root already. A mesh that is its own ancestor would never be freed.
+/// Notes that `part` is a slice of `root` along these dims, unless it is a root or a slice already.
 void adopt(const DeviceMesh& root, const DeviceMesh& part, std::vector<DimNames> dims) {
-  const MeshPtr own = root.with_memory();
-  for (MeshPtr each = own, next;; each = next) {
-    if (each.get() == &part) return;
-    next = root_of(*each);
-    if (next == each) break;
+  {
+    const std::lock_guard lock(root.parts().mutex);
+    root.parts().is_root = true;
   }
-  MeshParts& parts = parts_of(part);
-  const std::lock_guard lock(parts.mutex);
-  if (parts.root) return;
-  parts.root = own;
-  parts.dims = std::move(dims);
+  const std::lock_guard lock(part.parts().mutex);
+  if (part.parts().is_root || part.parts().root) return;
+  part.parts().root = root.with_memory();
+  part.parts().dims = std::move(dims);
+}
+
+/// part_of() whose root is that of `mesh`. Pre: the dims of `mesh` have names.
+MeshPtr slice_of(const DeviceMesh& mesh, const MergedDims& dims, const DimNames& names,
+                 const GivenGroups::ByRanks& given) {
+  const bool is_by_all = is_of_world(mesh) && given.empty() && !GivenGroups::current();
+  const MeshPtr root = mesh.root();
+  const auto all_of_root = mesh.dims_of_root();
+  std::vector<DimNames> of_root;
+  for (const auto& merged : dims) {
+    of_root.emplace_back();
+    for (const int64_t dim : merged)
+      of_root.back().insert(of_root.back().end(), all_of_root[dim].begin(), all_of_root[dim].end());
+  }
+  const MeshPtr slice = part_of(mesh, dims, names, given);
+  adopt(*root, *slice, of_root);
+  if (is_by_all) {
+    connect_world(*slice->with_memory());
+    note_family(*root, names, of_root);
+  }
+  return slice;
+}
+
+void check_has_names(const DeviceMesh& mesh) {
+  TORCH_CHECK(
+      !mesh.names().empty(),  // a RuntimeError, as torch's
+      fmt::format("[device_mesh] Cannot slice or flatten a DeviceMesh without mesh_dim_names! {} has none: give "
+                  "them to init_device_mesh.",
+                  to_string(mesh)));
 }
 
 std::string quoted(const DimNames& names) { return fmt::format("\"{}\"", fmt::join(names, "\", \"")); }
 
 }  // namespace
 
-std::vector<RankGrid> slices(const RankGrid& grid, const std::vector<std::vector<int64_t>>& dims) {
-  Dims strides(grid.shape.size(), 1);
-  for (auto i = static_cast<int64_t>(grid.shape.size()) - 2; i >= 0; --i)
-    strides[i] = strides[i + 1] * grid.shape[i + 1];
-
-  auto offsets_of = [&](c10::ArrayRef<int64_t> dims) {
-    std::vector<int64_t> offsets{0};
-    for (int64_t dim : dims) {
-      std::vector<int64_t> next;
-      for (int64_t offset : offsets)
-        for (int64_t i = 0; i < grid.shape[dim]; ++i) next.push_back(offset + i * strides[dim]);
-      offsets = std::move(next);
-    }
-    return offsets;
-  };
-
-  std::vector<int64_t> kept, fixed;
+std::vector<RankGrid> slices(const RankGrid& grid, const MergedDims& dims) {
   RankGrid slice;
+  std::vector<int64_t> kept, order;
   for (const auto& merged : dims) {
     slice.shape.push_back(1);
-    for (int64_t dim : merged) {
+    for (const int64_t dim : merged) {
       kept.push_back(dim);
       slice.shape.back() *= grid.shape[dim];
     }
   }
   for (int64_t dim = 0; dim < static_cast<int64_t>(grid.shape.size()); ++dim)
-    if (!std::ranges::count(kept, dim)) fixed.push_back(dim);
+    if (!std::ranges::count(kept, dim)) order.push_back(dim);
+  order.insert(order.end(), kept.begin(), kept.end());
 
   std::vector<RankGrid> result;
-  for (int64_t base : offsets_of(fixed)) {
-    slice.ranks.clear();
-    for (int64_t offset : offsets_of(kept)) slice.ranks.push_back(grid.ranks[base + offset]);
+  const RankGrid all = reordered(grid, order);
+  for (auto begin = all.ranks.begin(); begin != all.ranks.end(); begin += c10::multiply_integers(slice.shape)) {
+    slice.ranks.assign(begin, begin + c10::multiply_integers(slice.shape));
     result.push_back(slice);
   }
   return result;
 }
 
-std::vector<std::vector<int64_t>> positions(const DimNames& names, const std::vector<DimNames>& dims) {
+std::vector<DimNames> each_alone(const DimNames& names) {
+  std::vector<DimNames> dims;
+  for (const std::string& name : names) dims.push_back({name});
+  return dims;
+}
+
+MergedDims positions(const DimNames& names, const std::vector<DimNames>& dims) {
   DimNames unknown;
-  std::vector<std::vector<int64_t>> result;
+  MergedDims result;
   for (const DimNames& merged : dims) {
     result.emplace_back();
     for (const std::string& name : merged) {
@@ -116,203 +132,173 @@ std::vector<std::vector<int64_t>> positions(const DimNames& names, const std::ve
   return result;
 }
 
-std::vector<GroupPtr> make_lines(World& world, const RankGrid& grid) {
-  std::vector<GroupPtr> mine(grid.shape.size());
+GridGroups make_groups(World& world, const RankGrid& grid) {
+  GridGroups mine{std::vector<GroupPtr>(grid.shape.size()), nullptr};
+  const auto first = [&]() -> const Group* {
+    const auto found =
+        std::ranges::find_if(mine.lines, [](const GroupPtr& line) { return line && line->process_group; });
+    return found == mine.lines.end() ? nullptr : found->get();
+  };
   for (int64_t dim = 0; dim < static_cast<int64_t>(grid.shape.size()); ++dim)
     for (const RankGrid& line : slices(grid, {{dim}}))
-      if (auto group = world.group(line.ranks)) mine[dim] = group;
+      if (auto group = world.group(line.ranks, first())) mine.lines[dim] = group;
+  mine.everyone = world.group(grid.ranks, first());
   return mine;
 }
 
-MeshParts& parts_of(const DeviceMesh& mesh) { return *std::get_deleter<EndMesh>(mesh.with_memory())->parts; }
-
-/// Destructors of groups wait for threads, which may need the interpreter's lock, so it is released if groups were given. Otherwise it is kept: the
-/// caller may hold another lock that the interpreter lock's next holder waits for.
-void EndMesh::operator()(DeviceMesh* mesh) {
-  std::optional<GilRelease> no_gil;
-  if (!parts->given.empty() || !parts->flattened.empty()) no_gil.emplace();
-  delete mesh;
-  parts.reset();
+MeshPtr DeviceMesh::root() const {
+  const std::lock_guard lock(parts_->mutex);
+  return parts_->root ? parts_->root->on(device_type_) : shared_from_this();
 }
 
-MeshPtr root_of(const DeviceMesh& mesh) {
-  MeshParts& parts = parts_of(mesh);
-  MeshPtr root;
+std::vector<DimNames> DeviceMesh::dims_of_root() const {
+  const std::lock_guard lock(parts_->mutex);
+  return parts_->root ? parts_->dims : each_alone(names_);
+}
+
+MeshPtr DeviceMesh::part(const MergedDims& dims, DimNames names) const {
+  return part_of(*this, dims, std::move(names), parts_->given);
+}
+
+MeshPtr DeviceMesh::line(int64_t mesh_dim) const {
+  if (ndim() == 1) return shared_from_this();
+  if (GivenGroups::current()) return part({{mesh_dim}}, {});
   {
-    const std::lock_guard lock(parts.mutex);
-    root = parts.root;
+    const std::lock_guard lock(parts_->mutex);
+    if (const MeshPtr& known = parts_->lines[mesh_dim]) return known->on(device_type_);
   }
-  return root ? root->on(mesh.device_type()) : mesh.shared_from_this();
-}
-
-std::vector<DimNames> dims_of_root(const DeviceMesh& mesh) {
-  MeshParts& parts = parts_of(mesh);
-  const std::lock_guard lock(parts.mutex);
-  if (parts.root) return parts.dims;
-  std::vector<DimNames> dims;
-  for (const std::string& name : mesh.names()) dims.push_back({name});
-  return dims;
+  MeshPtr line = part({{mesh_dim}}, {});
+  const std::lock_guard lock(parts_->mutex);
+  parts_->lines[mesh_dim] = line->with_memory();
+  return line;
 }
 
 MeshPtr DeviceMesh::submesh(const DimNames& names) const {
   if (names == names_) return shared_from_this();
-  TORCH_CHECK(!names_.empty(), fmt::format("[device_mesh] Cannot slice a DeviceMesh without mesh_dim_names! {} has "
-                                           "none: give them to init_device_mesh.",
-                                           to_string(*this)));  // a RuntimeError, as torch's
-  const MeshPtr root = root_of(*this);
-  if (names.size() == 1)
-    if (MeshPtr flat = flattened(*root, names[0])) return flat;
-
-  std::vector<DimNames> own, of_root;
-  auto given = parts_of(*this).given;
-  for (const std::string& name : names) {
-    own.push_back({name});
-    if (has_name(*this, name)) continue;
-    MeshParts& known = parts_of(*root);
-    const std::lock_guard lock(known.mutex);
-    const auto flat = known.flattened.find(name);
-    if (flat == known.flattened.end()) continue;
-    own.back() = flat->second.dims;
-    given.insert(flat->second.given.begin(), flat->second.given.end());
+  check_has_names(*this);
+  const bool is_plain = !GivenGroups::current();
+  if (is_plain) {
+    const std::lock_guard lock(parts_->mutex);
+    if (const auto known = parts_->slices.find(names); known != parts_->slices.end())
+      if (const MeshPtr slice = known->second.lock()) return slice->on(device_type_);
   }
-  const auto numbers = positions(names_, own);
-  const DimNames all_dims = joined(own);
+  const MeshPtr root = this->root();
+  const DimNames flat_names = root->flattened();
+  if (names.size() == 1 && root.get() != this && !has_dim(names[0]) && std::ranges::count(flat_names, names[0]) > 0)
+    return root->submesh(names);
+
+  std::vector<DimNames> dims;
+  DimNames all_dims;
+  auto given = parts_->given;
+  for (const std::string& name : names) {
+    dims.push_back({name});
+    if (!has_dim(name) && std::ranges::count(flat_names, name) > 0) {
+      const std::lock_guard lock(root->parts_->mutex);
+      const FlattenedDim& flat = root->parts_->flattened.at(name);
+      dims.back() = flat.dims;
+      given.insert(flat.given.begin(), flat.given.end());
+    }
+    all_dims.insert(all_dims.end(), dims.back().begin(), dims.back().end());
+  }
+  const MergedDims numbers = positions(names_, dims);
   for (const std::string& dim : all_dims)
     TORCH_CHECK_VALUE(std::ranges::count(all_dims, dim) == 1,
                       fmt::format("[device_mesh] dim \"{}\" is named twice in a submesh of {}. Name each dim once.",
                                   dim, to_string(*this)));
-  const auto dims = dims_of_root(*this);
-  for (const auto& merged : numbers) {
-    of_root.emplace_back();
-    for (int64_t dim : merged) of_root.back().insert(of_root.back().end(), dims[dim].begin(), dims[dim].end());
+  MeshPtr slice = slice_of(*this, numbers, names, given);
+  if (is_plain) {
+    const std::lock_guard lock(parts_->mutex);
+    parts_->slices[names] = slice->with_memory();
   }
-
-  const bool is_by_all = groups_of(*this) == MeshGroups::kWorlds && !GivenGroups::current();
-  const auto scope = scope_of_parts(groups_of(*this), given);
-  const std::vector<RankGrid> all = slices(*grid_, numbers);
-  for (const RankGrid& slice : all) {
-    make_lines(*world_, slice);
-    world_->group(slice.ranks);
-  }
-  const MeshPtr part = create(world_, with_memory()->device_type(), slice_with(all, rank()), names);
-  adopt(*root, *part, of_root);
-  if (is_by_all) note_family(*root, names, of_root);
-  return part->on(device_type_);
+  return slice;
 }
 
-MeshPtr as_line(const DeviceMesh& mesh, const std::string& name) {
-  const bool is_by_all = groups_of(mesh) == MeshGroups::kWorlds && !GivenGroups::current();
-  const MeshPtr root = root_of(mesh);
-  const std::vector<DimNames> dims{joined(dims_of_root(mesh))};
-  const auto scope = scope_of_parts(parts_of(mesh).groups, parts_of(mesh).given);
-  const MeshPtr line = made_like(mesh, {{mesh.size()}, mesh.grid().ranks}, {name});
-  adopt(*root, *line, dims);
-  if (is_by_all) note_family(*root, {name}, dims);
-  return line->on(mesh.device_type());
+MeshPtr DeviceMesh::as_line(const std::string& name) const {
+  check_has_names(*this);
+  std::vector<int64_t> all(ndim());
+  std::iota(all.begin(), all.end(), 0);
+  return slice_of(*this, {all}, {name}, parts_->given);
 }
 
-MeshPtr flatten(const DeviceMesh& mesh, std::string name) {
-  TORCH_CHECK(!mesh.names().empty(),
-              fmt::format("[device_mesh] {} has no mesh_dim_names to flatten it by. Give them to "
-                          "init_device_mesh.",
-                          to_string(mesh)));
-  if (name.empty()) name = fmt::format("{}", fmt::join(mesh.names(), "_"));
-  if (mesh.names() == DimNames{name}) return mesh.shared_from_this();
-  const MeshPtr root = root_of(mesh);
-  TORCH_CHECK_VALUE(!has_name(*root, name), fmt::format("[device_mesh] \"{}\" already exists as a dim of {}. Specify "
-                                                        "another valid mesh_dim_name.",
-                                                        name, to_string(*root)));
-  if (MeshPtr known = flattened(*root, name)) {
-    TORCH_CHECK_VALUE(known->grid().ranks == mesh.grid().ranks,
+MeshPtr DeviceMesh::flatten(std::string name) const {
+  check_has_names(*this);
+  if (name.empty()) name = fmt::format("{}", fmt::join(names_, "_"));
+  if (names_ == DimNames{name}) return shared_from_this();
+  const MeshPtr root = this->root();
+  TORCH_CHECK_VALUE(!root->has_dim(name), fmt::format("[device_mesh] \"{}\" already exists as a dim of {}. Specify "
+                                                      "another valid mesh_dim_name.",
+                                                      name, to_string(*root)));
+  if (std::ranges::count(root->flattened(), name) > 0) {
+    MeshPtr known = root->submesh({name});
+    TORCH_CHECK_VALUE(known->grid().ranks == grid().ranks,
                       fmt::format("[device_mesh] a flattened mesh \"{}\" of other ranks has been created before. "
                                   "Specify another valid mesh_dim_name.",
                                   name));
     return known;
   }
-  const MeshPtr line = as_line(mesh, name);
-  const MeshParts& parts = parts_of(*line);
-  FlattenedMesh flat{joined(dims_of_root(mesh)), parts.groups, parts.given, line->with_memory()};
-  const std::lock_guard lock(parts_of(*root).mutex);
-  parts_of(*root).flattened[name] = std::move(flat);
+  MeshPtr line = as_line(name);
+  FlattenedDim flat{{}, line->parts_->given};
+  for (const DimNames& dims : dims_of_root()) flat.dims.insert(flat.dims.end(), dims.begin(), dims.end());
+  const std::lock_guard lock(root->parts_->mutex);
+  root->parts_->flattened[name] = std::move(flat);
   return line;
 }
 
-MeshPtr flattened(const DeviceMesh& root, const std::string& name) {
-  MeshParts& parts = parts_of(root);
-  FlattenedMesh known;
-  {
-    const std::lock_guard lock(parts.mutex);
-    const auto found = parts.flattened.find(name);
-    if (found == parts.flattened.end()) return nullptr;
-    known = found->second;
-  }
-  if (const MeshPtr mesh = known.mesh.lock()) return mesh->on(root.device_type());
-  const auto scope = scope_of_parts(known.groups, known.given);
-  const auto all = slices(root.grid(), positions(root.names(), {known.dims}));
-  const MeshPtr mesh = made_like(root, slice_with(all, root.rank()), {name});
-  adopt(root, *mesh, {known.dims});
-  const std::lock_guard lock(parts.mutex);
-  parts.flattened[name].mesh = mesh;
-  return mesh->on(root.device_type());
-}
-
-std::vector<MeshPtr> flattened(const DeviceMesh& root) {
-  MeshParts& parts = parts_of(root);
+DimNames DeviceMesh::flattened() const {
+  const std::lock_guard lock(parts_->mutex);
   DimNames names;
-  {
-    const std::lock_guard lock(parts.mutex);
-    for (const auto& [name, mesh] : parts.flattened) names.push_back(name);
-  }
-  std::vector<MeshPtr> result;
-  for (const std::string& name : names) result.push_back(flattened(root, name));
-  return result;
+  for (const auto& [name, dim] : parts_->flattened) names.push_back(name);
+  return names;
 }
 
-MeshPtr unflatten(const DeviceMesh& mesh, int64_t dim, c10::IntArrayRef sizes, const DimNames& names) {
+MeshPtr DeviceMesh::unflatten(int64_t mesh_dim, c10::IntArrayRef sizes, const DimNames& names) const {
   TORCH_CHECK(sizes.size() == names.size(),
               fmt::format("[device_mesh] mesh_sizes [{}] and mesh_dim_names [{}] should have same length.",
                           fmt::join(sizes, ", "), fmt::join(names, ", ")));
-  TORCH_CHECK(!mesh.names().empty() || mesh.ndim() == 1,
-              fmt::format("[device_mesh] {} has no mesh_dim_names. Give them to init_device_mesh.", to_string(mesh)));
-  TORCH_CHECK_VALUE(dim >= -mesh.ndim() && dim < mesh.ndim(),
+  TORCH_CHECK(!names_.empty() || ndim() == 1,
+              fmt::format("[device_mesh] {} has no mesh_dim_names. Give them to init_device_mesh.", to_string(*this)));
+  TORCH_CHECK_VALUE(mesh_dim >= -ndim() && mesh_dim < ndim(),
                     fmt::format("[device_mesh] there is no dim {} in {}. Use one of its names, or a dim in [0, {}).",
-                                dim, to_string(mesh), mesh.ndim()));
-  dim = checked_dim(mesh, dim);
-  const int64_t n_ranks = c10::multiply_integers(sizes);
+                                mesh_dim, to_string(*this), ndim()));
+  const int64_t dim = checked_dim(mesh_dim), n_ranks = c10::multiply_integers(sizes);
   TORCH_CHECK_VALUE(
-      n_ranks == mesh.size(dim),
-      fmt::format(
-          "[device_mesh] dim {} of {} has {} ranks, and the sizes [{}] have the product {}. Give sizes with the "
-          "number of ranks as their product.",
-          dim, to_string(mesh), mesh.size(dim), fmt::join(sizes, ", "), n_ranks));
+      n_ranks == size(dim),
+      fmt::format("[device_mesh] dim {} of {} has {} ranks, and the sizes [{}] have the product {}. Give sizes with "
+                  "the number of ranks as their product.",
+                  dim, to_string(*this), size(dim), fmt::join(sizes, ", "), n_ranks));
   const auto split = [&](auto list, const auto& parts) {
     if (!list.empty()) list.erase(list.begin() + dim);
     list.insert(list.begin() + dim, parts.begin(), parts.end());
     return list;
   };
-  const DimNames all_names = split(mesh.names(), names);
-  RankGrid grid{split(mesh.grid().shape, sizes), mesh.grid().ranks};
-  const MeshPtr root = root_of(mesh);
-  if (root.get() == &mesh || groups_of(mesh) != MeshGroups::kWorlds || GivenGroups::current()) {
-    const bool is_by_all = !GivenGroups::current();
-    const auto scope = scope_of_parts(groups_of(mesh), parts_of(mesh).given);
-    const MeshPtr result = made_like(mesh, std::move(grid), all_names);
-    if (is_by_all) note_family(*result);
-    return result->on(mesh.device_type());
+  RankGrid grid{split(this->grid().shape, sizes), this->grid().ranks};
+  const DimNames all_names = split(names_, names);
+  const auto device_type = with_memory()->device_type();
+  if (!is_of_world(*this)) {
+    const auto scope = scope_of_parts(*this, parts_->given);
+    return create_by_members(world_, device_type, std::move(grid), all_names)->on(device_type_);
   }
-  // All ranks make the meshes of all slices: as slices of a mesh that has one more dim.
-  grid.ranks.clear();
-  for (const RankGrid& slice : slices(root->grid(), positions(root->names(), dims_of_root(mesh))))
-    grid.ranks.insert(grid.ranks.end(), slice.ranks.begin(), slice.ranks.end());
-  grid.shape.insert(grid.shape.begin(), grid.size() / mesh.size());
-  DimNames row_names = all_names;
-  row_names.insert(row_names.begin(), fmt::format("others of {}", fmt::join(all_names, ", ")));
-  const MeshPtr rows = made_like(mesh, std::move(grid), std::move(row_names));
-  note_family(*rows);
-  return rows->submesh(all_names)->on(mesh.device_type());
+  if (const MeshPtr root = this->root(); root.get() != this) {
+    grid.ranks.clear();
+    for (const RankGrid& each : slices(root->grid(), positions(root->names(), dims_of_root())))
+      grid.ranks.insert(grid.ranks.end(), each.ranks.begin(), each.ranks.end());
+  }
+  grid.shape.insert(grid.shape.begin(), grid.size() / size());
+  return create_among(world_, device_type, std::move(grid), all_names)->on(device_type_);
 }
 
-MeshPtr concatenate(c10::ArrayRef<MeshPtr> meshes) {
+MeshPtr DeviceMesh::create_among(std::shared_ptr<World> world, c10::DeviceType device_type, RankGrid every,
+                                 const DimNames& names) {
+  if (every.shape[0] == 1) {
+    every.shape.erase(every.shape.begin());
+    return create(std::move(world), device_type, std::move(every), names);
+  }
+  DimNames all_names = names;
+  all_names.insert(all_names.begin(), fmt::format("others of {}", fmt::join(names, ", ")));
+  return create(std::move(world), device_type, std::move(every), std::move(all_names))->submesh(names);
+}
+
+MeshPtr DeviceMesh::concatenate(c10::ArrayRef<MeshPtr> meshes) {
   DimNames names, texts;
   for (const MeshPtr& mesh : meshes) {
     names.insert(names.end(), mesh->names().begin(), mesh->names().end());
@@ -326,21 +312,6 @@ MeshPtr concatenate(c10::ArrayRef<MeshPtr> meshes) {
                           "different dims. Give slices of one mesh: mesh[\"dp\"] and mesh[\"tp\"].",
                           fmt::join(texts, ", ")));
   return root->submesh(names);
-}
-
-int64_t checked_dim(const DeviceMesh& mesh, int64_t dim) {
-  TORCH_CHECK_INDEX(dim >= -mesh.ndim() && dim < mesh.ndim(),
-                    fmt::format("[device_mesh] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).", dim,
-                                to_string(mesh), -mesh.ndim(), mesh.ndim()));
-  return dim < 0 ? dim + mesh.ndim() : dim;
-}
-
-int64_t coord_along(const DeviceMesh& mesh, int64_t dim) {
-  TORCH_CHECK_VALUE(mesh.is_member(),
-                    fmt::format("[device_mesh] rank {} is outside the mesh {}: it has no place in it. Ask "
-                                "get_coordinate(), which has no value there.",
-                                mesh.rank(), to_string(mesh)));
-  return (*mesh.coord())[dim];
 }
 
 }  // namespace shardwise
