@@ -3,10 +3,8 @@
 #include "python/mesh_args.h"
 #include "python/package.h"
 #include "python/torch_world.h"
-#include "runtime/comm/given_groups.h"
 #include "runtime/comm/group_backend.h"
-#include "runtime/tensor/mesh_attachment.h"
-#include "runtime/tensor/mesh_lines.h"
+#include "runtime/tensor/mesh_families.h"
 
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
@@ -16,17 +14,10 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <numeric>
 #include <unordered_map>
 
 namespace shardwise {
 namespace {
-
-using Names = std::vector<std::string>;
-using GroupNames = std::map<std::vector<int64_t>, std::string>;  // by ranks
-
-/// The meshes of the `with mesh:` blocks that this thread is in.
-thread_local std::vector<MeshPtr> active_meshes;
 
 /// Called for the first mesh. Before it no tensor of ours exists, and torch is unchanged.
 void install_replacements() {
@@ -42,33 +33,42 @@ c10::DeviceType device_type_of(const std::string& text) {
   return device.type();
 }
 
-MeshPtr make_mesh(const std::string& device_type, const at::Tensor& ranks, std::optional<Names> names) {
-  install_replacements();
-  RankGrid grid;
-  grid.shape = Dims(ranks.sizes());
-  const at::Tensor flat = ranks.to(at::kCPU, at::kLong).contiguous();
-  grid.ranks.assign(flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel());
-  auto mesh = DeviceMesh::create(python_world(), device_type_of(device_type), std::move(grid), names.value_or(Names()));
-  // Makes the group of one rank here, where all ranks take part. If one rank made it later by itself, the names of its later groups would differ from
-  // other ranks'.
-  if (std::ranges::count(mesh->grid().shape, 1) > 0 && !World::is_thread() && !GivenGroups::current()) {
+/// The ranks in a tensor or in nested sequences.
+RankGrid to_grid(const py::object& mesh) {
+  const auto ranks = py::module_::import("torch").attr("as_tensor")(mesh, py::arg("device") = "cpu").cast<at::Tensor>();
+  const at::Tensor flat = ranks.to(at::kLong).contiguous();
+  return {Dims(ranks.sizes()), {flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel()}};
+}
+
+/// Makes the group of one rank here, where all ranks take part. If one rank made it later by itself, the names of its later groups would differ from
+/// other ranks'.
+MeshPtr with_lone_group(MeshPtr mesh) {
+  if (std::ranges::count(mesh->grid().shape, 1) > 0 && mesh->groups() == MeshGroups::kWorlds && !World::is_thread() &&
+      !GivenGroups::current()) {
     const py::gil_scoped_acquire gil;
     package().lone_group(py::arg("is_collective") = true);
   }
   return mesh;
 }
 
-at::Tensor rank_tensor(const DeviceMesh& mesh) {
-  return at::tensor(mesh.grid().ranks, at::kInt).view(mesh.grid().shape);
+/// `is_by_all`: all ranks of the world make the mesh.
+MeshPtr make_mesh(const std::string& device_type, RankGrid grid, std::optional<DimNames> names, bool is_by_all) {
+  install_replacements();
+  const auto create = is_by_all ? &DeviceMesh::create : &DeviceMesh::create_by_members;
+  return with_lone_group(
+      create(python_world(), device_type_of(device_type), std::move(grid), names.value_or(DimNames())));
 }
 
-int64_t local_rank(const DeviceMesh& mesh, const std::optional<DimOrName>& mesh_dim) {
-  const int64_t dim = dim_of(mesh, mesh_dim);
-  TORCH_CHECK_VALUE(mesh.is_member(),
-                    fmt::format("[device_mesh] rank {} is outside the mesh {}: it has no place in it. Ask "
-                                "get_coordinate(), which is None there.",
-                                mesh.rank(), to_string(mesh)));
-  return (*mesh.coord())[dim];
+/// The mesh with this rank, of the meshes of ranks every[0], every[1], ...
+MeshPtr mesh_among(const std::string& device_type, const py::object& every, const DimNames& names) {
+  RankGrid grid = to_grid(every);
+  const py::gil_scoped_release no_gil;
+  install_replacements();
+  return with_lone_group(DeviceMesh::create_among(python_world(), device_type_of(device_type), std::move(grid), names));
+}
+
+at::Tensor rank_tensor(const DeviceMesh& mesh) {
+  return at::tensor(mesh.grid().ranks, at::kInt).view(mesh.grid().shape);
 }
 
 /// True if torch.distributed knows `group` by `name`. After destroy_process_group() another group may have the name.
@@ -91,71 +91,57 @@ std::string open_name(Group group) {
   return name;
 }
 
-GroupPtr group_of_world(World& world) {
-  std::vector<int64_t> ranks(world.size());
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return world.group(ranks);
+std::string text_of(const DeviceMesh& mesh) {
+  return fmt::format("DeviceMesh({}, '{}')", to_string(mesh), c10::DeviceTypeName(mesh.device_type(), true));
 }
 
-/// The group of torch.distributed; None on a non-member.
+/// The group of torch.distributed along a dim, or of a flattened mesh; None on a non-member.
 py::object torchs_group(const DeviceMesh& mesh, const std::optional<DimOrName>& mesh_dim) {
+  TORCH_CHECK(mesh.groups() != MeshGroups::kAbsent,  // a RuntimeError, as torch's
+              fmt::format("[device_mesh] DeviceMesh process groups not initialized! {} was made with "
+                          "_init_backend=False. Make it without that on all ranks.",
+                          text_of(mesh)));
+  if (const auto* name = mesh_dim ? std::get_if<std::string>(&*mesh_dim) : nullptr)
+    if (!mesh.has_dim(*name) && std::ranges::count(mesh.root()->flattened(), *name) > 0)
+      return torchs_group(*mesh.submesh({*name}), 0);
   const GroupPtr& group = mesh.group(dim_of(mesh, mesh_dim));
   if (!group) return py::none();
-  const bool is_alone = group->size() == 1;
-  const std::string name = open_name(is_alone ? *group_of_world(*mesh.world()) : *group);
-  return is_alone && !name.empty() ? package().lone_group() : package().group_of(name);
+  if (group->size() > 1 || group->process_group) return package().group_of(open_name(*group));
+  const std::string name = open_name(*mesh.world()->everyone());
+  return name.empty() ? package().group_of(name) : package().lone_group();
 }
 
-/// The state of a Python DeviceMesh besides its grid and groups. It is kept here because Python objects may be freed while tensors on the mesh live.
-struct Origin final : MeshAttachment {
-  MeshPtr root;             // that it was sliced or flattened from, or null
-  std::vector<Names> dims;  // per dim: names of the root's dims that it consists of
-  std::optional<GroupNames> given;
-  bool has_groups = true;
-};
-
-/// Null if it was not set.
-std::shared_ptr<Origin> origin_of(const DeviceMesh& mesh) {
-  return std::static_pointer_cast<Origin>(attachment_of(mesh));
+template <class T>
+py::tuple to_tuple(const std::vector<T>& values) {
+  return py::tuple(py::cast(values));
 }
 
-/// True if `mesh` is `root` or an ancestor of it, so that `mesh` and `root` would keep each other alive.
-bool comes_from(MeshPtr root, const DeviceMesh& mesh) {
-  while (root && root.get() != &mesh) {
-    const auto known = origin_of(*root);
-    root = known ? known->root : nullptr;
+py::tuple to_tuple(const std::vector<DimNames>& dims) {
+  py::tuple result(dims.size());
+  for (size_t i = 0; i < dims.size(); ++i) result[i] = to_tuple(dims[i]);
+  return result;
+}
+
+/// The families that a pickled mesh names: (ranks of the root, names of the root, names, dims of the root per name).
+py::list families(const DeviceMesh& mesh) {
+  py::list result;
+  for (const MeshFamily& each : related_families(mesh)) {
+    const auto ranks = py::cast(at::tensor(each.root.ranks, at::kInt).view(each.root.shape)).attr("tolist")();
+    result.append(py::make_tuple(ranks, to_tuple(each.root_names), to_tuple(each.names),
+                                 each.dims ? py::object(to_tuple(*each.dims)) : py::none()));
   }
-  return root != nullptr;
+  return result;
 }
 
-/// Keeps the known root if none is passed.
-void set_origin(const DeviceMesh& mesh, const std::optional<MeshPtr>& root, std::vector<Names> dims,
-                std::optional<GroupNames> given, bool has_groups) {
-  const auto before = origin_of(mesh);
-  auto known = before ? std::make_shared<Origin>(*before) : std::make_shared<Origin>();
-  if (root && !comes_from(*root, mesh)) {
-    known->root = *root;
-    known->dims = std::move(dims);
+/// The ranks of all slices, one after another.
+at::Tensor mesh_slices(const py::object& mesh, const DimNames& names, const std::vector<DimNames>& dims) {
+  RankGrid all;
+  for (const RankGrid& each : slices(to_grid(mesh), positions(names, dims))) {
+    all.shape = each.shape;
+    all.ranks.insert(all.ranks.end(), each.ranks.begin(), each.ranks.end());
   }
-  known->given = std::move(given);
-  known->has_groups = has_groups;
-  attach_to(mesh, std::move(known));
-}
-
-/// (root, dims, given, has_groups), or None if it was not set.
-py::object origin(const DeviceMesh& mesh) {
-  const auto found = origin_of(mesh);
-  if (!found) return py::none();
-  const Origin& known = *found;
-  py::tuple dims(known.dims.size());
-  for (size_t i = 0; i < known.dims.size(); ++i) dims[i] = py::tuple(py::cast(known.dims[i]));
-  py::object names = py::none();
-  if (known.given) {
-    py::dict by_ranks;
-    for (const auto& [ranks, name] : *known.given) by_ranks[py::tuple(py::cast(ranks))] = name;
-    names = std::move(by_ranks);
-  }
-  return py::make_tuple(known.root ? from_mesh(known.root) : py::object(py::none()), dims, names, known.has_groups);
+  all.shape.insert(all.shape.begin(), -1);
+  return at::tensor(all.ranks, at::kInt).view(all.shape);
 }
 
 /// A mesh on its way to a new object of Python.
@@ -187,22 +173,6 @@ py::object registered_object(const DeviceMesh& mesh) {
   return living == found->second.end() ? py::object() : (*living)();
 }
 
-/// A dict for Python's notes on the world of `mesh`, which lives as long as the world. Under the GIL.
-py::dict world_notes(const DeviceMesh& mesh) {
-  static auto* notes = new std::map<std::weak_ptr<World>, py::dict, std::owner_less<>>;  // outlives the interpreter
-  std::erase_if(*notes, [](const auto& entry) { return entry.first.expired(); });
-  return (*notes)[mesh.world()];
-}
-
-std::string text_of(const DeviceMesh& mesh) {
-  return fmt::format("DeviceMesh({}, '{}')", to_string(mesh), c10::DeviceTypeName(mesh.device_type(), true));
-}
-
-MeshPtr submesh(const DeviceMesh& mesh, const std::variant<std::string, Names>& names) {
-  if (const auto* name = std::get_if<std::string>(&names)) return mesh.submesh({*name});
-  return mesh.submesh(std::get<Names>(names));
-}
-
 }  // namespace
 
 MeshPtr to_mesh(py::handle object) {
@@ -218,29 +188,27 @@ py::object from_mesh(const MeshPtr& mesh) {
 }
 
 int64_t dim_of(const DeviceMesh& mesh, const std::optional<DimOrName>& dim) {
-  TORCH_INTERNAL_ASSERT(dim || mesh.ndim() == 1, "no dim of the mesh ", to_string(mesh), " is named");
+  TORCH_CHECK(
+      dim || mesh.ndim() == 1,  // a RuntimeError, as torch's
+      fmt::format("[device_mesh] {} has {} dims. Say which: Optional kwarg `mesh_dim` needs to be specified when "
+                  "device_mesh.ndim > 1.",
+                  text_of(mesh), mesh.ndim()));
   if (!dim) return 0;
-  if (const auto* name = std::get_if<std::string>(&*dim)) {
-    if (!std::ranges::count(mesh.names(), *name))
-      throw py::key_error(
-          fmt::format("[device_mesh] no mesh dim is called \"{}\": the mesh is {}.", *name, to_string(mesh)));
+  const auto* name = std::get_if<std::string>(&*dim);
+  if (!name) return mesh.checked_dim(std::get<int64_t>(*dim));
+  try {
     return mesh.dim_of(*name);
+  } catch (const UnknownMeshDim& error) {
+    throw py::key_error(
+        error.what_without_backtrace());  // as torch's, also where bindings translate c10's errors themselves
   }
-  const int64_t number = std::get<int64_t>(*dim);
-  TORCH_CHECK_INDEX(number >= -mesh.ndim() && number < mesh.ndim(),
-                    fmt::format("[device_mesh] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).",
-                                number, to_string(mesh), -mesh.ndim(), mesh.ndim()));
-  return number < 0 ? number + mesh.ndim() : number;
 }
 
 /// The mesh of the innermost `with` block, ours or torch's own; null outside of such blocks.
 static MeshPtr current_mesh() {
-  {
-    const py::gil_scoped_acquire gil;
-    const py::object innermost = package().current_torch_mesh();  // torch's stack has our meshes, too
-    if (!innermost.is_none() && !py::isinstance<DeviceMesh>(innermost)) return to_mesh(innermost);
-  }
-  return active_meshes.empty() ? nullptr : active_meshes.back();
+  const py::gil_scoped_acquire gil;
+  const py::object innermost = package().current_torch_mesh();
+  return innermost.is_none() ? nullptr : to_mesh(innermost);
 }
 
 MeshPtr mesh_or_world(const std::optional<MeshPtr>& mesh, const std::string& device_type) {
@@ -277,17 +245,20 @@ std::optional<Placements> placements_on(const MeshPtr& mesh, const std::optional
 }
 
 void bind_device_mesh(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> no_gil;
   py::class_<MeshHandle>(module, "MeshHandle", "A mesh from which a new shardwise.DeviceMesh is made.");
   py::class_<DeviceMesh, std::shared_ptr<DeviceMesh>> type(
       module, "DeviceMesh",
       "The C++ base of shardwise.DeviceMesh: the grid of ranks and the groups over which they communicate.");
-  type.def(py::init([](const std::string& device_type, const py::object& mesh, std::optional<Names> mesh_dim_names) {
-             const auto ranks =
-                 py::module_::import("torch").attr("as_tensor")(mesh, py::arg("device") = "cpu").cast<at::Tensor>();
+  type.def(py::init([](const std::string& device_type, const py::object& mesh, std::optional<DimNames> mesh_dim_names,
+                       bool is_by_all) {
+             RankGrid grid = to_grid(mesh);
              py::gil_scoped_release no_gil;
-             return std::const_pointer_cast<DeviceMesh>(make_mesh(device_type, ranks, std::move(mesh_dim_names)));
+             return std::const_pointer_cast<DeviceMesh>(
+                 make_mesh(device_type, std::move(grid), std::move(mesh_dim_names), is_by_all));
            }),
-           py::arg("device_type"), py::arg("mesh"), py::kw_only(), py::arg("mesh_dim_names") = py::none())
+           py::arg("device_type"), py::arg("mesh"), py::kw_only(), py::arg("mesh_dim_names") = py::none(),
+           py::arg("_is_by_all") = true)
       .def(py::init([](const MeshHandle& handle) { return handle.mesh; }), py::arg("handle"),
            "An object for this mesh.")
       .def("_register", &register_object,
@@ -298,14 +269,10 @@ void bind_device_mesh(py::module_& module) {
       .def_property_readonly("mesh_dim_names",
                              [](const DeviceMesh& self) -> py::object {
                                if (self.names().empty()) return py::none();
-                               return py::tuple(py::cast(self.names()));
+                               return to_tuple(self.names());
                              })
       .def_property_readonly("ndim", &DeviceMesh::ndim)
-      .def_property_readonly(
-          "shape",
-          [](const DeviceMesh& self) {
-            return py::tuple(py::cast(std::vector<int64_t>(self.grid().shape.begin(), self.grid().shape.end())));
-          })
+      .def_property_readonly("shape", [](const DeviceMesh& self) { return tuple_of(self.grid().shape); })
       .def(
           "size",
           [](const DeviceMesh& self, const std::optional<DimOrName>& mesh_dim) {
@@ -315,42 +282,58 @@ void bind_device_mesh(py::module_& module) {
       .def("get_rank", &DeviceMesh::rank, "This rank, global.")
       .def(
           "_world_size", [](const DeviceMesh& self) { return self.world()->size(); }, "The number of ranks in all.")
-      .def("get_local_rank", &local_rank, py::arg("mesh_dim") = py::none(), "This rank's coordinate along `mesh_dim`.")
+      .def(
+          "get_local_rank",
+          [](const DeviceMesh& self, const std::optional<DimOrName>& mesh_dim) {
+            return self.coord_along(dim_of(self, mesh_dim));
+          },
+          py::arg("mesh_dim") = py::none(),
+          "This rank's coordinate along `mesh_dim`. A 1-D mesh needs no `mesh_dim`; other meshes raise RuntimeError "
+          "without it.")
       .def(
           "get_coordinate",
           [](const DeviceMesh& self) -> std::optional<py::tuple> {
-            if (!self.is_member()) return std::nullopt;
-            return py::tuple(py::cast(std::vector<int64_t>(self.coord()->begin(), self.coord()->end())));
+            return self.coord() ? std::optional(tuple_of(*self.coord())) : std::nullopt;
           },
           "This rank's coordinates in the mesh; None outside it.")
       .def("get_group", &torchs_group, py::arg("mesh_dim") = py::none(),
-           "torch.distributed's process group along `mesh_dim`, None outside the mesh.")
-      .def("_set_origin", &set_origin, py::arg("root"), py::arg("dims"), py::arg("given"), py::arg("has_groups"),
-           "Sets the result of _origin() for the life of the mesh.")
-      .def("_origin", &origin)
-      .def("_world_notes", &world_notes,
-           "A dict of notes on the meshes of this world, which lives as long as the world.")
-      .def("__getitem__", torch::wrap_pybind_function_no_gil(&submesh), py::arg("mesh_dim_names"),
-           "The mesh of the named dims through this rank. Collective, as making a mesh is.")
-      .def("__enter__",
-           [](const py::object& self) {
-             active_meshes.push_back(to_mesh(self));
-             return self;
-           })
-      .def("__exit__",
-           [](const DeviceMesh& self, const py::args&) {
-             TORCH_CHECK_VALUE(
-                 !active_meshes.empty(),
-                 fmt::format("[device_mesh] {} is left, but no mesh was entered on this thread. Use `with mesh:`.",
-                             to_string(self)));
-             active_meshes.pop_back();
-           })
+           "torch.distributed's process group along `mesh_dim`, or of a flattened mesh; None on ranks outside the "
+           "mesh. A 1-D mesh needs no `mesh_dim`. Raises RuntimeError if a mesh of several dims gets none, and for a "
+           "mesh without groups.")
+      .def_property_readonly("_has_groups", [](const DeviceMesh& self) { return self.groups() != MeshGroups::kAbsent; })
+      .def_property_readonly("_root_mesh",
+                             [](const DeviceMesh& self) {
+                               const MeshPtr root = self.root();
+                               return root.get() == &self ? py::object(py::none()) : from_mesh(root);
+                             })
+      .def("_dims_of_root", [](const DeviceMesh& self) { return to_tuple(self.dims_of_root()); })
+      .def("_flattened", &DeviceMesh::flattened, "The names of the flattened meshes that this root knows.")
+      .def("_families", &families)
+      .def("__getitem__", &DeviceMesh::submesh, py::arg("mesh_dim_names"), no_gil)
+      .def("_flatten", &DeviceMesh::flatten, py::arg("mesh_dim_name"), no_gil)
+      .def("_as_line", &DeviceMesh::as_line, py::arg("mesh_dim_name"), no_gil,
+           "As _flatten(), but the root does not know the mesh, and its name may be any.")
+      .def(
+          "_unflatten",
+          [](const DeviceMesh& self, int64_t dim, const std::vector<int64_t>& sizes, const DimNames& names) {
+            return with_lone_group(self.unflatten(dim, sizes, names));
+          },
+          py::arg("dim"), py::arg("mesh_sizes"), py::arg("mesh_dim_names"), no_gil)
+      .def_static(
+          "_concatenate", [](const std::vector<MeshPtr>& meshes) { return DeviceMesh::concatenate(meshes); },
+          py::arg("device_mesh_list"), no_gil)
       .def(
           "__eq__", [](const DeviceMesh& self, const DeviceMesh& other) { return &self == &other; }, py::is_operator())
       .def("__hash__", [](const DeviceMesh& self) { return reinterpret_cast<Py_hash_t>(&self) >> 4; })
       .def("__repr__", &text_of)
       .def("__deepcopy__", [](const py::object& self, const py::object&) { return self; });
   type.attr("__module__") = "shardwise";
+  module.def("mesh_slices", &mesh_slices, py::arg("mesh"), py::arg("mesh_dim_names"), py::arg("dims"),
+             "The ranks of all slices of `mesh`, one after another. Dim i of a slice merges the dims in `dims[i]`.");
+  module.def(
+      "mesh_among", &mesh_among, py::arg("device_type"), py::arg("every"), py::arg("mesh_dim_names"),
+      "The mesh that contains this rank, of the meshes of ranks every[0], every[1], ... Collective over the world: "
+      "all ranks make all these meshes.");
   module.def("mesh_or_current", torch::wrap_pybind_function(&mesh_or_current), py::arg("device_mesh") = py::none(),
              "The given mesh, or that of the innermost `with mesh:`."
              "\n\n"

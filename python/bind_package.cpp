@@ -14,6 +14,7 @@ constexpr std::pair<const char*, py::handle Package::*> kFunctions[] = {
     {"install", &Package::install},
     {"default_group", &Package::default_group},
     {"new_group", &Package::new_group},
+    {"group_by_members", &Package::group_by_members},
     {"lone_group", &Package::lone_group},
     {"group_of", &Package::group_of},
     {"mesh_of", &Package::mesh_of},

@@ -22,6 +22,13 @@ c10::intrusive_ptr<c10d::ProcessGroup> new_group(const std::vector<int64_t>& ran
   return name ? group_by_name(*name) : nullptr;
 }
 
+/// torch.distributed.new_group, called by `ranks` alone.
+c10::intrusive_ptr<c10d::ProcessGroup> group_by_members(const std::vector<int64_t>& ranks, const Group* like) {
+  const py::gil_scoped_acquire gil;
+  const auto name = like ? like->process_group->getGroupName() : std::string();
+  return group_by_name(package().group_by_members(ranks, name).cast<std::string>());
+}
+
 /// The World of torch.distributed's default group, as of the last call.
 struct Known {
   std::mutex mutex;
@@ -67,7 +74,7 @@ std::shared_ptr<World> python_world() {
     known().everyone = everyone;
     destroyed = std::move(known().world);
     known().process = getpid();
-    world = known().world = std::make_shared<World>(rank, everyone->getSize(), everyone, &new_group);
+    world = known().world = std::make_shared<World>(rank, everyone->getSize(), everyone, &new_group, &group_by_members);
     World::set_process(world);
   }
   close(destroyed);

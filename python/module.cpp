@@ -1,5 +1,6 @@
 // python/module.cpp: shardwise._C, from every bind_<name>.cpp of python/ and python/layers/.
 #include "python/bindings.h"
+#include "runtime/tensor/device_mesh.h"
 
 #include <torch/csrc/Exceptions.h>
 
@@ -22,6 +23,8 @@ void translate(std::exception_ptr error) {
     throw;
   } catch (const py::error_already_set&) {
     throw;
+  } catch (const shardwise::UnknownMeshDim& error) {
+    py::set_error(PyExc_KeyError, error.what_without_backtrace());
   } catch (const c10::Error&) {
     torch::translate_exception_to_python(std::current_exception());
   }

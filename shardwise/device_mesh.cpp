@@ -18,35 +18,12 @@ Mesh::Mesh(MeshPtr mesh) : mesh_(std::move(mesh)) {
   TORCH_CHECK_VALUE(mesh_, "[device_mesh] the mesh is a null pointer. Make one with init_device_mesh().");
 }
 
-Mesh Mesh::operator[](const std::string& mesh_dim_name) const { return submesh({mesh_dim_name}); }
-
-Mesh Mesh::operator[](std::initializer_list<std::string> mesh_dim_names) const { return submesh(mesh_dim_names); }
-
-Mesh Mesh::submesh(const std::vector<std::string>& mesh_dim_names) const {
-  Mesh result(mesh_->submesh(mesh_dim_names));
-  if (result.mesh_ != mesh_) result.root_ = root_ ? root_ : mesh_;
-  return result;
-}
-
-Mesh Mesh::root() const { return root_ ? root_ : mesh_; }
-
-int64_t Mesh::size(int64_t mesh_dim) const {
-  TORCH_CHECK_INDEX(mesh_dim >= -ndim() && mesh_dim < ndim(),
-                    fmt::format("[device_mesh] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).",
-                                mesh_dim, to_string(*mesh_), -ndim(), ndim()));
-  return mesh_->size(mesh_dim < 0 ? mesh_dim + ndim() : mesh_dim);
-}
-
 int64_t Mesh::get_local_rank(const std::string& mesh_dim_name) const {
   TORCH_CHECK_VALUE(!mesh_dim_name.empty() || ndim() == 1,
                     fmt::format("[device_mesh] the mesh {} has {} dims. {}.", to_string(*mesh_), ndim(),
                                 mesh_dim_names().empty() ? "Make it with a name for each, or ask get_coordinate()"
                                                          : "Pass the name of one of them"));
-  const int64_t mesh_dim = mesh_dim_name.empty() ? 0 : mesh_->dim_of(mesh_dim_name);
-  TORCH_CHECK_VALUE(mesh_->is_member(), fmt::format("[device_mesh] rank {} is outside the mesh {}: it has no place in "
-                                                    "it. Ask get_coordinate(), which is empty there.",
-                                                    mesh_->rank(), to_string(*mesh_)));
-  return (*mesh_->coord())[mesh_dim];
+  return mesh_->coord_along(mesh_dim_name.empty() ? 0 : mesh_->dim_of(mesh_dim_name));
 }
 
 std::ostream& operator<<(std::ostream& stream, const Mesh& mesh) { return stream << to_string(*mesh); }

@@ -16,7 +16,7 @@
 namespace shardwise {
 
 /// The counterpart of Python's DeviceMesh: a handle of a DeviceMesh, which converts to a MeshPtr. Two meshes are equal if their ranks, shape, names,
-/// device and World are equal. A slice knows the mesh that it was sliced from.
+/// device and World are equal.
 class Mesh {
  public:
   /// Throws: c10::ValueError for a null pointer.
@@ -24,17 +24,27 @@ class Mesh {
 
   /// The slice along the named dim, or dims, that this rank is in. Collective over the world if it is new.
   /// Throws: c10::ValueError for an unknown name, naming the known ones.
-  Mesh operator[](const std::string& mesh_dim_name) const;
-  Mesh operator[](std::initializer_list<std::string> mesh_dim_names) const;
+  Mesh operator[](const std::string& mesh_dim_name) const { return submesh({mesh_dim_name}); }
+  Mesh operator[](std::initializer_list<std::string> mesh_dim_names) const { return submesh(mesh_dim_names); }
   Mesh operator[](int mesh_dim) const = delete;  // slices are taken by name
-  Mesh submesh(const std::vector<std::string>& mesh_dim_names) const;
-  /// The mesh that this one was sliced from, or itself.
-  Mesh root() const;
+  Mesh submesh(const std::vector<std::string>& mesh_dim_names) const { return mesh_->submesh(mesh_dim_names); }
+  /// The mesh that this one was sliced or flattened from, or itself.
+  Mesh root() const { return mesh_->root(); }
+  /// The mesh of the same ranks in one dim. root() knows it by its name, "dp_tp" unless one is given: mesh["dp_tp"].
+  Mesh flatten(const std::string& mesh_dim_name = "") const { return mesh_->flatten(mesh_dim_name); }
+  /// The mesh of the same ranks with dims of these sizes and names in place of one dim. Collective over the world.
+  Mesh unflatten(int64_t mesh_dim, c10::IntArrayRef mesh_sizes, const std::vector<std::string>& mesh_dim_names) const {
+    return mesh_->unflatten(mesh_dim, mesh_sizes, mesh_dim_names);
+  }
+  /// The mesh of the dims of all these slices of one mesh, in this order. Throws: c10::Error if there is no such mesh.
+  static Mesh concatenate(const std::vector<Mesh>& meshes) {
+    return DeviceMesh::concatenate(std::vector<MeshPtr>(meshes.begin(), meshes.end()));
+  }
 
   int64_t ndim() const { return mesh_->ndim(); }
   /// The number of ranks, in total or along `mesh_dim`.
   int64_t size() const { return mesh_->size(); }
-  int64_t size(int64_t mesh_dim) const;
+  int64_t size(int64_t mesh_dim) const { return mesh_->size(mesh_->checked_dim(mesh_dim)); }
   c10::IntArrayRef shape() const { return mesh_->grid().shape; }
   const std::vector<std::string>& mesh_dim_names() const { return mesh_->names(); }
   c10::DeviceType device_type() const { return mesh_->device_type(); }
@@ -54,7 +64,6 @@ class Mesh {
 
  private:
   MeshPtr mesh_;
-  MeshPtr root_;  // null if the mesh is no slice
 };
 
 /// "(dp=2, tp=2)".

@@ -31,8 +31,7 @@ std::shared_ptr<ModuleUnit> ModuleUnit::create(const std::vector<std::shared_ptr
     along.push_back(placement.value_or(Placement::shard(0)));
   }
   const MixedPrecisionPolicy& policy = options.mp_policy;
-  const auto group =
-      ParameterGroup::create(names, parameters, {mesh, mesh.root()}, {policy.param_dtype, policy.reduce_dtype}, along);
+  const auto group = ParameterGroup::create(names, parameters, mesh, {policy.param_dtype, policy.reduce_dtype}, along);
   settings->n_modules = std::ssize(modules);
   const std::shared_ptr<ModuleUnit> unit(new ModuleUnit(std::move(places), std::move(settings), policy));
   unit->schedule_->add(unit->settings_, group);

@@ -26,7 +26,7 @@ std::string shape_of(const at::Tensor& tensor) { return fmt::format("[{}]", fmt:
 /// The dim of `mesh` that is the mesh of the experts, which is `mesh` itself or a slice of it. nullopt for other meshes. Equal on all ranks.
 std::optional<int64_t> dim_of_experts(const MeshPtr& mesh, const MeshPtr& experts) {
   if (mesh == experts) return 0;
-  if (experts->names().empty() || std::ranges::count(mesh->names(), experts->names()[0]) == 0) return std::nullopt;
+  if (experts->names().empty() || !mesh->has_dim(experts->names()[0])) return std::nullopt;
   return mesh->submesh(experts->names()) == experts ? std::optional(mesh->dim_of(experts->names()[0])) : std::nullopt;
 }
 

@@ -1,6 +1,5 @@
 #include "wrappers/mp_moves.h"
 
-#include "runtime/tensor/mesh_lines.h"
 #include "wrappers/plain_parts.h"
 
 #include <ATen/WrapDimUtils.h>
@@ -33,7 +32,7 @@ struct Move {
                       fmt::format("[{}] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).", op,
                                   mesh_dim, to_string(*mesh), -mesh->ndim(), mesh->ndim()));
     if (mesh_dim < 0) mesh_dim += mesh->ndim();
-    if (is_plain()) mesh = line_of(mesh, std::exchange(mesh_dim, 0));
+    if (is_plain()) mesh = mesh->line(std::exchange(mesh_dim, 0));
   }
 
   bool is_plain() const { return !is_dtensor(input); }

@@ -1,6 +1,5 @@
 // wrappers/parallel_lookup.cpp: lookups in tables sharded by rows or columns, and losses of logits sharded by classes.
 #include "ops/embedding/lookup_options.h"
-#include "runtime/tensor/mesh_lines.h"
 #include "wrappers/parallel_layers.h"
 #include "wrappers/plain_parts.h"
 
@@ -50,7 +49,7 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
     return at::cross_entropy_loss(all, wanted, {}, call.reduction, call.ignore_index, call.label_smoothing);
   };
   if (is_dtensor(logits)) return loss_of(logits, target);
-  const MeshPtr line = line_of(call.mesh ? call.mesh : world_mesh(logits.device().type()), call.mesh_dim);
+  const MeshPtr line = (call.mesh ? call.mesh : world_mesh(logits.device().type()))->line(call.mesh_dim);
   if (!line->is_member()) return at::empty({0}, logits.options());
   const at::Tensor all = joined_parts(logits, logits.dim() > 1 ? 1 : 0, line, kOp);
   const at::Tensor loss = loss_of(all, replica_of(target, line));

@@ -1,7 +1,5 @@
 #include "wrappers/parallel_modules.h"
 
-#include "runtime/tensor/mesh_lines.h"
-
 #include <ATen/core/grad_mode.h>
 
 namespace shardwise {

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <unordered_map>
 
 namespace shardwise {
@@ -42,9 +41,7 @@ RankPieces pieces_of(const Facts& facts) {
 }
 
 c10::intrusive_ptr<c10d::Store> store_of(const DeviceMesh& mesh) {
-  std::vector<int64_t> everyone(mesh.world()->size());
-  std::iota(everyone.begin(), everyone.end(), 0);
-  const auto& process_group = mesh.world()->group(everyone)->process_group;
+  const auto& process_group = mesh.world()->everyone()->process_group;
   return process_group ? process_group->getStore() : nullptr;
 }
 

@@ -15,7 +15,6 @@
 #include <ATen/ops/tensor_split.h>
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 
 namespace shardwise {
@@ -23,10 +22,8 @@ namespace {
 
 /// True if `own` is true on all ranks of the world. Collective over the world.
 bool is_true_on_all(bool own, World& world) {
-  std::vector<int64_t> ranks(world.size());
-  std::iota(ranks.begin(), ranks.end(), int64_t{0});
   const CommScope scope("aten::equal", CommScope::Cause::kProgram);
-  const GroupPtr everyone = world.group(ranks);
+  const GroupPtr everyone = world.everyone();
   const at::Tensor answer = at::full({1}, own, at::TensorOptions(at::kByte).device(numbers_device(*everyone)));
   all_reduce(*everyone, answer, Reduce::kMin);
   return answer.item<bool>();

@@ -19,7 +19,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 
 namespace shardwise {
 namespace {
@@ -100,9 +99,7 @@ class Gradients {
           std::ranges::all_of(meshes_, [&](const MeshPtr& other) { return has_all_ranks_of(*mesh, *other); }))
         return mesh->group();
     }
-    std::vector<int64_t> ranks(world->size());
-    std::iota(ranks.begin(), ranks.end(), 0);
-    return world->group(ranks);
+    return world->everyone();
   }
 
  private:

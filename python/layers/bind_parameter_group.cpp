@@ -14,9 +14,9 @@ using UnitPtr = std::shared_ptr<Unit>;
 using Units = std::vector<UnitPtr>;
 
 ParameterGroupPtr create(const std::vector<std::string>& names, const std::vector<at::Tensor>& parameters,
-                         const MeshPtr& mesh, const MeshPtr& root, std::optional<c10::ScalarType> param_dtype,
+                         const MeshPtr& mesh, std::optional<c10::ScalarType> param_dtype,
                          std::optional<c10::ScalarType> reduce_dtype, const Placements& along) {
-  return ParameterGroup::create(names, parameters, {mesh, root}, {param_dtype, reduce_dtype}, along);
+  return ParameterGroup::create(names, parameters, mesh, {param_dtype, reduce_dtype}, along);
 }
 
 std::vector<std::weak_ptr<Unit>> weakly(const Units& units) { return {units.begin(), units.end()}; }
@@ -66,8 +66,8 @@ void set_class_calls(ParameterGroup& group, std::function<SentPieces(size_t, std
 void bind_groups(py::module_& module) {
   py::class_<ParameterGroup, ParameterGroupPtr>(
       module, "ParameterGroup", "Parameters that are gathered in one exchange, with gradients that are reduced in one.")
-      .def(py::init(&create), py::arg("names"), py::arg("parameters"), py::arg("mesh"), py::arg("root"),
-           py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("along"))
+      .def(py::init(&create), py::arg("names"), py::arg("parameters"), py::arg("mesh"), py::arg("param_dtype"),
+           py::arg("reduce_dtype"), py::arg("along"))
       .def("with_sharded", torch::wrap_pybind_function(&ParameterGroup::with), py::arg("sharded"))
       .def_property_readonly("sharded", &ParameterGroup::sharded)
       .def_property("leaves", &ParameterGroup::leaves, &ParameterGroup::set_leaves)

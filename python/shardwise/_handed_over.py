@@ -14,6 +14,7 @@ def hand_over() -> None:
         install=replacements.install,
         default_group=_torch_groups.default_group,
         new_group=_torch_groups.new_group,
+        group_by_members=_torch_groups.group_by_members,
         lone_group=_torch_groups.lone_group,
         group_of=_torch_groups.group_of,
         mesh_of=DeviceMesh._of,

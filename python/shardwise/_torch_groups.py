@@ -168,19 +168,20 @@ def lone_group(*, is_collective: bool = False) -> ProcessGroup | None:
     return _made([own], LONE)
 
 
-def group_by_members(ranks: tuple[int, ...], timeout: timedelta | None) -> ProcessGroup:
-    """The group of `ranks` (ascending). If there is none, these ranks make it without the others. Raises ValueError on all of them if their
-    backend makes groups only on all ranks of the world."""
-    known = _made(list(ranks), DESCRIPTION) or _made(list(ranks), BY_MEMBERS)
+def group_by_members(ranks: list[int], like: str) -> str:
+    """The name of the group of `ranks` (ascending) that these ranks made without the others. They make it now if there is none, with the timeout of
+    the group called `like`. Raises ValueError on all of them if their backend makes groups only on all ranks of the world."""
+    known = _made(ranks, BY_MEMBERS)
     if known is not None:
-        return known
+        return known.group_name
     if all_ranks_make_groups():
         raise ValueError(
-            f"[device_mesh] the ranks {list(ranks)} cannot make a group without the other ranks of the world: their backend needs all ranks "
-            f"to make a group. Make DeviceMesh(device_type, {list(ranks)}) on all ranks of the world first."
+            f"[device_mesh] the ranks {ranks} cannot make a group without the other ranks of the world: their backend needs all ranks "
+            f"to make a group. Make DeviceMesh(device_type, {ranks}) on all ranks of the world first."
         )
-    group: ProcessGroup = new_group_like(list(ranks), description=BY_MEMBERS, timeout=timeout)
-    return group
+    timeout = timeout_of(group_of(like)) if like else None
+    name: str = new_group_like(ranks, description=BY_MEMBERS, timeout=timeout).group_name
+    return name
 
 
 def all_ranks_make_groups() -> bool:
@@ -205,12 +206,31 @@ def group_of(name: str) -> ProcessGroup:
     return c10d._resolve_process_group(c10d.GroupName(name))  # type: ignore[attr-defined]
 
 
-def with_everyone(lines: GroupsByRanks, ranks: torch.Tensor) -> GroupsByRanks:
-    """`lines`, this rank's groups along each dim of `ranks`, plus a group of all `ranks` if neither these groups nor the world are one."""
-    everyone = tuple(sorted(ranks.flatten().tolist()))
-    if everyone in lines or len(everyone) == dist.get_world_size():
-        return lines
-    return {**lines, everyone: group_by_members(everyone, timeout_of(next(iter(lines.values()))))}
+def given_groups_of(groups: Sequence[ProcessGroup], mesh: torch.Tensor) -> GroupsByRanks | None:
+    """The groups, one along each dim of `mesh`, by their ranks; None if these and the group of all ranks are those that all ranks make. Raises
+    ValueError if they do not fit."""
+    if not groups or mesh.dim() != len(groups):
+        raise ValueError(
+            f"[device_mesh] Invalid mesh {mesh.tolist()} for ProcessGroup with ranks "
+            f"{', '.join(str(dist.get_process_group_ranks(each)) for each in groups)}: got {len(groups)} ProcessGroups for a mesh of "
+            f"{mesh.dim()} dims. Give one per dim."
+        )
+    for dim, each in enumerate(groups):
+        members = dist.get_process_group_ranks(each)
+        if members != sorted(members):
+            raise ValueError(
+                f"[device_mesh] the group given for dim {dim} has the ranks {members}, which do not ascend. Make it with "
+                "sort_ranks=True; the mesh may have them in any order."
+            )
+        if members not in [sorted(line) for line in lines(mesh, dim)]:
+            raise ValueError(
+                f"[device_mesh] Invalid mesh {mesh.tolist()} for ProcessGroup with ranks {members}, given for dim {dim}: these are not "
+                "the ranks along that dim. Give the group along each dim."
+            )
+    is_one_known = mesh.dim() == 1 or mesh.numel() == dist.get_world_size()
+    if all(map(is_known, groups)) and (is_one_known or _made(sorted(mesh.flatten().tolist()), DESCRIPTION)):
+        return None
+    return {tuple(dist.get_process_group_ranks(each)): each for each in groups}
 
 
 def lines(ranks: torch.Tensor, dim: int) -> Iterator[list[int]]:
@@ -218,33 +238,35 @@ def lines(ranks: torch.Tensor, dim: int) -> Iterator[list[int]]:
     yield from ranks.movedim(dim, -1).reshape(-1, ranks.size(dim)).tolist()
 
 
-def overrides_of_several(
-    mesh: torch.Tensor | Sequence[object], overrides: Sequence[BackendOverride | None]
+def overrides_by_dim(
+    overrides: Mapping[int | str, BackendOverride], names: Sequence[str], n_dims: int | None = None
 ) -> list[BackendOverride | None]:
-    """`overrides` without those of dims of one rank: the group of one rank sends nothing over any backend. Raises ValueError unless there is one
-    entry per dim."""
-    ranks = torch.as_tensor(mesh, device="cpu")
-    if len(overrides) != ranks.dim():
-        raise ValueError(
-            f"[device_mesh] backend_override has {len(overrides)} entries for a mesh of {ranks.dim()} dims. Give one per dim, and None for "
-            "a dim with the world's backend."
+    """The override of each dim. Raises RuntimeError for a dim that does not exist or is given twice."""
+    n_dims, names = len(names) if n_dims is None else n_dims, list(names)
+    by_dim = {names.index(key) if key in names else key: value for key, value in overrides.items()}
+    unknown = [key for key in by_dim if key not in range(n_dims)]
+    if unknown or len(by_dim) < len(overrides):
+        raise RuntimeError(
+            f"[device_mesh] backend_override has keys {list(overrides)}: expected each of the {n_dims} dims at most once, by number or by its "
+            f"name in {names}."
         )
-    empty = (None, (None, None))
-    return [None if size == 1 or each in empty else each for size, each in zip(ranks.shape, overrides, strict=True)]
+    return [by_dim.get(dim) for dim in range(n_dims)]
 
 
 def overridden_groups(
     mesh: torch.Tensor | Sequence[object], overrides: Sequence[BackendOverride | None]
-) -> GroupsByRanks:
-    """This rank's groups along each dim that has an override."""
+) -> GroupsByRanks | None:
+    """This rank's groups along each dim of several ranks that has an override; None if there is no such dim. The group of one rank sends nothing over
+    any backend. Collective over the world."""
     ranks = torch.as_tensor(mesh, device="cpu")
-    groups: dict[tuple[int, ...], ProcessGroup] = {}
+    groups: dict[tuple[int, ...], ProcessGroup] | None = None
     for dim, override in enumerate(overrides):
         backend, options = override if isinstance(override, tuple) else (override, None)
         if backend is not None and not isinstance(backend, str):
             backend, options = None, backend
-        if backend is None and options is None:
+        if ranks.size(dim) == 1 or (backend is None and options is None):
             continue
+        groups = groups or {}
         for line in lines(ranks, dim):
             group = new_group_like(line, backend, options)
             if dist.get_rank() in line:

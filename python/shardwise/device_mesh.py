@@ -1,9 +1,8 @@
 """Meshes: ranks in an n-D grid, with a process group along each dim."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from itertools import chain
 from math import prod
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
@@ -15,18 +14,13 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C
 from shardwise._C import mesh_or_current, mesh_or_world
-from shardwise._mesh_families import Family, MeshKey, note, related, root_key, slices
 from shardwise._torch_groups import (
     BackendOverride,
-    GroupsByRanks,
-    group_of,
-    is_known,
+    given_groups_of,
     is_rank,
-    lines,
     over_groups,
     overridden_groups,
-    overrides_of_several,
-    with_everyone,
+    overrides_by_dim,
 )
 from shardwise._torch_versions import layout_of_dims, mesh_layout
 
@@ -82,22 +76,22 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         mesh_dim_names: Sequence[str] | None = None,
         backend_override: Sequence[BackendOverride | None] | None = None,
         _init_backend: bool = True,
-        _is_noted: bool = True,
+        _is_by_all: bool = True,
     ) -> None:
-        groups: GroupsByRanks | None = None
         _init_backend = _init_backend and not _C.are_groups_absent()
-        overrides = overrides_of_several(mesh, backend_override) if backend_override else []
-        if any(each is not None for each in overrides) and _init_backend:
+        groups = None
+        if backend_override and _init_backend:
+            n_dims = torch.as_tensor(mesh, device="cpu").dim()
+            if len(backend_override) != n_dims:
+                raise ValueError(
+                    f"[device_mesh] backend_override has {len(backend_override)} entries for a mesh of {n_dims} dims. Give one per dim, and "
+                    "None for a dim with the world's backend."
+                )
             # All ranks first make the ordinary groups. In the block below, only members would make those that are not overridden.
             _C.DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names)
-            groups = overridden_groups(mesh, overrides)
+            groups = overridden_groups(mesh, backend_override)
         with over_groups(groups) if _init_backend else _C.without_groups():
-            super().__init__(device_type, mesh, mesh_dim_names=mesh_dim_names)
-        self._tell_torch()
-        if groups is not None or not _init_backend:
-            self._keep_origin(given=groups, has_groups=_init_backend)
-        if _is_noted:  # all ranks make this mesh; a part of another mesh is made by its members alone
-            self._note_family()
+            super().__init__(device_type, mesh, mesh_dim_names=mesh_dim_names, _is_by_all=_is_by_all)
         self._register()
 
     @classmethod
@@ -106,17 +100,12 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         """Makes the Python object of a mesh that has none. C++ calls it to give out a mesh."""
         self = cls.__new__(cls)
         _C.DeviceMesh.__init__(self, handle)
-        self._tell_torch()
-        known = self._origin()
-        if known is not None:
-            root, dims, names, has_groups = known
-            try:
-                given = None if names is None else {ranks: group_of(name) for ranks, name in names.items()}
-            except RuntimeError:  # they were destroyed
-                given = {}
-            self._keep_origin(root, dims, given, has_groups)
         self._register()
         return self
+
+    def _register(self) -> None:
+        self._slices: dict[tuple[str, ...], DeviceMesh] = {}  # keeps them: C++ gives out these objects
+        super()._register()
 
     @property
     @_reading_ranks
@@ -124,64 +113,30 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         """The ranks as an int32 tensor of the mesh's shape."""
         return super().mesh
 
-    def _tell_torch(self) -> None:
-        """Sets the attributes that torch's own functions read of a mesh."""
-        ranks = self.mesh.flatten()
-        self._device_type = self.device_type
-        self._mesh_dim_names = self.mesh_dim_names
-        self._rank_map = ranks
-        self._flatten_rank_map = tuple(ranks.tolist())
-        self._layout = mesh_layout(self.shape)
-        self._root_mesh = None
-        self._flatten_mapping: dict[str, Any] = {}
-        self._flattened_dims: dict[str, tuple[str, ...]] = {}
-        self._slices: dict[tuple[str, ...], Any] = {}
-        self._pg_registry: dict[str, ProcessGroup] = {}
-        self._rank = self.get_rank()
-        self._coordinate_on_dim = self.get_coordinate()
-        self._thread_id = None
-        self._preserve_rank_order = False  # torch 2.15
-        self._hash = None
-        self._dims: tuple[tuple[str, ...], ...] = tuple((name,) for name in self.mesh_dim_names or ())
-        self._given: GroupsByRanks | None = None
-        self._has_groups = True
+    # The attributes that torch's own functions read of a mesh.
+    _device_type: Any = _C.DeviceMesh.device_type
+    _mesh_dim_names: Any = _C.DeviceMesh.mesh_dim_names
+    _root_mesh: Any = _C.DeviceMesh._root_mesh
+    _flatten_mapping: Any = property(lambda self: {name: self[name] for name in self._flattened()})
+    _rank: Any = property(_C.DeviceMesh.get_rank)
+    _coordinate_on_dim: Any = property(_C.DeviceMesh.get_coordinate)
+    _pg_registry: Any = property(lambda self: {})
+    _flatten_rank_map: Any = property(lambda self: tuple(self._rank_map.tolist()))
+    _thread_id = _hash = None
+    _preserve_rank_order = False  # torch 2.15
 
-    def _keep_origin(
-        self,
-        root: "DeviceMesh | None" = None,
-        dims: tuple[tuple[str, ...], ...] = (),
-        given: GroupsByRanks | None = None,
-        has_groups: bool = True,
-    ) -> None:
-        """Notes the mesh that this one is a part of, and the groups it communicates over. C++ keeps both, too: tensors outlive this object.
-
-        `dims`: for each dim, the dims of `root` that it consists of. `given`: groups of its own, to which its members may add; None: the mesh
-        communicates over the groups that all ranks of the world make.
-        """
-        is_member = self.get_coordinate() is not None
-        if given is not None and is_member and all(map(is_known, given.values())):
-            given = None
-        self._given, self._has_groups = given, has_groups
-        if root is not None:
-            self._root_mesh, self._dims = root, dims
-            names = root.mesh_dim_names or ()
-            self._layout = layout_of_dims(root._layout, [[names.index(dim) for dim in each] for each in dims])
-            self._rank_map, self._flatten_rank_map = root._rank_map, root._flatten_rank_map
-        group_names = None if given is None else {ranks: group.group_name for ranks, group in given.items()}
-        self._set_origin(root, self._dims, group_names if is_member else None, has_groups)
-
-    def _making(self, given: GroupsByRanks | None) -> AbstractContextManager[Any]:
-        """A `with` block in which parts of this mesh are made: as over_groups() says, or without groups if this mesh has none."""
-        return over_groups(given) if self._has_groups else _C.without_groups(self)
-
-    def _key(self) -> MeshKey:
-        return self.shape, tuple(self.mesh.flatten().tolist()), self.mesh_dim_names or ()
-
+    @property
     @_reading_ranks
-    def _note_family(self, names: tuple[str, ...] = (), dims: tuple[tuple[str, ...], ...] | None = None) -> None:
-        """Notes that all ranks have made this mesh, or its slices of these `names` and `dims`, unless it has groups of its own or none."""
-        if self._given is None and self._has_groups:
-            note(self, Family(self.device_type, self._key(), names, dims))
+    def _rank_map(self) -> torch.Tensor:  # type: ignore[override]
+        return self._get_root_mesh().mesh.flatten()
+
+    @property
+    def _layout(self) -> Any:  # type: ignore[override]
+        root = self._root_mesh
+        if root is None:
+            return mesh_layout(self.shape)
+        names = root.mesh_dim_names
+        return layout_of_dims(root._layout, [[names.index(dim) for dim in dims] for dims in self._dims_of_root()])
 
     @property
     def _dim_group_names(self) -> list[str]:  # type: ignore[override]
@@ -190,113 +145,30 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             return []
         return [group.group_name for group in self.get_all_groups() if group is not None]
 
-    def get_group(  # type: ignore[override]
-        self, mesh_dim: int | str | None = None
-    ) -> ProcessGroup | None:
-        """torch.distributed's process group along `mesh_dim`, or of a flattened mesh; None on ranks outside the mesh. A 1-D mesh needs no
-        `mesh_dim`. Raises RuntimeError if a mesh of several dims gets none, and for a mesh without groups."""
-        if not self._has_groups:
-            raise RuntimeError(
-                f"[device_mesh] DeviceMesh process groups not initialized! {self} was made with _init_backend=False. Make it "
-                "without that on all ranks."
-            )
-        flattened = self._get_root_mesh()._flatten_mapping.get(mesh_dim) if isinstance(mesh_dim, str) else None
-        if flattened is not None:
-            return flattened.get_group()
-        self._check_named(mesh_dim)
-        own = (self._given or {}).get((self.get_rank(),))
-        return own if own is not None and self.size(mesh_dim) == 1 else super().get_group(mesh_dim)
-
-    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """This rank's coordinate along `mesh_dim`. A 1-D mesh needs no `mesh_dim`; other meshes raise RuntimeError without it."""
-        self._check_named(mesh_dim)
-        return super().get_local_rank(mesh_dim)
-
-    def _check_named(self, mesh_dim: int | str | None) -> None:
-        if mesh_dim is None and self.ndim > 1:
-            raise RuntimeError(
-                f"[device_mesh] {self} has {self.ndim} dims. Say which: Optional kwarg `mesh_dim` needs to be specified when "
-                "device_mesh.ndim > 1."
-            )
+    get_group: Any = _C.DeviceMesh.get_group
+    get_local_rank: Any = _C.DeviceMesh.get_local_rank
+    _concatenate: Any = staticmethod(_C.DeviceMesh._concatenate)
 
     def get_all_groups(self) -> list[ProcessGroup | None]:  # type: ignore[override]
         """torch.distributed's process groups along each dim through this rank."""
         return [self.get_group(dim) for dim in range(self.ndim)]
 
-    @_reading_ranks
     def __getitem__(self, mesh_dim_names: str | Sequence[str]) -> "DeviceMesh":
         """The mesh of the named dims, or flattened ones, that contains this rank. Collective as making a mesh is.
 
         Raises KeyError for a name that no dim has, and RuntimeError if dims have no names.
         """
-        if not self.mesh_dim_names:
-            raise RuntimeError(
-                f"[device_mesh] Cannot slice a DeviceMesh without mesh_dim_names! {self} has none: give them to init_device_mesh."
-            )
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
         if names == self.mesh_dim_names:
             return self
-        root: Any = self._get_root_mesh()
-        if len(names) == 1 and names[0] in root._flatten_mapping:
-            flat: DeviceMesh = root._flatten_mapping[names[0]]
-            return flat
-        own = self.mesh_dim_names
-        by_name = [(name,) if name in own else root._flattened_dims.get(name, (name,)) for name in names]
-        unknown = [dim for dims in by_name for dim in dims if dim not in own]
-        if unknown:
-            raise KeyError(
-                f"[device_mesh] Invalid mesh_dim_names {names}: no mesh dim is called {', '.join(map(repr, unknown))}. The mesh has "
-                f"{list(own)}."
-            )
-        if set(names) <= set(own):
-            given = self._given_of(names)
-            with self._making(given):
-                part: DeviceMesh = super().__getitem__(names)
-        else:
-            part, given = self._merged(names, by_name)
-        of_root = tuple(tuple(chain(*(self._dims[own.index(dim)] for dim in dims))) for dims in by_name)
-        if part != root and given is None and root._slices.get(names) is not part:
-            root._note_family(names, of_root)
-        if part != self and part._root_mesh is None:
-            part._keep_origin(root, of_root, given, self._has_groups)
-            root._slices[names] = part  # keeps it alive: C++ gives out this object as the mesh of a tensor
-        if part._root_mesh is not root and part._root_mesh == root:
-            # The same mesh was made twice: both objects share their flattened meshes.
-            for known in ("_flatten_mapping", "_flattened_dims"):
-                getattr(part._root_mesh, known).update(getattr(root, known))
-                setattr(root, known, getattr(part._root_mesh, known))
+        self._slices[names] = part = super().__getitem__(names)
         return part
 
-    def _merged(
-        self, names: tuple[str, ...], by_name: Sequence[tuple[str, ...]]
-    ) -> "tuple[DeviceMesh, GroupsByRanks | None]":
-        """The slice along the dims `by_name`, with the dims of each flattened mesh merged into one, and the groups that it communicates over."""
-        every = self[tuple(chain(*by_name))]
-        given = self._given
-        if given is not None:
-            flattened: dict[str, Any] = self._get_root_mesh()._flatten_mapping
-            parts = [flattened[name] for name in names if name in flattened]
-            given = {line: group for mesh in (every, *parts) for line, group in (mesh._given or {}).items()}
-        ranks = every.mesh.reshape([prod(map(every.size, dims)) for dims in by_name])
-        return self._part(ranks, names, given), given
-
-    def _part(self, ranks: torch.Tensor, names: tuple[str, ...], given: GroupsByRanks | None) -> "DeviceMesh":
-        """A mesh of these ranks, made as _making() says by its members alone."""
-        with self._making(given):
-            return DeviceMesh(
-                self.device_type, ranks, mesh_dim_names=names, _init_backend=self._has_groups, _is_noted=False
-            )
-
-    def _given_of(self, names: tuple[str, ...]) -> GroupsByRanks | None:
-        """The groups of the slice along `names`, if this mesh has groups of its own. The members of the slice make a group of all its ranks here."""
-        coordinate = self.get_coordinate()
-        if self._given is None or coordinate is None:
-            return self._given
-        dims = [(self.mesh_dim_names or ()).index(name) for name in names]
-        others = [dim for dim in range(self.ndim) if dim not in dims]
-        ranks = self.mesh.permute(*others, *dims)[tuple(coordinate[dim] for dim in others)]
-        groups = [group for dim in dims if (group := self.get_group(dim)) is not None]
-        return with_everyone({tuple(dist.get_process_group_ranks(group)): group for group in groups}, ranks)
+    @_reading_ranks
+    def _every_slice(self) -> torch.Tensor:
+        """The ranks of all slices of the root like this one, one after another. All ranks know them."""
+        root = self._root_mesh
+        return self.mesh[None] if root is None else _C.mesh_slices(root.mesh, root.mesh_dim_names, self._dims_of_root())
 
     @_reading_ranks
     def _flatten(
@@ -306,43 +178,14 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
 
         Raises ValueError if that name is taken, and RuntimeError if dims have no names.
         """
-        if not self.mesh_dim_names:
-            raise RuntimeError(
-                f"[device_mesh] {self} has no mesh_dim_names to flatten it by. Give them to init_device_mesh."
-            )
         root: Any = self._get_root_mesh()
-        name = mesh_dim_name or "_".join(self.mesh_dim_names)
-        if name in (root.mesh_dim_names or ()) and (name,) != self.mesh_dim_names:
-            raise ValueError(
-                f"[device_mesh] {name!r} already exists as a dim of {root}. Specify another valid mesh_dim_name."
-            )
-        if self.ndim == 1 and name == self.mesh_dim_names[0]:
-            return self
-        known: DeviceMesh | None = root._flatten_mapping.get(name)
-        if known is not None:
-            if known.mesh.tolist() != self.mesh.flatten().tolist():
-                raise ValueError(
-                    f"[device_mesh] a flattened mesh {name!r} of other ranks has been created before. Specify another valid "
-                    "mesh_dim_name."
-                )
-            return known
-        dims = self._dims_of_root()
-        groups = self._given
-        if groups is not None:  # one of them has all ranks of this mesh, unless the world is their group
-            groups = {line: group for line, group in groups.items() if len(line) == self.size()}
-        if backend_override is not None and self._has_groups:
-            parts = slices(root.mesh, root.mesh_dim_names, [dims])
-            groups = overridden_groups(
-                parts, [None, backend_override]
-            )  # for every part: other ranks make the groups of theirs
-        flat = self._part(self.mesh.flatten(), (name,), groups)
-        if groups is None:
-            root._note_family((name,), (dims,))
-        if flat._root_mesh is None and flat != root:
-            flat._keep_origin(root, (dims,), groups, self._has_groups)
-        root._flatten_mapping[name] = flat
-        root._flattened_dims[name] = dims
-        return flat
+        name = mesh_dim_name or "_".join(self.mesh_dim_names or ())
+        is_new = name not in (*(root.mesh_dim_names or (name,)), *root._flattened())
+        groups = None
+        if is_new and backend_override is not None and self._has_groups:
+            groups = overridden_groups(self._every_slice().flatten(1), [None, backend_override])
+        with over_groups(groups):
+            return super()._flatten(name)
 
     @_reading_ranks
     def _unflatten(  # type: ignore[override]
@@ -357,54 +200,19 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         Slices of several such meshes are slices of one mesh if their ranks and names are. Raises ValueError if `dim` does not exist or has not the
         product of these sizes, and RuntimeError if not every dim has a name.
         """
-        names, sizes = list(self.mesh_dim_names or ([] if self.ndim > 1 else [""])), tuple(mesh_sizes)
-        if len(mesh_dim_names) != len(sizes):
-            raise RuntimeError(
-                f"[device_mesh] mesh_sizes {list(sizes)} and mesh_dim_names {list(mesh_dim_names)} should have same length."
-            )
-        if not names:
-            raise RuntimeError(f"[device_mesh] {self} has no mesh_dim_names. Give them to init_device_mesh.")
-        if dim not in names and not (isinstance(dim, int) and -self.ndim <= dim < self.ndim):
+        names = self.mesh_dim_names or ()
+        if isinstance(dim, str) and dim not in names:
             raise ValueError(
                 f"[device_mesh] there is no dim {dim!r} in {self}. Use one of its names, or a dim in [0, {self.ndim})."
             )
-        at = names.index(dim) if isinstance(dim, str) else dim % self.ndim
-        if prod(sizes) != self.size(at):
-            raise ValueError(
-                f"[device_mesh] dim {dim!r} of {self} has {self.size(at)} ranks, and the sizes {list(sizes)} have the product {prod(sizes)}. "
-                "Give sizes with the number of ranks as their product."
-            )
-        names[at : at + 1] = mesh_dim_names
-        overrides = [None] * at + _by_dim(backend_override or {}, mesh_dim_names) + [None] * (self.ndim - at - 1)
-        if self._given is not None or not self._has_groups:
-            ranks = self.mesh.unflatten(at, sizes)
-            given = self._given
-            if given is not None:
-                given = {**given, **overridden_groups(ranks, overrides_of_several(ranks, overrides))}
-            part = self._part(ranks, tuple(names), given)
-            part._keep_origin(given=given, has_groups=self._has_groups)
-            return part
-        root: Any = self._root_mesh
-        every = self.mesh[None] if root is None else slices(root.mesh, root.mesh_dim_names, self._dims)
-        return mesh_among(self.device_type, every.unflatten(at + 1, sizes), names, overrides)
-
-    @staticmethod
-    @_reading_ranks
-    def _concatenate(device_mesh_list: Sequence["DeviceMesh"]) -> "DeviceMesh":  # type: ignore[override]
-        """The mesh of the dims of all these slices of one mesh, in this order. Raises RuntimeError if there is no such mesh."""
-        first, *others = device_mesh_list
-        names = tuple(name for mesh in device_mesh_list for name in mesh.mesh_dim_names or ())
-        root = root_of(first, others)
-        if root is None or len(set(names)) < len(names):
-            raise RuntimeError(
-                f"[device_mesh] Cannot concatenate DeviceMeshes {', '.join(map(str, device_mesh_list))}: they are not slices of one mesh along "
-                'different dims. Give slices of one mesh: mesh["dp"] and mesh["tp"].'
-            )
-        return root[names]
-
-    def _dims_of_root(self) -> tuple[str, ...]:
-        """The dims of the mesh that this one was sliced or flattened from."""
-        return tuple(dim for dims in self._dims for dim in dims)
+        at = names.index(dim) if isinstance(dim, str) else dim
+        overrides = overrides_by_dim(backend_override or {}, mesh_dim_names)
+        result: DeviceMesh = super()._unflatten(at, mesh_sizes, mesh_dim_names)
+        if not backend_override or not result._has_groups:
+            return result
+        every = self._every_slice().reshape(-1, *result.shape)
+        with over_groups(overridden_groups(every, [None] * (at % self.ndim + 1) + overrides)):
+            return super()._unflatten(at, mesh_sizes, mesh_dim_names)
 
     @classmethod
     @_reading_ranks
@@ -422,68 +230,31 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         of all members. An operator cannot mix tensors on this mesh with those of another mesh of the same ranks. Raises ValueError if groups and
         ranks do not fit.
         """
-        groups = [group] if isinstance(group, ProcessGroup) else list(group)
         if mesh is None:
             if not isinstance(group, ProcessGroup):
                 raise ValueError("[device_mesh] Must pass mesh if passing multiple ProcessGroups: the ranks by dims.")
-            mesh = dist.get_process_group_ranks(groups[0])
-        ranks = torch.as_tensor(mesh, device="cpu")
-        if not groups or ranks.dim() != len(groups):
-            raise ValueError(
-                f"[device_mesh] Invalid mesh {ranks.tolist()} for ProcessGroup with ranks "
-                f"{', '.join(str(dist.get_process_group_ranks(each)) for each in groups)}: got {len(groups)} ProcessGroups for a mesh of "
-                f"{ranks.dim()} dims. Give one per dim."
-            )
-        for dim, each in enumerate(groups):
-            members = dist.get_process_group_ranks(each)
-            if members != sorted(members):
-                raise ValueError(
-                    f"[device_mesh] the group given for dim {dim} has the ranks {members}, which do not ascend. Make it with "
-                    "sort_ranks=True; the mesh may have them in any order."
-                )
-            if members not in [sorted(line) for line in lines(ranks, dim)]:
-                raise ValueError(
-                    f"[device_mesh] Invalid mesh {ranks.tolist()} for ProcessGroup with ranks {members}, given for dim {dim}: these are not "
-                    "the ranks along that dim. Give the group along each dim."
-                )
-        given = with_everyone({tuple(sorted(dist.get_process_group_ranks(each))): each for each in groups}, ranks)
-        if all(map(is_known, given.values())):
-            return cls(device_type, ranks, mesh_dim_names=mesh_dim_names, _is_noted=False)
-        with over_groups(given):
-            result = cls(device_type, ranks, mesh_dim_names=mesh_dim_names, _is_noted=False)
-        result._keep_origin(given=given)
-        return result
+            mesh = dist.get_process_group_ranks(group)
+        groups = [group] if isinstance(group, ProcessGroup) else list(group)
+        with over_groups(given_groups_of(groups, torch.as_tensor(mesh, device="cpu"))):
+            return cls(device_type, mesh, mesh_dim_names=mesh_dim_names, _is_by_all=False)
 
-    def __enter__(self) -> "DeviceMesh":
-        torch_device_mesh._mesh_resources.mesh_stack.append(self)
-        return super().__enter__()
-
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
+        if not torch_device_mesh._mesh_resources.mesh_stack:
+            raise ValueError(f"[device_mesh] {self} is left, but no mesh was entered on this thread. Use `with mesh:`.")
         super().__exit__(*error)
-        torch_device_mesh._mesh_resources.mesh_stack.pop()
 
     __eq__ = _C.DeviceMesh.__eq__
-
-    @_reading_ranks
-    def __hash__(self) -> int:
-        return hash((self.device_type, self.shape, tuple(self.mesh.flatten().tolist()), self.mesh_dim_names))
+    __hash__ = _C.DeviceMesh.__hash__
 
     @_reading_ranks
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the ranks as numbers, the meshes that this one is a slice of, this rank, and the number of ranks."""
         own = (self.device_type, self.mesh.tolist(), self.mesh_dim_names)
         place = (self.get_rank(), self._world_size())
-        related_to = related(self, self._key()) if self._given is None and self._has_groups else []
-        families = [(each.root_ranks().tolist(), each.root[2], each.names, each.dims) for each in related_to]
-        if len(families) > 1:
-            return rebuild_related, (*own, families, place)
-        root: Any = self._root_mesh
+        families, root = self._families(), self._root_mesh
         if not families and root is not None:
-            families = [(root.mesh.tolist(), root.mesh_dim_names, self.mesh_dim_names or (), self._dims)]
-        if not families or families[0][-1] is None:
-            return rebuild_mesh, (*own, place)
-        root_ranks, root_names, _, dims = families[0]
-        return rebuild_slice, (*own, root_ranks, root_names, dims, place)
+            families = [(root.mesh.tolist(), root.mesh_dim_names, self.mesh_dim_names or (), self._dims_of_root())]
+        return (rebuild_related, (*own, families, place)) if families else (rebuild_mesh, (*own, place))
 
 
 @_reading_ranks
@@ -508,65 +279,8 @@ def init_device_mesh(
     """
     _check_mesh_arguments(device_type, mesh_shape, mesh_dim_names)
     ranks = torch.arange(prod(mesh_shape), device="cpu").view(tuple(mesh_shape))
-    overrides = _by_dim(backend_override, mesh_dim_names or [], len(mesh_shape)) if backend_override else None
+    overrides = overrides_by_dim(backend_override, mesh_dim_names or [], len(mesh_shape)) if backend_override else None
     return DeviceMesh(device_type, ranks, mesh_dim_names=mesh_dim_names, backend_override=overrides)
-
-
-def _by_dim(
-    overrides: Mapping[int | str, BackendOverride], names: Sequence[str], n_dims: int | None = None
-) -> list[BackendOverride | None]:
-    """The override of each dim. Raises RuntimeError for a dim that does not exist or is given twice."""
-    n_dims, names = len(names) if n_dims is None else n_dims, list(names)
-    by_dim = {names.index(key) if key in names else key: value for key, value in overrides.items()}
-    unknown = [key for key in by_dim if key not in range(n_dims)]
-    if unknown or len(by_dim) < len(overrides):
-        raise RuntimeError(
-            f"[device_mesh] backend_override has keys {list(overrides)}: expected each of the {n_dims} dims at most once, by number or by its "
-            f"name in {names}."
-        )
-    return [by_dim.get(dim) for dim in range(n_dims)]
-
-
-def mesh_among(
-    device_type: str,
-    every: torch.Tensor,
-    names: Sequence[str],
-    overrides: Sequence[BackendOverride | None] | None = None,
-) -> DeviceMesh:
-    """The mesh that contains this rank, of the meshes of ranks `every[0]`, `every[1]`, ..., which have the same dim names. Collective over the
-    world: all ranks make all these meshes."""
-    if every.size(0) == 1:
-        return DeviceMesh(device_type, every[0], mesh_dim_names=names, backend_override=overrides)
-    rows = (f"others of {', '.join(names)}", *names)
-    by_row = [None, *overrides] if overrides else None
-    return DeviceMesh(device_type, every, mesh_dim_names=rows, backend_override=by_row)[tuple(names)]
-
-
-@_reading_ranks
-def root_of(mesh: DeviceMesh, others: Iterable[DeviceMesh]) -> DeviceMesh | None:
-    """The mesh that `mesh` and all `others` are slices of, by their names. None if there is none. If one of them is flattened, its dim is a dim of
-    the result.
-
-    A mesh may be a slice of several meshes. Then each of them is tried, in the order in which they were made.
-    """
-    own: Any = mesh._get_root_mesh()
-    others = list(others)
-    if all(each is own or each._get_root_mesh() is own for each in others):
-        # As most often: without a look at other meshes.
-        first_dims = {
-            name: dims[0]
-            for each in (mesh, *others)
-            for name, dims in zip(each.mesh_dim_names or (), each._dims, strict=True)
-        }
-        names = own.mesh_dim_names or ()
-        if not others or set(first_dims) <= set(names):
-            return own
-        return own[tuple(sorted(first_dims, key=lambda name: names.index(first_dims[name])))]
-    key = root_key(mesh, [each._key() for each in (mesh, *others)], first=own._key())
-    if key is None or key == own._key():
-        return own if key else None
-    shape, ranks, names = key
-    return DeviceMesh(mesh.device_type, torch.tensor(ranks).view(shape), mesh_dim_names=names)
 
 
 def _check_mesh_arguments(device_type: str, mesh_shape: Sequence[int], names: Sequence[str] | None) -> None:
@@ -619,8 +333,8 @@ def rebuild_slice(
     by_dim: Any = [(each,) if isinstance(each, str) else tuple(each) for each in dims]
     if len(by_dim) != len(mesh_dim_names):
         by_dim = [tuple(dim for each in by_dim for dim in each)]
-    families = [(root, root_dim_names, mesh_dim_names, tuple(by_dim))]
-    return rebuild_related(device_type, mesh, mesh_dim_names, families, place)
+    family = (root, root_dim_names, mesh_dim_names, tuple(by_dim))
+    return rebuild_related(device_type, mesh, mesh_dim_names, [family], place)
 
 
 def rebuild_related(
@@ -631,25 +345,14 @@ def rebuild_related(
     place: Place = None,
 ) -> DeviceMesh:
     """Unpickles a mesh that was made by itself and as a slice, or as a slice of several meshes. All of these are made, on all ranks."""
-    made: list[DeviceMesh | None] = []
+    made: list[DeviceMesh | None] = []  # keeps them, so that the mesh is one of them
     with _in_world_of(place):
         for root, root_names, names, dims in families:
             if dims is not None:
                 made.append(_this_ranks_slice(device_type, root, root_names, names, dims))
             elif _is_in_world(device_type, root):
                 made.append(rebuild_mesh(device_type, root, root_names))
-        return _this_one(device_type, mesh, mesh_dim_names, made)
-
-
-def _this_one(
-    device_type: str, mesh: Ranks, names: tuple[str, ...] | None, made: list[DeviceMesh | None]
-) -> DeviceMesh:
-    """The mesh of `made` that has these ranks and names, or a new one."""
-    ranks = torch.as_tensor(mesh, device="cpu").tolist()
-    for each in made:
-        if each is not None and each.mesh_dim_names == names and each.mesh.tolist() == ranks:
-            return each
-    return DeviceMesh(device_type, mesh, mesh_dim_names=names, _is_noted=False)
+        return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names, _is_by_all=False)
 
 
 def _this_ranks_slice(
@@ -663,11 +366,8 @@ def _this_ranks_slice(
             if of_root != (name,):
                 whole[of_root]._flatten(name)
         return whole[names]
-    ranks = torch.as_tensor(root, device="cpu")
-    here = [part for part in slices(ranks, root_names, dims) if _is_in_world(device_type, part)]
-    if not here:
-        return None
-    return mesh_among(device_type, torch.stack(here), names)
+    here = [part for part in _C.mesh_slices(root, root_names, dims) if _is_in_world(device_type, part)]
+    return _C.mesh_among(device_type, torch.stack(here), names) if here else None
 
 
 def _is_in_world(device_type: str, ranks: Ranks) -> bool:

@@ -6,7 +6,6 @@
 #include <fmt/ranges.h>
 
 #include <exception>
-#include <numeric>
 #include <thread>
 
 namespace shardwise {
@@ -18,9 +17,7 @@ constexpr std::chrono::milliseconds kPause{20};  // between two reads of the sto
 c10::intrusive_ptr<c10d::Store> current_store() {
   const auto world = World::maybe_current();
   if (!world) return nullptr;
-  std::vector<int64_t> everyone(world->size());
-  std::iota(everyone.begin(), everyone.end(), 0);
-  const auto& process_group = world->group(everyone)->process_group;  // made with the World: sends nothing
+  const auto& process_group = world->everyone()->process_group;  // made with the World: sends nothing
   return process_group ? process_group->getStore() : nullptr;
 }
 

@@ -9,7 +9,7 @@
 namespace shardwise {
 namespace {
 
-thread_local const GivenGroups* innermost = nullptr;
+thread_local GivenGroups* innermost = nullptr;
 
 /// The given groups that meshes still hold.
 struct Held {
@@ -51,7 +51,7 @@ GivenGroups::GivenGroups(std::shared_ptr<World> world) : GivenGroups(ByRanks()) 
 
 GivenGroups::~GivenGroups() { innermost = outer_; }
 
-const GivenGroups* GivenGroups::current() { return innermost; }
+GivenGroups* GivenGroups::current() { return innermost; }
 
 void GivenGroups::close() {
   std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> dropped;  // destructors wait for threads: not under the lock
@@ -60,6 +60,13 @@ void GivenGroups::close() {
     if (const auto alive = group.lock())
       dropped.push_back(std::move(std::const_pointer_cast<Group>(alive)->process_group));
   held().groups.clear();
+}
+
+GroupPtr GivenGroups::add(Group group) {
+  const auto added = std::make_shared<const Group>(std::move(group));
+  const std::lock_guard lock(held().mutex);
+  held().groups.push_back(added);
+  return groups_[added->ranks] = added;
 }
 
 std::optional<GroupPtr> GivenGroups::find(const std::vector<int64_t>& ranks, int64_t rank) const {

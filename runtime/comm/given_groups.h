@@ -14,8 +14,8 @@ class World;
 /// arguments return the same object. Throws: c10::ValueError if `rank` is not in [0, n_ranks).
 std::shared_ptr<World> world_without_groups(int64_t rank, int64_t n_ranks);
 
-/// During its lifetime, this thread's World::group() returns these groups for their ranks, and null for ranks that do not include this one.
-/// No group is made and the World does not learn of these, so other ranks need not know of them.
+/// During its lifetime, this thread's World::group() returns these groups for their ranks, and null for ranks that do not include this one. Any
+/// other group that the World does not know is made by its members alone. The World does not learn of these groups.
 class GivenGroups {
  public:
   using ByRanks = std::map<std::vector<int64_t>, GroupPtr>;  // ranks ascending
@@ -32,18 +32,20 @@ class GivenGroups {
   static void close();
 
   /// The innermost GivenGroups of this thread; null if there is none.
-  static const GivenGroups* current();
+  static GivenGroups* current();
   const ByRanks& groups() const { return groups_; }
   bool are_absent() const { return are_absent_; }
   /// Null if World::current() is the thread's or the process's own.
   const std::shared_ptr<World>& world() const { return world_; }
+  /// Adds a group that its members made alone.
+  GroupPtr add(Group group);
   /// The group for `ranks`; nothing if the World must be asked instead. `rank`: this rank.
   std::optional<GroupPtr> find(const std::vector<int64_t>& ranks, int64_t rank) const;
 
  private:
   ByRanks groups_;
   bool are_absent_ = false;
-  const GivenGroups* outer_;
+  GivenGroups* outer_;
   std::shared_ptr<World> world_;
 };
 

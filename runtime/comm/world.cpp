@@ -78,8 +78,13 @@ std::vector<int64_t> checked_members(c10::ArrayRef<int64_t> ranks, int64_t n_ran
 
 }  // namespace
 
-World::World(int64_t rank, int64_t size, c10::intrusive_ptr<c10d::ProcessGroup> everyone, MakeGroup make_group)
-    : rank_(rank), size_(size), everyone_(std::move(everyone)), make_group_(std::move(make_group)) {
+World::World(int64_t rank, int64_t size, c10::intrusive_ptr<c10d::ProcessGroup> everyone, MakeGroup make_group,
+             MakeByMembers make_by_members)
+    : rank_(rank),
+      size_(size),
+      everyone_(std::move(everyone)),
+      make_group_(std::move(make_group)),
+      make_by_members_(std::move(make_by_members)) {
   TORCH_CHECK_VALUE(
       rank >= 0 && rank < size,
       fmt::format("[world] rank {} does not fit a world of {} ranks. Use a rank in [0, {}).", rank, size, size));
@@ -118,9 +123,16 @@ void World::set_process(std::shared_ptr<World> world) {
   process_world().world.swap(world);
 }
 
-GroupPtr World::group(c10::ArrayRef<int64_t> ranks) {
+GroupPtr World::everyone() {
+  std::vector<int64_t> ranks(size_);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return group(ranks);
+}
+
+GroupPtr World::group(c10::ArrayRef<int64_t> ranks, const Group* like) {
   auto members = checked_members(ranks, size_);
-  if (const auto* given = GivenGroups::current())
+  auto* const given = GivenGroups::current();
+  if (given)
     if (auto group = given->find(members, rank_)) return *group;
   const auto known = [&]() -> std::optional<GroupPtr> {
     const std::lock_guard lock(mutex_);
@@ -142,14 +154,15 @@ GroupPtr World::group(c10::ArrayRef<int64_t> ranks) {
   }
   // Not under the lock: making a group waits for other ranks and may call Python.
   const auto make = [&] {
-    std::vector<int64_t> everyone(size_);
-    std::iota(everyone.begin(), everyone.end(), 0);
-    Communication making(Group{everyone_, everyone, rank_, making_}, {.name = "make a group", .by_all = false});
+    Communication making(Group{everyone_, everyone()->ranks, rank_, making_},
+                         {.name = "make a group", .by_all = false});
     auto made = making.launch([&] { return make_group(members); });
     making.finish();
     return made;
   };
   const auto own = std::find(members.begin(), members.end(), rank_);
+  if (given && make_by_members_ && members.size() > 1 && members.size() < static_cast<size_t>(size_))
+    return given->add({make_by_members_(members, like), members, own - members.begin()});
   if (members.size() < static_cast<size_t>(size_)) process_group = members.size() > 1 && make_group ? make() : nullptr;
   auto group =
       own == members.end() ? nullptr : std::make_shared<Group>(Group{process_group, members, own - members.begin()});

@@ -22,7 +22,13 @@ class World {
   /// same order; it returns null on non-members.
   using MakeGroup = std::function<c10::intrusive_ptr<c10d::ProcessGroup>(const std::vector<int64_t>& ranks)>;
 
-  World(int64_t rank, int64_t size, c10::intrusive_ptr<c10d::ProcessGroup> everyone, MakeGroup make_group);
+  /// Creates a group of `ranks` on these ranks alone, like another group, or with the defaults if `like` is null.
+  using MakeByMembers =
+      std::function<c10::intrusive_ptr<c10d::ProcessGroup>(const std::vector<int64_t>& ranks, const Group* like)>;
+
+  /// Without `make_by_members`, the other ranks need not call `make_group`, and groups that members make alone are made by it.
+  World(int64_t rank, int64_t size, c10::intrusive_ptr<c10d::ProcessGroup> everyone, MakeGroup make_group,
+        MakeByMembers make_by_members = nullptr);
 
   /// The World of this thread, or else of this process.
   /// Throws: c10::ValueError saying how to start one (torchrun, init_process_group, run_ranks).
@@ -40,7 +46,11 @@ class World {
   /// The group of `ranks`, given in any order (the group's order is ascending). Created once and then kept. Null on non-members.
   /// Collective over the world if the group is new.
   /// Throws: c10::ValueError for an unknown or duplicate rank.
-  GroupPtr group(c10::ArrayRef<int64_t> ranks);
+  ///
+  /// Under GivenGroups the members of a new group make it alone, like the group `like`.
+  GroupPtr group(c10::ArrayRef<int64_t> ranks, const Group* like = nullptr);
+  /// The group of all ranks. Sends nothing.
+  GroupPtr everyone();
 
   /// Drops all process groups, which meshes would otherwise keep alive; their threads end if nobody else holds them. Sending over them
   /// afterwards is an error. Pre: no communication is in flight.
@@ -51,6 +61,7 @@ class World {
   int64_t size_;
   c10::intrusive_ptr<c10d::ProcessGroup> everyone_;
   MakeGroup make_group_;
+  const MakeByMembers make_by_members_;
   std::shared_ptr<GroupRecord> making_ = std::make_shared<GroupRecord>();  // of the calls in which ranks make groups
   std::mutex mutex_;
   std::map<std::vector<int64_t>, std::shared_ptr<Group>> groups_;

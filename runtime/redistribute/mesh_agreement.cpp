@@ -28,10 +28,6 @@ bool agree(const DeviceMesh& from, const DeviceMesh& to) {
 
 }  // namespace
 
-bool have_same_ranks(const DeviceMesh& a, const DeviceMesh& b) {
-  return a.size() == b.size() && has_all_ranks_of(a, b);
-}
-
 void check_same_meshes(const DeviceMesh& from, const DeviceMesh& to) {
   if (have_same_ranks(from, to)) return;
   TORCH_CHECK_VALUE(

@@ -11,9 +11,6 @@
 
 namespace shardwise {
 
-/// True if both meshes have the same ranks.
-bool have_same_ranks(const DeviceMesh& a, const DeviceMesh& b);
-
 /// Collective over both meshes, first over `from`; ranks outside both do nothing. If the meshes have no common rank, each mesh only
 /// compares what its own ranks know.
 ///

@@ -10,8 +10,6 @@
 #include <c10/util/hash.h>
 #include <fmt/format.h>
 
-#include <numeric>
-
 namespace shardwise {
 
 void check_move(const SpecPtr& source, const SpecPtr& destination) {
@@ -43,12 +41,8 @@ bool takes_part(const OwnStep& own) { return own.from->is_member() || own.to->is
 
 Participants participants_of(const OwnStep& own) {
   if (own.is_local) return {};
-  const DeviceMesh &from = *own.from->mesh(), &to = *own.to->mesh();
-  if (from.grid() == to.grid() || has_all_ranks_of(from, to)) return {from.group()};
-  if (has_all_ranks_of(to, from)) return {to.group()};
-  std::vector<int64_t> everyone(from.world()->size());
-  std::iota(everyone.begin(), everyone.end(), 0);
-  return {from.world()->group(everyone), /*is_whole=*/false};
+  if (own.among) return {own.among->group()};
+  return {own.from->mesh()->world()->everyone(), /*is_whole=*/false};
 }
 
 Moving::Moving(const SpecPtr& source, Shards pieces, const SpecPtr& destination, const PlanOptions& options)

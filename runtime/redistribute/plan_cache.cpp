@@ -16,15 +16,22 @@ SpecPtr spec_at(const Layout& layout, const SpecPtr& source, const SpecPtr& dest
   return there.with_placements(layout.placements().vec());
 }
 
+/// The one of two meshes that contains the other, or null.
+const DeviceMesh* containing(const DeviceMesh& from, const DeviceMesh& to) {
+  if (has_all_ranks_of(from, to)) return &from;
+  return has_all_ranks_of(to, from) ? &to : nullptr;
+}
+
 std::shared_ptr<const OwnPlan> make(const SpecPtr& source, const SpecPtr& destination, const PlanOptions& options) {
   auto result = std::make_shared<OwnPlan>();
   const int64_t rank = source->mesh()->rank();
   Plan whole = plan(source->layout(), destination->layout(), source->element_bytes(), options);
   for (Step& step : whole.steps) {
     const bool is_here = step.from.grid().coord_of(rank) || step.to.grid().coord_of(rank);
-    OwnStep own{std::move(step), {}, {}, {}, false};
+    OwnStep own{std::move(step), {}, {}, {}, false, nullptr};
     own.from = spec_at(own.step.from, source, destination);
     own.to = spec_at(own.step.to, source, destination);
+    own.among = containing(*own.from->mesh(), *own.to->mesh());
     own.is_local = !sends(own.step);
     if (own.step.has_boxes() && is_here) own.part = transfers(own.step, rank);
     if (!own.is_local) result->last_sending = static_cast<int>(result->steps.size());

@@ -15,8 +15,9 @@ struct OwnStep {
   Step step;
   SpecPtr from;
   SpecPtr to;
-  Transfers part;         // for exchanges and reductions
-  bool is_local = false;  // no rank sends anything
+  Transfers part;                     // for exchanges and reductions
+  bool is_local = false;              // no rank sends anything
+  const DeviceMesh* among = nullptr;  // the mesh that contains the other one; null for the world
 };
 
 struct OwnPlan {

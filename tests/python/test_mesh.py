@@ -53,7 +53,9 @@ def test_a_rank_outside_a_mesh_has_no_coordinate():
 def test_slices_by_name_hold_the_ranks_beside_this_one():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        assert mesh["dp", "tp"] is mesh
+        assert mesh["dp", "tp"] is mesh and mesh["tp"] is mesh["tp"]
+        with pytest.raises(KeyError, match='no mesh dim is called "pp"'):
+            sw.parallel.mp_reduce(torch.ones(1), mesh, "pp")
         return mesh["dp"].mesh.tolist(), mesh["tp"].mesh.tolist(), mesh["tp"].mesh_dim_names
 
     names = ("tp",)
@@ -199,7 +201,7 @@ def test_a_slice_with_a_flattened_dim_is_sliced_by_its_own_names():
         part = mesh["pp", "mp"]
         assert part["pp", "mp"] == part and part["mp", "pp"] == mesh["mp", "pp"] and part["mp"] is mesh["mp"]
         assert pickle.loads(pickle.dumps(part["mp", "pp"])) == part["mp", "pp"]
-        with pytest.raises(KeyError, match="no mesh dim is called 'tp'"):
+        with pytest.raises(KeyError, match='no mesh dim is called "tp"'):
             part["tp"]
 
     run_ranks(8, body)

@@ -27,6 +27,6 @@ def test_four_processes(part):
     expect_part(part, 4)
 
 
-@pytest.mark.parametrize("part", ["given_groups_of_some", "slices_of_given_groups"])
+@pytest.mark.parametrize("part", ["given_groups_of_some", "groups_of_members", "slices_of_given_groups"])
 def test_eight_processes(part):
     expect_part(part, 8)

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh as torch_init_device_
 
 import shardwise as sw
 from shardwise import _C, Replicate, Shard, _torch_groups
-from shardwise._torch_groups import group_by_members, lone_group
+from shardwise._torch_groups import group_by_members, lone_group, timeout_of
 
 c10d_functional = torch.ops.c10d_functional
 
@@ -84,9 +84,9 @@ def slices():
     assert cube["tp"]._flatten("own", backend_override="gloo") is own is cube["own"]
     again = flat._flatten("again", backend_override="gloo")
     assert cube["pp", "again"].mesh.tolist() == [[0, 1], [2, 3]]
-    raises(ValueError, "'tp' already exists", lambda: cube["pp", "dp"]._flatten("tp"))
+    raises(ValueError, '"tp" already exists', lambda: cube["pp", "dp"]._flatten("tp"))
     raises(ValueError, "of other ranks", lambda: cube["pp", "dp"]._flatten("world"))
-    raises(KeyError, "no mesh dim is called 'cp'", lambda: cube["cp"])
+    raises(KeyError, 'no mesh dim is called "cp"', lambda: cube["cp"])
     raises(KeyError, "cp", lambda: cube.get_group("cp"))
     raises(RuntimeError, "without mesh_dim_names", lambda: sw.init_device_mesh("cpu", (4,))["tp"])
     raises(RuntimeError, "`mesh_dim` needs to be specified", cube.get_group)
@@ -116,6 +116,16 @@ def unflattened():
     total = torch.tensor([rank])
     dist.all_reduce(total, group=own.get_group("c"))
     assert total.item() == rank // 2 * 4 + 1
+    if rank == 0:  # before any message
+        raises(RuntimeError, "at most once", lambda: ours._unflatten(0, (2, 2), ("a", "c"), {"z": "gloo"}))
+    pairs = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    sw.DeviceMesh(
+        "cpu", [[0], [1]], mesh_dim_names=("d", "e")
+    )  # ranks 0 and 1 know the next mesh as one made by itself
+    over_own = pairs["tp"]._unflatten("tp", (2, 1), ("d", "e"), backend_override={"d": "gloo"})
+    assert ranks_of(over_own.get_group("d")) == ranks_of(pairs.get_group("tp"))
+    assert over_own.get_group("d") is not pairs.get_group("tp")
+    works(over_own)
     split = own._unflatten("c", (2, 1), ("d", "e"))
     assert split.get_group("d") is own.get_group("c") and split.mesh.tolist() == [[[0], [1]], [[2], [3]]]
     works(split)
@@ -141,6 +151,9 @@ def given_groups():
     assert world == sw.init_device_mesh("cpu", (4,)) and world.get_group() is dist.group.WORLD
     known = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
     assert sw.DeviceMesh.from_group(known.get_group(), "cpu", mesh_dim_names=("tp",)) == known
+    plain = sw.init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "one", "tp"))
+    names = plain.mesh_dim_names
+    assert sw.DeviceMesh.from_group(plain.get_all_groups(), "cpu", plain.mesh, mesh_dim_names=names) == plain
     raises(
         ValueError, "got 1 ProcessGroups for a mesh of 2 dims", lambda: sw.DeviceMesh.from_group(mine, "cpu", [[0, 1]])
     )
@@ -168,9 +181,9 @@ def only_members():
     works(sw.DeviceMesh("cpu", [1, 3]))
 
 
-def group_among(lines):
+def group_among(lines, **options):
     """This rank's group among those of `lines`, which all ranks make; None where it is in none."""
-    made = [dist.new_group(line) for line in lines]
+    made = [dist.new_group(line, **options) for line in lines]
     return next((group for group, line in zip(made, lines, strict=True) if dist.get_rank() in line), None)
 
 
@@ -197,7 +210,10 @@ def all_ranks_make_groups():
     rank = dist.get_rank()
     line = sw.init_device_mesh("cpu", (4,))
     raises(ValueError, f"the group of rank {rank} alone does not exist", lone_group)
-    raises(ValueError, "their backend needs all ranks to make a group", lambda: group_by_members((0, 1, 2), None))
+    raises(ValueError, "their backend needs all ranks to make a group", lambda: group_by_members([0, 1, 2], ""))
+    split = sw.DeviceMesh("cpu", [3, 2, 1, 0], mesh_dim_names=("all",))._unflatten("all", (4, 1), ("a", "one"))
+    if rank == 0:
+        assert ranks_of(split.get_group("one")) == [0]
     mesh = sw.init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "one", "tp"))
     works(line)
     works(mesh)
@@ -207,7 +223,7 @@ def all_ranks_make_groups():
 
 
 def slice_of(mesh, dim):
-    return _C.DeviceMesh.__getitem__(mesh, dim)
+    return _C.DeviceMesh.__getitem__(mesh, [dim])
 
 
 def given_groups_of_some():
@@ -239,6 +255,24 @@ def given_groups_of_some():
         assert slice_of(make(), "dp").get_group() is dp
         works(make())
     works(known)
+
+
+def groups_of_members():
+    """A group that members make has the timeout of the first dim's group. If the program destroys it, they make another one."""
+    tp = group_among([[0, 1], [2, 3]], timeout=timedelta(seconds=70))
+    dp = group_among([[0, 2], [1, 3]], timeout=timedelta(seconds=80))
+    if tp is None:
+        return
+    for _ in range(2):
+        grid = sw.DeviceMesh.from_group([dp, tp], "cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
+        everyone = grid._flatten("all").get_group()
+        assert ranks_of(everyone) == [0, 1, 2, 3] and timeout_of(everyone) == timedelta(seconds=80)
+        works(grid)
+        dist.barrier(everyone)
+        dist.destroy_process_group(everyone)
+        raises(ValueError, "was destroyed", grid["all"].get_group)
+        del grid
+        gc.collect()
 
 
 def slices_of_given_groups():

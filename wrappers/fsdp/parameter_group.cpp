@@ -95,9 +95,9 @@ class ParameterGroup::Arrivals {
 };
 
 std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<std::string>& names,
-                                                       const std::vector<at::Tensor>& parameters, const DataMesh& data,
+                                                       const std::vector<at::Tensor>& parameters, const MeshPtr& mesh,
                                                        const GroupPrecision& precision, const Placements& along) {
-  check_data_mesh(data);
+  const DataMesh data = data_mesh(mesh, parameters);
   std::vector<ShardedParameter> split;
   for (size_t i = 0; i < parameters.size(); ++i)
     split.emplace_back(names[i], parameters[i], data, along.empty() ? Placement::shard(0) : along[i]);

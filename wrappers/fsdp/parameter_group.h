@@ -41,7 +41,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   /// Shard, is the split of parameter i; if `along` is empty, parameters are split along their first dim. Without parameters, the methods do nothing.
   /// Throws: as ShardedParameter, before any parameter is split.
   static std::shared_ptr<ParameterGroup> create(const std::vector<std::string>& names,
-                                                const std::vector<at::Tensor>& parameters, const DataMesh& data,
+                                                const std::vector<at::Tensor>& parameters, const MeshPtr& mesh,
                                                 const GroupPrecision& precision = {}, const Placements& along = {});
   /// A copy of the group with `sharded[i]` in place of sharded()[i]: of the same layout, perhaps with another dtype or device. Settings, and
   /// gradients that wait for a later reduction, are copied too. Throws: c10::ValueError if a layout differs.

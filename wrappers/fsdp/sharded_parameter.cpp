@@ -1,6 +1,8 @@
 #include "wrappers/fsdp/sharded_parameter.h"
 
+#include "runtime/comm/gil_release.h"
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/mesh_families.h"
 #include "runtime/tensor/reordered_mesh.h"
 #include "runtime/tensor/subclass.h"
 #include "runtime/tensor/subclass_parts.h"
@@ -16,17 +18,15 @@
 namespace shardwise {
 namespace {
 
-bool has_name(const DeviceMesh& mesh, const std::string& name) { return std::ranges::count(mesh.names(), name) > 0; }
-
 /// Throws unless the parameter's mesh is a slice of the root, by names, on dims other than the data's.
 void check_slice(const std::string& name, const Spec& spec, const DataMesh& data) {
   const DeviceMesh &mesh = *spec.mesh()->with_memory(), &root = *data.root;
   const bool is_beside = !mesh.names().empty() && data.mesh != data.root &&
-                         std::ranges::all_of(mesh.names(), [&](const auto& each) { return has_name(root, each); }) &&
-                         (mesh.names() == root.names() ? data.root : data.root->submesh(mesh.names())).get() == &mesh;
+                         std::ranges::all_of(mesh.names(), [&](const auto& each) { return root.has_dim(each); }) &&
+                         root.submesh(mesh.names()).get() == &mesh;
   const bool has_data_dims =
       spec.mesh()->with_memory() == data.mesh ||
-      (is_beside && std::ranges::any_of(mesh.names(), [&](const auto& each) { return has_name(*data.mesh, each); }));
+      (is_beside && std::ranges::any_of(mesh.names(), [&](const auto& each) { return data.mesh->has_dim(each); }));
   TORCH_CHECK_VALUE(!has_data_dims,
                     fmt::format("[fully_shard] {} is already placed as {} on {}, the mesh over which fully_shard would "
                                 "shard it. Leave it out, with ignored_params={{...}}, or place it on the other mesh "
@@ -41,8 +41,8 @@ void check_slice(const std::string& name, const Spec& spec, const DataMesh& data
 MeshPtr joined_mesh(const Spec& spec, const DataMesh& data) {
   std::vector<std::string> names;
   for (const std::string& each : data.root->names())
-    if (has_name(*data.mesh, each) || has_name(*spec.mesh(), each)) names.push_back(each);
-  return names == data.root->names() ? data.root : data.root->submesh(names);
+    if (data.mesh->has_dim(each) || spec.mesh()->has_dim(each)) names.push_back(each);
+  return data.root->submesh(names);
 }
 
 /// `along` with its dim in [0, dim), and 0 for a parameter of 0 dims.
@@ -90,11 +90,17 @@ SpecPtr spec_of_plain_parts(const at::Tensor& tensor, const DataMesh& data, cons
 
 }  // namespace
 
-void check_data_mesh(const DataMesh& data) {
-  TORCH_CHECK_VALUE(data.mesh->ndim() == 1 || data.mesh->ndim() == 2,
+DataMesh data_mesh(const MeshPtr& mesh, const std::vector<at::Tensor>& parameters) {
+  TORCH_CHECK_VALUE(mesh->ndim() == 1 || mesh->ndim() == 2,
                     fmt::format("[fully_shard] the mesh {} has {} dims. Give one, to shard over it, or two, to "
                                 "replicate over the first and shard over the second: mesh[\"dp\"].",
-                                to_string(*data.mesh), data.mesh->ndim()));
+                                to_string(*mesh), mesh->ndim()));
+  std::vector<MeshPtr> meshes{mesh};
+  for (const at::Tensor& each : parameters)
+    if (is_dtensor(each)) meshes.push_back(user_layout_of(*spec_of(each)).mesh);
+  const GilRelease no_gil;  // the root may be new
+  const MeshPtr root = common_root(meshes);
+  return {mesh, root ? root : mesh->root()};
 }
 
 ShardedParameter::ShardedParameter(const std::string& name, const at::Tensor& parameter, const DataMesh& data,

@@ -23,8 +23,9 @@ struct DataMesh {
   int64_t n_ranks() const { return mesh->size(); }
 };
 
+/// `mesh` and the root that it has in common with the meshes of the parameters, or its own.
 /// Throws: c10::ValueError, alike on all ranks, for a mesh with another number of dims.
-void check_data_mesh(const DataMesh& data);
+DataMesh data_mesh(const MeshPtr& mesh, const std::vector<at::Tensor>& parameters);
 
 /// A run of indices along the split dim of this rank's whole parameter.
 struct ShardRange {

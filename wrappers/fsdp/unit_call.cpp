@@ -86,9 +86,8 @@ void check_inputs(const DataMesh& data, const std::string& name, const std::vect
                                 name, to_string(mesh)));
   const auto is_over_data = [&](const MeshPtr& other) {
     return other->with_memory() == data.mesh ||
-           (has_all_ranks_of(*data.root, *other) && std::ranges::any_of(other->names(), [&](const std::string& each) {
-              return std::ranges::count(mesh.names(), each) > 0;
-            }));
+           (has_all_ranks_of(*data.root, *other) &&
+            std::ranges::any_of(other->names(), [&](const std::string& each) { return mesh.has_dim(each); }));
   };
   for (const at::Tensor* const input : inputs) {
     if (!is_dtensor(*input)) continue;

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from shardwise import _C
-from shardwise.device_mesh import DeviceMesh, root_of
-from shardwise.dtensor import DTensor
+from shardwise.device_mesh import DeviceMesh
 from shardwise.fsdp.extensions import Extension, has_extensions
 from shardwise.fsdp.nested_tensors import cast_floats, differentiated, replaced, tensors_in
 from shardwise.fsdp.policies import MixedPrecisionPolicy
@@ -45,10 +44,8 @@ class Unit:
     ) -> None:
         """Shards the parameters at `places` and puts the parts there. Raises the errors of ParameterGroup, before anything is done."""
         parameters: list[Any] = [module._parameters[name] for (module, name), *_ in places]
-        beside = [each.device_mesh for each in parameters if isinstance(each, DTensor)]
-        root = root_of(mesh, beside) or mesh._get_root_mesh()
         self.modules, self.names, self.places, self.policy, self.mesh = modules, names, places, policy, mesh
-        group = _C.ParameterGroup(names, parameters, mesh, root, policy.param_dtype, policy.reduce_dtype, along)
+        group = _C.ParameterGroup(names, parameters, mesh, policy.param_dtype, policy.reduce_dtype, along)
         self.settings, self.settings.n_modules = settings, len(modules)
         self.schedule = _C.GatherSchedule()  # owns the group, or its owner is the one that has taken it
         self.sharded = [nn.Parameter(each, requires_grad=each.requires_grad) for each in group.sharded]

@@ -205,7 +205,7 @@ def create_cpu_state_dict(original: Function, state_dict: dict[str, Any], *argum
         pieces = original({"pieces": _C.detached_pieces(tensor, "state_dict")}, *arguments, **options)["pieces"]
         mesh = tensor.device_mesh
         if mesh.device_type != "cpu":
-            mesh = DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names, _is_noted=False)
+            mesh = DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names, _is_by_all=False)
         layout = (tensor.placements, tuple(tensor.shape), tensor.stride(), tensor.dtype, _C.local_form_of(tensor))
         return _Done(rebuild_dtensor(pieces, mesh, *layout, requires_grad=False, attributes={}))
 

@@ -6,7 +6,8 @@ from typing import Any
 from torch.distributed import device_mesh as torch_device_mesh
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
-from shardwise.device_mesh import DeviceMesh, mesh_among
+from shardwise import _C
+from shardwise.device_mesh import DeviceMesh
 
 
 def mesh_from_torch(mesh: object) -> DeviceMesh:
@@ -27,13 +28,10 @@ def mesh_from_torch(mesh: object) -> DeviceMesh:
     part = _slice_of_same_ranks(mesh, root)
     if part is None:  # its dims are parts of the root's, or in another order
         theirs: Any = mesh
-        return mesh_among(mesh.device_type, theirs._layout.remap_to_tensor(theirs._rank_map), names)
-    flat = DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names, _is_noted=False)
-    if flat.ndim == 1 and flat._root_mesh is None:
-        root_of_part: Any = part._get_root_mesh()
-        flat._keep_origin(root_of_part, (part._dims_of_root(),))
-        root_of_part._note_family(names, (part._dims_of_root(),))
-    return flat
+        return _C.mesh_among(mesh.device_type, theirs._layout.remap_to_tensor(theirs._rank_map), names)
+    if mesh.ndim == 1:
+        return part._as_line(names[0])
+    return DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names, _is_by_all=False)
 
 
 def current_torch_mesh() -> TorchDeviceMesh | None:

@@ -28,7 +28,7 @@ TEST(ParameterGroupTest, GathersAndReducesWhatRanksLack) {
     run_ranks(n_ranks, [&](World& world) {
       const sw::Mesh mesh = sw::init_device_mesh("cpu", {n_ranks});
       const auto dense = parameters();
-      const auto group = ParameterGroup::create(kNames, dense, {mesh, mesh});
+      const auto group = ParameterGroup::create(kNames, dense, mesh);
       std::vector<bool> told;
       group->on_exchange([&](bool is_in_place) { told.push_back(is_in_place); });
       int64_t n_bytes = 0, n_own = 0, n_scalar = 4;
@@ -65,7 +65,7 @@ TEST(ParameterGroupTest, KeepsSlicesAmongFewRanks) {
   run_ranks(4, [](World&) {
     const sw::Mesh mesh = sw::init_device_mesh("cpu", {4});
     const auto dense = parameters();
-    const auto group = ParameterGroup::create(kNames, dense, {mesh, mesh});
+    const auto group = ParameterGroup::create(kNames, dense, mesh);
     const auto expect_gathered = [&] {
       for (size_t i = 0; i < dense.size(); ++i)
         EXPECT_TRUE(at::equal(group->leaves()[i], full_tensor(group->sharded()[i].detach())));
@@ -101,7 +101,7 @@ TEST(ParameterGroupTest, SplitsAlongGivenDims) {
     const auto dense = parameters();
     const Placements along{Placement::shard(-1), Placement::shard(0, {0, 2, 0}), Placement::shard(1),
                            Placement::shard(0), Placement::shard(1)};
-    const auto group = ParameterGroup::create(kNames, dense, {mesh, mesh}, {}, along);
+    const auto group = ParameterGroup::create(kNames, dense, mesh, {}, along);
     EXPECT_EQ(spec_of(group->sharded()[0])->placements()[0], Placement::shard(1));
     group->gather();
     for (size_t i = 0; i < dense.size(); ++i) EXPECT_TRUE(at::equal(group->leaves()[i], dense[i]));
@@ -117,7 +117,7 @@ TEST(ParameterGroupTest, RanksMayHaveOtherGradients) {
   for (const std::vector<int64_t>& shape : {std::vector<int64_t>{3}, std::vector<int64_t>{2, 2}})
     run_ranks(c10::multiply_integers(shape), [&](World& world) {
       const sw::Mesh mesh = sw::init_device_mesh("cpu", shape);
-      const auto group = ParameterGroup::create(kNames, parameters(), {mesh, mesh});
+      const auto group = ParameterGroup::create(kNames, parameters(), mesh);
       group->gather();
       group->leaves()[world.rank() == 1 ? 1 : 0].sum().backward();
       group->start_reduce();
@@ -133,7 +133,7 @@ TEST(ParameterGroupTest, RanksMayHaveOtherGradients) {
 TEST(ParameterGroupTest, AddsUpWithoutMessages) {
   run_ranks(2, [](World&) {
     const sw::Mesh mesh = sw::init_device_mesh("cpu", {2});
-    const auto group = ParameterGroup::create(kNames, parameters(), {mesh, mesh});
+    const auto group = ParameterGroup::create(kNames, parameters(), mesh);
     group->gather();
     const CommTrace sent;
     for (int step = 0; step < 3; ++step) {
@@ -151,7 +151,7 @@ TEST(ParameterGroupTest, AddsUpWithoutMessages) {
 TEST(ParameterGroupTest, ReadingWhatIsReleasedIsAnError) {
   run_ranks(2, [](World&) {
     const sw::Mesh mesh = sw::init_device_mesh("cpu", {2});
-    const auto group = ParameterGroup::create(kNames, parameters(), {mesh, mesh});
+    const auto group = ParameterGroup::create(kNames, parameters(), mesh);
     EXPECT_ANY_THROW((group->leaves()[0] + 1));
     group->gather();
     EXPECT_FALSE(group->is_stale());
