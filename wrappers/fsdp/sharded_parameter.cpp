@@ -92,8 +92,9 @@ SpecPtr spec_of_plain_parts(const at::Tensor& tensor, const DataMesh& data, cons
 
 void check_data_mesh(const DataMesh& data) {
   TORCH_CHECK_VALUE(data.mesh->ndim() == 1 || data.mesh->ndim() == 2,
-                    fmt::format("[fully_shard] the mesh {} has {} dims. Give one, to shard over it, or two, to "
-                                "replicate over the first and shard over the second: mesh[\"dp\"].",
+                    fmt::format("[fully_shard] fully_shard expects a 1D or 2D DeviceMesh but got DeviceMesh{}, which has {} "
+                                "dims. Give one, to shard over it, or two, to replicate over the first and shard over "
+                                "the second: mesh[\"dp\"].",
                                 to_string(*data.mesh), data.mesh->ndim()));
 }
 
