@@ -143,9 +143,11 @@ Moments moments_shape(const at::Tensor& self, c10::IntArrayRef dims) {
   return {real, self.new_empty(sizes, exact(self, false)), real};
 }
 
+at::Tensor entry_shape(const at::Tensor& self, c10::IntArrayRef dims) { return self.new_empty(one_entry(self, dims)); }
+
 std::tuple<at::Tensor, at::Tensor> best_shape(const at::Tensor& self, c10::IntArrayRef dims, bool, c10::IntArrayRef,
                                               c10::IntArrayRef) {
-  const at::Tensor values = self.new_empty(one_entry(self, dims));
+  const at::Tensor values = entry_shape(self, dims);
   return {values, values.new_empty(values.sizes(), values.options().dtype(at::kLong))};
 }
 
@@ -342,7 +344,7 @@ void register_var_argmax(RuleTable& table) {
       "piece_best(Tensor self, int[] dim, bool largest, int[] offsets, int[] sizes) -> (Tensor values, Tensor places)",
       &best, &best_shape);
   define_operator("piece_product(Tensor self, int[] dim) -> Tensor", &product);
-  define_operator("piece_logsumexp(Tensor self, int[] dim) -> Tensor", &log_of_sum);
+  define_operator("piece_logsumexp(Tensor self, int[] dim) -> Tensor", &log_of_sum, &entry_shape);
   table.add(
       {"shardwise::piece_moments", "shardwise::piece_best", "shardwise::piece_product", "shardwise::piece_logsumexp"},
       Rule::placed("one entry per shard", place).localized(localize_offsets));
