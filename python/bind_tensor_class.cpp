@@ -175,6 +175,10 @@ void bind_tensor_class(py::module_& module) {
   module.def(
       "set_tensor_class", [bindings = py::handle(module)](const py::object& type) { set_tensor_class(bindings, type); },
       "The class of every distributed tensor.", py::arg("type"));
+  module.def(
+      "dispatch_to_class",
+      [](const at::Tensor& tensor) { tensor.unsafeGetTensorImpl()->set_python_dispatch(/*k=*/true); },
+      "Makes operators on this tensor call the __torch_dispatch__ of its class.", py::arg("tensor"));
 }
 
 }  // namespace shardwise

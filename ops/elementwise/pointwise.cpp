@@ -7,32 +7,33 @@
 namespace shardwise {
 namespace {
 
-/// True if some operand is Partial, and all Partial operands are reduced by `reduce`.
-bool is_partial_by(const OpCall& call, Reduce reduce) {
-  bool any = false;
-  for (const Operand& operand : call.operands) {
-    if (!operand.spec) continue;
-    for (const Placement& placement : operand.spec->placements()) {
-      if (placement.terms().value_or(reduce) != reduce) return false;
-      any |= placement.terms().has_value();
-    }
-  }
-  return any;
-}
-
-/// Maxima commute: the maximum over tensors that are Partial(max) is the Partial(max) of each rank's maximum. So Partials pass, if all operands have
-/// them. Likewise for minima.
+/// Maxima commute: the maximum over tensors that are Partial(max) is the Partial(max) of each rank's maximum. Likewise for minima.
 Rule extremum(Reduce reduce) {
   const auto describe = [=, own = pointwise()](const OpCall& call, Signature& signature) {
     signature = own.signature(call);
-    if (is_partial_by(call, reduce)) signature.linearity = Linearity::kPass;
+    signature.passing = {{reduce, reduce, {}}};
   };
   return Rule(fmt::format("pointwise, Partial({}) passes", to_string(reduce)), describe).sampled();
 }
 
+/// A linear operator that is monotonic in operand 0, so that extremes of it pass: they stay maxima and minima, or, if it decreases, are exchanged.
+/// Not for integers, which wrap around.
+Rule monotonic(bool decreases) {
+  const auto describe = [=, own = pointwise().linear()](const OpCall& call, Signature& signature) {
+    signature = own.signature(call);
+    const SpecPtr& spec = call.operands[0].spec;
+    if (spec && c10::isFloatingType(spec->dtype()))
+      signature.passing = {{Reduce::kMax, decreases ? Reduce::kMin : Reduce::kMax, {0}},
+                           {Reduce::kMin, decreases ? Reduce::kMax : Reduce::kMin, {0}}};
+  };
+  return Rule(decreases ? "pointwise linear, decreases" : "pointwise linear, increases", describe).sampled();
+}
+
 void register_arithmetic(RuleTable& table) {
-  table.add({"aten::add.Tensor", "aten::add_.Tensor", "aten::sub.Tensor", "aten::sub_.Tensor", "aten::rsub.Tensor"},
-            pointwise().linear());
+  table.add({"aten::add.Tensor", "aten::add_.Tensor", "aten::sub.Tensor", "aten::sub_.Tensor"},
+            monotonic(/*decreases=*/false));
+  table.add("aten::rsub.Tensor", pointwise().linear());
+  add_overloads(table, {"neg"}, monotonic(/*decreases=*/true));
   table.add({"aten::add.Scalar", "aten::add_.Scalar", "aten::sub.Scalar", "aten::sub_.Scalar", "aten::rsub.Scalar"},
             pointwise());
   table.add({"aten::mul.Scalar", "aten::mul_.Scalar", "aten::div.Scalar", "aten::div_.Scalar"}, pointwise().linear());
@@ -42,7 +43,7 @@ void register_arithmetic(RuleTable& table) {
             pointwise());
   table.add({"aten::lerp.Scalar", "aten::lerp_.Scalar"}, pointwise().linear());
   table.add({"aten::lerp.Tensor", "aten::lerp_.Tensor"}, pointwise());
-  add_overloads(table, {"neg", "conj_physical", "_conj_physical", "deg2rad", "rad2deg", "zero"}, pointwise().linear());
+  add_overloads(table, {"conj_physical", "_conj_physical", "deg2rad", "rad2deg", "zero"}, pointwise().linear());
   add_overloads(table, {"addcmul",   "addcdiv",    "pow",       "floor_divide", "remainder", "fmod",    "atan2",
                         "hypot",     "copysign",   "nextafter", "ldexp",        "heaviside", "gcd",     "lcm",
                         "logaddexp", "logaddexp2", "xlogy",     "igamma",       "igammac",   "complex", "polar"},

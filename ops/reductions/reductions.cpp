@@ -3,6 +3,7 @@
 #include "ops/support/dense_dtypes.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
+#include "ops/support/overloads.h"
 #include "ops/support/own_operator.h"
 #include "ops/support/torch_composition.h"
 #include "placements/placement_list.h"
@@ -36,6 +37,16 @@ Rule whole_reduction() {
                     if (axis.factor >= 0) signature.factors[axis.factor].is_whole = false;
               })
       .sampled();
+}
+
+/// The maximum of a Partial(max) is the Partial(max) of each rank's maximum. Likewise for minima.
+Rule extremum_of(Reduce reduce) {
+  const Rule own = reduction(reduce);
+  const auto describe = [=](const OpCall& call, Signature& signature) {
+    signature = own.signature(call);
+    signature.passing = {{reduce, reduce, {0}}};
+  };
+  return Rule(own.text(), describe).sampled();
 }
 
 /// For any() and all(): an empty list of dims reduces nothing; no list reduces all dims.
@@ -162,9 +173,12 @@ void register_reductions(RuleTable& table) {
   define_operator("diagonal_sum(Tensor self, int offset) -> Tensor", &diagonal_sum);
   define_operator("identity_like(Tensor self, int offset) -> Tensor", &identity_like);
   table.add({"aten::sum", "aten::sum.dim_IntList"}, reduction(Reduce::kSum).linear());
+  add_overloads(table, {"linalg__powsum"}, reduction(Reduce::kSum));
   table.add({"aten::nansum", "aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduction(Reduce::kSum));
-  table.add({"aten::amax", "aten::max", "aten::any", "aten::any.dim"}, reduction(Reduce::kMax));
-  table.add({"aten::amin", "aten::min", "aten::all", "aten::all.dim"}, reduction(Reduce::kMin));
+  table.add({"aten::amax", "aten::max"}, extremum_of(Reduce::kMax));
+  table.add({"aten::amin", "aten::min"}, extremum_of(Reduce::kMin));
+  table.add({"aten::any", "aten::any.dim"}, reduction(Reduce::kMax));
+  table.add({"aten::all", "aten::all.dim"}, reduction(Reduce::kMin));
   table.add("aten::any.dims", reduction_of_listed_dims(Reduce::kMax));
   table.add("aten::all.dims", reduction_of_listed_dims(Reduce::kMin));
   table.add({"aten::prod", "aten::prod.dim_int"}, reduction(Reduce::kProduct));
@@ -182,7 +196,7 @@ void register_reductions(RuleTable& table) {
   aten_kernels().impl("linalg_vector_norm", &vector_norm);
   aten_kernels().impl("norm.ScalarOpt_dim", &norm_of_dims);
   aten_kernels().impl("norm.ScalarOpt_dim_dtype", &norm_of_dims_to);
-  add_torch_compositions({"norm.Scalar", "norm.ScalarOpt_dtype", "dist"});
+  add_torch_compositions({"norm.Scalar", "norm.ScalarOpt_dtype", "dist", "_foreach_powsum.Scalar"});
 }
 
 }  // namespace shardwise

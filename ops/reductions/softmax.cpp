@@ -1,4 +1,4 @@
-// ops/reductions/softmax.cpp: softmax, log_softmax and logsumexp. A sharded dim stays sharded: the ranks all-reduce maxima and sums, which have
+// ops/reductions/softmax.cpp: softmax and log_softmax. A sharded dim stays sharded: the ranks all-reduce maxima and sums, which have
 // extent 1 along it (as Online normalizer calculation for softmax, 2018, combines parts).
 #include "ops/families.h"
 #include "ops/support/by_rule.h"
@@ -67,21 +67,6 @@ at::Tensor log_softmax_backward(const at::Tensor& grad, const at::Tensor& output
   return (grads - widened(output).exp() * total(grads, dim)).to(input_dtype);
 }
 
-at::Tensor logsumexp_of(const at::Tensor& self, c10::IntArrayRef dims, bool keepdim) {
-  static const ByRule whole("aten::logsumexp");
-  if (!is_sharded_along(self, dims) || self.is_complex()) return whole(self, dims, keepdim);
-  const at::Tensor values = widened(at::isIntegralType(self.scalar_type(), /*includeBool=*/true)
-                                        ? self.to(c10::get_default_dtype_as_scalartype())
-                                        : self);
-  const at::Tensor largest = reduced(at::amax(values, dims, /*keepdim=*/true));
-  const at::Tensor finite = largest.masked_fill(largest.abs().eq(-kMinusInfinity), 0);
-  const at::Tensor sums = at::sum((values - finite).exp_(), dims, /*keepdim=*/true).log() + finite;
-  const bool is_half = at::isReducedFloatingType(self.scalar_type());
-  const at::Tensor result = is_half ? sums.to(self.scalar_type()) : sums;
-  if (keepdim) return result;
-  return dims.empty() ? result.reshape({}) : result.squeeze(dims);
-}
-
 }  // namespace
 
 void register_softmax(RuleTable& table) {
@@ -93,7 +78,6 @@ void register_softmax(RuleTable& table) {
   aten_kernels().impl("_safe_softmax", &safe_softmax_of);
   aten_kernels().impl("_softmax_backward_data", &softmax_backward);
   aten_kernels().impl("_log_softmax_backward_data", &log_softmax_backward);
-  aten_kernels().impl("logsumexp", &logsumexp_of);
 }
 
 }  // namespace shardwise

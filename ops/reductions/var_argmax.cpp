@@ -1,5 +1,5 @@
 // ops/reductions/var_argmax.cpp: reductions along sharded dims that combine a few numbers per shard: variances, argmax
-// and argmin, complex products. The tensor does not move.
+// and argmin, logsumexp, complex products. The tensor does not move.
 //
 // Each rank reduces its shard to one entry. The entries of [5, 4] as Shard(0) on 3 ranks are [3, 4] as Shard(0), and
 // torch's reductions combine these.
@@ -17,6 +17,7 @@
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/prod.h>
 #include <ATen/ops/real.h>
@@ -29,6 +30,7 @@
 #include <c10/core/WrapDimMinimal.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <tuple>
@@ -124,6 +126,11 @@ std::tuple<at::Tensor, at::Tensor> best(const at::Tensor& self, c10::IntArrayRef
   return {values.reshape(sizes), place.reshape(sizes)};
 }
 
+at::Tensor log_of_sum(const at::Tensor& self, c10::IntArrayRef dims) {
+  if (self.numel() == 0) return at::full(one_entry(self, dims), -INFINITY, self.options());
+  return at::logsumexp(self, dims, /*keepdim=*/true);
+}
+
 at::Tensor product(const at::Tensor& self, c10::IntArrayRef dims) {
   at::Tensor result = self;
   for (int64_t dim : dims) result = at::prod(result, dim, /*keepdim=*/true);
@@ -136,9 +143,11 @@ Moments moments_shape(const at::Tensor& self, c10::IntArrayRef dims) {
   return {real, self.new_empty(sizes, exact(self, false)), real};
 }
 
+at::Tensor entry_shape(const at::Tensor& self, c10::IntArrayRef dims) { return self.new_empty(one_entry(self, dims)); }
+
 std::tuple<at::Tensor, at::Tensor> best_shape(const at::Tensor& self, c10::IntArrayRef dims, bool, c10::IntArrayRef,
                                               c10::IntArrayRef) {
-  const at::Tensor values = self.new_empty(one_entry(self, dims));
+  const at::Tensor values = entry_shape(self, dims);
   return {values, values.new_empty(values.sizes(), values.options().dtype(at::kLong))};
 }
 
@@ -286,6 +295,24 @@ Pair smallest_and_largest(const at::Tensor& self, std::optional<int64_t> dim, bo
   return {at::amin(own, dims, keepdim), at::amax(own, dims, keepdim)};
 }
 
+/// In one gather, or where entries are many in the maximum and the sum of all ranks (Online normalizer calculation for softmax, 2018).
+at::Tensor logsumexp(const at::Tensor& self, c10::IntArrayRef dim, bool keepdim) {
+  static const ByRule whole("aten::logsumexp");
+  static const auto op = operator_of<decltype(log_of_sum)>("shardwise::piece_logsumexp");
+  const auto dims = dims_of(self, dim);
+  if (!is_sharded_along(self, dims) || self.is_complex()) return whole(self, dim, keepdim);
+  const at::ScalarType to = at::isIntegralType(self.scalar_type(), /*includeBool=*/true)
+                                ? c10::get_default_dtype_as_scalartype()
+                                : self.scalar_type();
+  at::Tensor entries = in_float(self.to(to));
+  if (spec_of(entries)->layout().has_one_box_each()) entries = op.call(entries, dims);
+  if (are_gathered(self, dims, entries))
+    return whole(redistribute(entries, whole_along(spec_of(entries)->placements(), dims)), dims, keepdim).to(to);
+  const at::Tensor largest = reduced(at::amax(entries, dims, /*keepdim=*/true));
+  const at::Tensor finite = largest.masked_fill(largest.abs().eq(INFINITY), 0);
+  return finished(at::sum((entries - finite).exp_(), dims, /*keepdim=*/true).log() + finite, dims, keepdim).to(to);
+}
+
 /// There is no Partial of complex products: the products of the shards are gathered instead.
 at::Tensor to_multiply(const at::Tensor& self, const std::vector<int64_t>& dims) {
   static const auto op = operator_of<decltype(product)>("shardwise::piece_product");
@@ -317,8 +344,10 @@ void register_var_argmax(RuleTable& table) {
       "piece_best(Tensor self, int[] dim, bool largest, int[] offsets, int[] sizes) -> (Tensor values, Tensor places)",
       &best, &best_shape);
   define_operator("piece_product(Tensor self, int[] dim) -> Tensor", &product);
-  table.add({"shardwise::piece_moments", "shardwise::piece_best", "shardwise::piece_product"},
-            Rule::placed("one entry per shard", place).localized(localize_offsets));
+  define_operator("piece_logsumexp(Tensor self, int[] dim) -> Tensor", &log_of_sum, &entry_shape);
+  table.add(
+      {"shardwise::piece_moments", "shardwise::piece_best", "shardwise::piece_product", "shardwise::piece_logsumexp"},
+      Rule::placed("one entry per shard", place).localized(localize_offsets));
   aten_kernels().impl("var.correction", &var<false>);
   aten_kernels().impl("std.correction", &var<true>);
   aten_kernels().impl("var_mean.correction", &var_mean<false>);
@@ -328,6 +357,7 @@ void register_var_argmax(RuleTable& table) {
   aten_kernels().impl("max.dim", &best_of<true>);
   aten_kernels().impl("min.dim", &best_of<false>);
   aten_kernels().impl("aminmax", &smallest_and_largest);
+  aten_kernels().impl("logsumexp", &logsumexp);
   aten_kernels().impl("prod", &prod_all);
   aten_kernels().impl("prod.dim_int", &prod_dim);
 }

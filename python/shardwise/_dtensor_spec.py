@@ -116,6 +116,22 @@ class DTensorSpec:
         self.placements = tuple(placements)
 
     @staticmethod
+    def compute_default_shard_order(placements: Iterable[Placement]) -> ShardOrder:
+        """The order of a tensor with these placements if each tensor dim is split by its mesh dims in ascending order."""
+        order: dict[int, list[int]] = {}
+        for mesh_dim, placement in enumerate(placements):
+            if (dim := getattr(placement, "dim", None)) is not None:
+                order.setdefault(dim, []).append(mesh_dim)
+        return tuple(ShardOrderEntry(dim, tuple(mesh_dims)) for dim, mesh_dims in sorted(order.items()))
+
+    @staticmethod
+    def format_shard_order_str(placements: Iterable[Placement], shard_order: ShardOrder | None = None) -> str:
+        """The placements in short: "RS(1)", or "S(1)[1]S(1)[0]" with the places in the order of mesh dims that split one tensor dim."""
+        splits = [mesh_dims for _, mesh_dims in shard_order or () if len(mesh_dims) > 1]
+        places = {mesh_dim: f"[{i}]" for mesh_dims in splits for i, mesh_dim in enumerate(mesh_dims)}
+        return "".join(f"{_short(each)}{places.get(mesh_dim, '')}" for mesh_dim, each in enumerate(placements))
+
+    @staticmethod
     def is_default_device_order(shard_order: ShardOrder | None) -> bool:
         """Whether each tensor dim is split in the order of mesh dims."""
         return shard_order is not None and all(list(dims) == sorted(dims) for _, dims in shard_order)
@@ -160,6 +176,13 @@ class DTensorSpec:
         if self.tensor_meta is None:
             raise ValueError("[DTensorSpec] this spec has no tensor_meta. Give TensorMeta(shape, stride, dtype).")
         return self.tensor_meta
+
+
+def _short(placement: Placement) -> str:
+    if placement.is_replicate():
+        return "R"
+    dim, reduce_op = getattr(placement, "dim", None), getattr(placement, "reduce_op", None)
+    return f"S({dim})" if dim is not None else f"P({reduce_op})" if reduce_op else str(placement)
 
 
 def _hashable(value: object) -> object:

@@ -5,6 +5,7 @@ A tracer takes a DTensor apart into this rank's pieces and its TensorLayout, and
 redistribution. An operator that would send anything else raises NotImplementedError.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -15,13 +16,14 @@ from shardwise._torch_versions import register_constant
 from shardwise.placement_types import KINDS
 
 _KERNELS = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse2)
+NO_SYMBOLS = "has no effect on a DTensor: a graph is made for its sizes. A call with other sizes makes another graph."
 # Words of the errors that a tracer raises if the memory of a tensor is read.
 _NO_VALUES = ("data pointer", "doesn't have storage", "data_ptr")
 
 
 def run_traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operator on traced DTensors. Raises NotImplementedError if it needs values."""
-    _register_move()
+    register_move()
     arguments = func._schema.arguments
     args = tuple(map(_operand, arguments, args))
     kwargs = {each.name: _operand(each, kwargs[each.name]) for each in arguments if each.name in kwargs}
@@ -67,7 +69,7 @@ _NO_PIECE = "_no_piece"
 
 def names_of_pieces(tensor: torch.Tensor, layout: _C.TensorLayout) -> list[str]:
     """The names of the attributes that hold this rank's pieces; at least one. Registers the move: tracers call this before any operator."""
-    _register_move()
+    register_move()
     cls = type(tensor)
     if layout.n_pieces == 0:
         if torch._guards.TracingContext.try_get() is not None and not _is_traced(tensor):
@@ -75,6 +77,8 @@ def names_of_pieces(tensor: torch.Tensor, layout: _C.TensorLayout) -> list[str]:
         if not hasattr(cls, _NO_PIECE):
             setattr(cls, _NO_PIECE, NoPiece())
         return [_NO_PIECE]
+    if layout.is_local_tensor:
+        return ["_local_tensor"]  # programs read it, too, also in graphs
     names = [f"_piece_{i}" for i in range(layout.n_pieces)]
     for i, name in enumerate(names):
         if not hasattr(cls, name):
@@ -111,15 +115,28 @@ def static(piece: torch.Tensor) -> torch.Tensor:
     sizes = (*piece.shape, *piece.stride())
     if not any(isinstance(size, torch.SymInt) for size in sizes):
         return piece
+    _drop_marks([size for size in sizes if isinstance(size, torch.SymInt)])
     numbers = [int(size) for size in sizes]  # a guard of the graph from here on
     shape, strides = numbers[: piece.dim()], numbers[piece.dim() :]
     return piece.view(shape) if piece.is_contiguous() else piece.as_strided(shape, strides)
 
 
+def _drop_marks(sizes: Sequence[torch.SymInt]) -> None:
+    """Drops mark_dynamic() of the graph's inputs for dims that these sizes depend on, and warns: the mark would make a number an error."""
+    symbols = set().union(*(size.node.expr.free_symbols for size in sizes))
+    inputs = sizes[0].node.shape_env.tracked_fakes or ()
+    for fake, marks in ((each.fake, getattr(each.symbolic_context, "constraint_sizes", ())) for each in inputs):
+        for dim, mark in enumerate(marks):
+            size = fake.shape[dim]
+            if mark is not None and isinstance(size, torch.SymInt) and size.node.expr.free_symbols & symbols:
+                marks[dim] = None
+                warnings.warn(f"[mark_dynamic] {NO_SYMBOLS}", stacklevel=2)
+
+
 _is_move_registered = False
 
 
-def _register_move() -> None:
+def register_move() -> None:
     """Registers `shardwise::move` with torch: the shapes of its results, and that its calls keep their order, which is the same on all ranks."""
     global _is_move_registered
     if _is_move_registered:

@@ -91,7 +91,7 @@ def compute_local_tensor_info(
 
 def compute_global_tensor_shape(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Size:
     """The sizes of the whole tensor if this rank has a piece of `shape`, and other ranks may have pieces of other sizes, which one all-gather
-    tells. Outside the mesh: (0,). Raises ValueError if the sizes differ where the tensor is not sharded.
+    tells. Outside the mesh: (0,). Raises RuntimeError if the sizes differ where the tensor is not sharded.
     """
     if mesh.get_coordinate() is None:
         return torch.Size((0,))
@@ -104,9 +104,9 @@ def compute_global_tensor_shape(shape: Sequence[int], mesh: DeviceMesh, placemen
                 sizes[dim] = size.sum(mesh_dim, keepdim=True).expand_as(size)
     whole = torch.stack(sizes, -1).view(-1, len(shape))
     if not whole.eq(whole[0]).all():
-        raise ValueError(
+        raise RuntimeError(
             f"[compute_global_tensor_shape] the ranks' pieces have the sizes {by_rank.view(-1, len(shape)).tolist()}, which form no tensor "
-            f"placed as {list(placements)}: sizes may differ along sharded dims only. Give each rank a piece of that layout."
+            f"placed as {list(placements)}. Non-sharded dimensions should have identical size across ranks. Give each rank a piece of that layout."
         )
     return torch.Size(whole[0].tolist())
 

@@ -105,6 +105,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
 
     def _register(self) -> None:
         self._slices: dict[tuple[str, ...], DeviceMesh] = {}  # keeps them: C++ gives out these objects
+        self._pg_registry: dict[str, ProcessGroup] = {}  # groups that compiled functions return
         super()._register()
 
     @property
@@ -120,7 +121,6 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
     _flatten_mapping: Any = property(lambda self: {name: self[name] for name in self._flattened()})
     _rank: Any = property(_C.DeviceMesh.get_rank)
     _coordinate_on_dim: Any = property(_C.DeviceMesh.get_coordinate)
-    _pg_registry: Any = property(lambda self: {})
     _flatten_rank_map: Any = property(lambda self: tuple(self._rank_map.tolist()))
     _thread_id = _hash = None
     _preserve_rank_order = False  # torch 2.15

@@ -79,13 +79,21 @@ class DTensor(torch.Tensor):
             )
         result = _C.from_local(local_tensor.detach(), spec.mesh, spec.placements, shape=meta.shape, stride=meta.stride)
         result.requires_grad_(requires_grad)
+        if cls is not DTensor:
+            result.__class__ = cls
+            if cls.__torch_dispatch__.__func__ is not DTensor.__torch_dispatch__.__func__:  # type: ignore[attr-defined]
+                _C.dispatch_to_class(result)
         return result
 
     @property
     def _local_tensor(self) -> torch.Tensor:
         """This rank's piece, without autograd history: to_local() under torch.no_grad(). The same object each time, unless others hold the piece."""
-        with torch.no_grad():
-            return _C.to_local(self)
+        return _C.local_tensor(self)
+
+    @_local_tensor.setter
+    def _local_tensor(self, local_tensor: torch.Tensor) -> None:
+        """Another tensor becomes this rank's piece; nothing is sent."""
+        self.data = DTensor(local_tensor.detach(), self._spec)
 
     @property
     def _spec(self) -> DTensorSpec:
@@ -228,7 +236,7 @@ class DTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Called for traced tensors only: all others are dispatched in C++."""
+        """Called for traced tensors, and for those of a derived class that has its own and calls this one. All others are dispatched in C++."""
         return _tracing.run_traced(func, args, kwargs or {})
 
     def __tensor_flatten__(self) -> tuple[list[str], _C.TensorLayout]:
@@ -296,8 +304,8 @@ class DTensor(torch.Tensor):
         """(offsets, sizes) of this rank's pieces. Raises ValueError for Partial tensors, whose pieces are not values."""
         if any(placement.is_partial() for placement in self.placements):
             raise ValueError(
-                f"[checkpoint] a tensor placed as {list(self.placements)} holds terms of a sum, not values. Redistribute it "
-                "to Shard or Replicate first."
+                f"[checkpoint] Any checkpointing related operations are not supported for a tensor placed as {list(self.placements)}: it "
+                "holds terms of a sum, not values. Redistribute it to Shard or Replicate first."
             )
         return _C.boxes_of(self)
 

@@ -31,11 +31,12 @@ bool reduces_threads(RedOp, c10::ScalarType) { return true; }
 }  // namespace
 
 const std::vector<BackendTraits>& known_backends() {
-  // name, connects at the first call, groups messages, names collectives, reduces
+  // name, connects at the first call, groups messages, names collectives, reduces, delivers
   static const std::vector<BackendTraits> known{{"gloo", false, false, false, reduces_common},
                                                 {"nccl", true, true, true, reduces_nccl},
                                                 {"threads", false, false, true, reduces_threads},
-                                                {"threads-strict", true, true, true, reduces_nccl}};
+                                                {"threads-strict", true, true, true, reduces_nccl},
+                                                {"fake", false, false, true, reduces_common, false}};
   return known;
 }
 

@@ -24,6 +24,8 @@ struct BackendTraits {
   bool names_collectives;
   /// Whether all_reduce supports `op` for `dtype`.
   bool (*reduces)(RedOp op, c10::ScalarType dtype);
+  /// False for torch's fake groups, whose other ranks do not exist: what they would send counts as zeros.
+  bool delivers = true;
 };
 
 /// For an unknown backend: assumes that it coalesces if it supports that, and that it reduces what every known backend reduces.

@@ -13,9 +13,8 @@ namespace {
 struct Choice {
   enum class Kind : uint8_t { kReplicate, kPartial, kFactor };
   Kind kind = Kind::kReplicate;
-  int factor = -1;               // kFactor
-  Reduce reduce = Reduce::kSum;  // kPartial
-  int operand = -1;              // kPartial: the only partial operand, or -1 for all
+  int factor = -1;              // kFactor
+  PassingPartial partial = {};  // kPartial
 };
 
 /// The largest exponent of a floating or complex dtype. 0 for other dtypes, because their sums change in another dtype: integers wrap
@@ -98,9 +97,12 @@ class Chooser {
     switch (choice.kind) {
       case Choice::Kind::kReplicate:
         return Placement::replicate();
-      case Choice::Kind::kPartial:
-        return i < 0 || choice.operand < 0 || choice.operand == i || is_additive(i) ? Placement::partial(choice.reduce)
-                                                                                    : Placement::replicate();
+      case Choice::Kind::kPartial: {
+        const auto& [reduce, result, operands] = choice.partial;
+        if (i < 0) return Placement::partial(result);
+        const bool is_term = operands.empty() || std::ranges::count(operands, i) > 0 || is_additive(i);
+        return is_term ? Placement::partial(reduce) : Placement::replicate();
+      }
       case Choice::Kind::kFactor:
         break;
     }
@@ -121,6 +123,8 @@ class Chooser {
   std::vector<Choice> candidates(int64_t mesh_dim) const {
     std::vector<Choice> result{{}};
     if (signature_.linearity != Linearity::kNone) add_partials(mesh_dim, result);
+    for (const PassingPartial& partial : signature_.passing)
+      if (is_there(partial, mesh_dim)) result.push_back({Choice::Kind::kPartial, -1, partial});
     for (size_t factor = 0; factor < signature_.factors.size(); ++factor) {
       const bool is_input = std::ranges::any_of(
           signature_.inputs, [&](const Axes& axes) { return dim_with(axes, static_cast<int>(factor)) >= 0; });
@@ -128,6 +132,16 @@ class Chooser {
         result.push_back({Choice::Kind::kFactor, static_cast<int>(factor)});
     }
     return result;
+  }
+
+  /// True if one of the operands that may be Partial is.
+  bool is_there(const PassingPartial& partial, int64_t mesh_dim) const {
+    for (size_t i = 0; i < call_.operands.size(); ++i) {
+      const SpecPtr& spec = call_.operands[i].spec;
+      const bool may_be = partial.operands.empty() || std::ranges::count(partial.operands, static_cast<int>(i)) > 0;
+      if (spec && may_be && spec->placements()[mesh_dim].is_alike(Placement::partial(partial.reduce))) return true;
+    }
+    return false;
   }
 
   void add_partials(int64_t mesh_dim, std::vector<Choice>& result) const {
@@ -142,8 +156,9 @@ class Chooser {
       if (!operand.spec || !operand.spec->placements()[mesh_dim].is_partial() || !passes(operand)) continue;
       if (each && is_additive(static_cast<int>(i))) continue;  // the product would be counted on every rank
       const Reduce reduce = operand.spec->placements()[mesh_dim].reduce();
-      if (is_linear(reduce) || signature_.linearity == Linearity::kPass)
-        result.push_back({Choice::Kind::kPartial, -1, reduce, each ? static_cast<int>(i) : -1});
+      if (!is_linear(reduce) && signature_.linearity != Linearity::kPass) continue;
+      result.push_back({Choice::Kind::kPartial, -1, {reduce, reduce, {}}});
+      if (each) result.back().partial.operands = {static_cast<int>(i)};
     }
   }
 
@@ -188,9 +203,10 @@ class Chooser {
   /// The bytes moved and the number of operands changed; nothing if the choice is impossible. Two prices look ahead:
   ///   - A reduce-scatter of a Partial operand along a factor that no operand is sharded along costs as much as the whole all-reduce, because
   ///     the result is likely to be gathered later.
-  ///   - Passing a Partial on saves its reduction only if nothing moves for it and no replica is added to it. Otherwise weights would be
-  ///     gathered to compute the whole product on each rank, or a residual stream would stay Partial and be reduced again for each reader. In
-  ///     a backward the sum stays Partial: its only reader is the previous operator, and each layer of the stream adds another Partial.
+  ///   - Passing a Partial on saves its reduction only if nothing moves for it and no replica of the result's size is added to a sum.
+  ///     Otherwise weights would be gathered to compute the whole product on each rank, or a residual stream would stay Partial and be
+  ///     reduced again for each reader. In a backward the sum stays Partial: its only reader is the previous operator, and each layer of the
+  ///     stream adds another Partial.
   std::optional<std::pair<int64_t, int64_t>> price_of(const Choice& choice, int64_t mesh_dim) const {
     std::pair<int64_t, int64_t> price{0, 0};
     const bool is_new_sharding = choice.kind == Choice::Kind::kFactor && !is_sharded(choice.factor, mesh_dim);
@@ -212,7 +228,8 @@ class Chooser {
         continue;
       }
       if (operand.is_written) return std::nullopt;
-      adds_values |= to.is_partial() && signature_.linearity == Linearity::kAll && !call_.is_in_backward;
+      adds_values |= to.is_partial() && to.reduce() == Reduce::kSum && signature_.linearity == Linearity::kAll &&
+                     !call_.is_in_backward && !is_broadcast(operand);
       const bool is_half = is_new_sharding && operand.spec->placements()[mesh_dim].is_partial();
       price.first += cost(operand, signature_.inputs[i], mesh_dim, to) * (is_half ? 2 : 1);
       ++price.second;
@@ -224,6 +241,12 @@ class Chooser {
             placement(choice, signature_.inputs[i], static_cast<int>(i))->is_partial())
           price.first += cost(operand, signature_.inputs[i], mesh_dim, Placement::replicate());
     return price;
+  }
+
+  /// True for an operand smaller than the elementwise result, such as a bias.
+  bool is_broadcast(const Operand& operand) const {
+    return signature_.is_pointwise && !call_.outputs.empty() &&
+           c10::multiply_integers(operand.sizes) < c10::multiply_integers(call_.outputs[0].sizes);
   }
 
   /// The distributed operand that is returned as output `i`, or null.

@@ -43,12 +43,20 @@ enum class Linearity : uint8_t {
   kPass,   // any reduction passes (views, clone)
 };
 
+/// Partials that pass although the operator is not linear in them: the maximum of two maxima.
+struct PassingPartial {
+  Reduce reduce = Reduce::kSum;
+  Reduce result = Reduce::kSum;       // of the output: the negative of a maximum is a minimum
+  c10::SmallVector<int, 2> operands;  // that are Partial, the others being replicas; empty: all
+};
+
 /// The factors of one call.
 struct Signature {
   c10::SmallVector<Factor, 6> factors;
   c10::SmallVector<Axes, 4> inputs;   // one per operand
   c10::SmallVector<Axes, 2> outputs;  // one per (flattened) output
   Linearity linearity = Linearity::kNone;
+  c10::SmallVector<PassingPartial, 2> passing;  // besides those of `linearity`
   c10::SmallVector<int, 1> additive;  // operands added once to the result: Partial if a factor is summed (a bias)
   bool is_pointwise = false;          // may run box by box
 

@@ -1,6 +1,7 @@
 """Run by test_compile.py under torchrun: compile_program.py PART,PART FOLDER. Each part compiles functions of DTensors and compares with dense."""
 
 import copy
+import warnings
 
 import torch
 import torch._dynamo
@@ -346,6 +347,57 @@ def ranks_outside(_):
             assert "outside of the tensor's mesh" in str(error), error
         else:
             raise AssertionError("a graph of nothing")
+
+
+def inner_values(_):
+    """Parts of DTensors and meshes that a graph has, as it has them when it runs as it is written."""
+    torch._dynamo.reset()
+    mesh = mesh_of()
+
+    def function(x):
+        y = x * 2
+        return y._local_tensor + 1 if y.placements[0].is_shard() else y._local_tensor
+
+    x = sw.distribute_tensor(random(5, 4), mesh, [Shard(0)])
+    for given in (x, x.redistribute(placements=[Replicate()])):
+        compiled = torch.compile(function, backend=EAGER_GRAPH, fullgraph=True)
+        torch.testing.assert_close(compiled(given), function(given))
+
+    def groups(mesh):
+        return mesh.size(), mesh.get_group(0), mesh.get_group("b")
+
+    grid = sw.init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("a", "b"))
+    assert torch.compile(groups, backend=EAGER_GRAPH, fullgraph=True)(grid) == groups(grid)
+
+
+def marked_sizes(_):
+    """A mark of a size that becomes a DTensor's is ignored, with a warning: layouts consist of numbers."""
+    torch._dynamo.reset()
+    mesh = mesh_of()
+
+    def function(local):
+        x = DTensor.from_local(local[:, : local.shape[1] // 2], mesh, [Shard(0)])
+        return (x * 2).to_local() + local.shape[0]
+
+    compiled = torch.compile(function, backend=EAGER_GRAPH, fullgraph=True)
+    for width in (4, 7):
+        local = random(3, width)
+        torch._dynamo.mark_dynamic(local, 0)
+        torch._dynamo.mark_dynamic(local, 1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = compiled(local)
+        torch.testing.assert_close(result, function(local))
+        assert any("[mark_dynamic] has no effect" in str(each.message) for each in caught)
+    x = sw.distribute_tensor(random(6, 2), mesh, [Shard(0)])
+    for mark in (torch._dynamo.mark_dynamic, torch._dynamo.decorators.mark_unbacked):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            mark(x, 0)
+        assert f"[{mark.__name__}] has no effect" in str(caught[0].message)
+    torch.testing.assert_close(
+        torch.compile(lambda x: x.view(-1) * 2, fullgraph=True)(x).full_tensor(), random(6, 2).view(-1) * 2
+    )
 
 
 def plain_tensors(_):

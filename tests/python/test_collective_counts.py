@@ -154,6 +154,30 @@ def test_variances_send_once(placement, dtype):
     run_ranks(3, body)
 
 
+@pytest.mark.parametrize("placement", ROWS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
+def test_logsumexp_sends_once(placement, dtype):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        x = (dense(7, 3) * 3).to(dtype)
+        if dtype == torch.float64:
+            x[:, 1], x[4, 0] = -torch.inf, torch.inf
+        ours = sw.distribute_tensor(x, mesh, [placement])
+        for dims, keepdim in ((0, True), (0, False), ((0, 1), False)):
+            result, n = counted(lambda dims=dims, keepdim=keepdim: torch.logsumexp(ours, dims, keepdim))
+            assert n == 1 and result.placements == (Replicate(),)
+            torch.testing.assert_close(result.full_tensor(), torch.logsumexp(x, dims, keepdim))
+        many = dense(2, 9000)
+        given = sw.distribute_tensor(many, mesh, [Shard(0)], src_data_rank=None).requires_grad_()
+        result, n = counted(lambda: torch.logsumexp(given, 0))
+        assert n == 2  # fewer bytes
+        torch.testing.assert_close(result.full_tensor(), torch.logsumexp(many, 0))
+        result.sum().backward()
+        torch.testing.assert_close(given.grad.full_tensor(), many.softmax(0))
+
+    run_ranks(3, body)
+
+
 def test_variances_of_dims_that_two_mesh_dims_shard():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2, 2))
@@ -241,5 +265,25 @@ def test_equal_sends_one_number(placements):
         assert torch.equal(ours[:0], same[:0]) and torch.equal(ours, ours.float())
         with pytest.raises(ValueError, match="next to a DTensor"):
             torch.equal(ours, x)
+
+    run_ranks(3, body)
+
+
+@pytest.mark.skipif(not hasattr(torch.ops.aten, "linalg__powsum"), reason="torch 2.11 has no such operator")
+@pytest.mark.parametrize("placement", [*ROWS, Replicate(), Partial()], ids=str)
+def test_sums_of_powers_stay_partial(placement):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        x = dense(7, 3)
+        ours = sw.distribute_tensor(x, mesh, [placement])
+        for power in (0.5, 1, 2, 3.0):
+            result, n = counted(lambda power=power: torch.ops.aten.linalg__powsum(ours, power))
+            assert n == placement.is_partial()
+            assert result.placements == ((Partial(),) if placement.is_shard() else (Replicate(),))
+            torch.testing.assert_close(result.full_tensor(), (x.abs() ** power).sum())
+            rows = torch.ops.aten.linalg__powsum(ours, power, [1], True)
+            torch.testing.assert_close(rows.full_tensor(), (x.abs() ** power).sum(1, keepdim=True))
+            for each in torch.ops.aten._foreach_powsum([ours, ours], power):
+                torch.testing.assert_close(each.full_tensor(), (x.abs() ** power).sum())
 
     run_ranks(3, body)

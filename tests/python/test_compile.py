@@ -1,5 +1,8 @@
 """Functions of DTensors, compiled: ranks are processes, and each launch runs several parts of compile_program.py."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,7 +20,7 @@ def on_ranks(check, n_ranks):
 
 PARTS = (
     "pointwise_and_products,partial_results,few_moves,profiles,moves_without_messages,selections,methods,recompiles,writes_and_views,strided_parts,breaks,"
-    "plain_tensors,ranks_outside,attention"
+    "plain_tensors,ranks_outside,attention,inner_values,marked_sizes"
 )
 
 
@@ -45,6 +48,25 @@ def test_make_fx_traces_operators_on_dtensors():
         assert graph(x).item() == 24
 
     on_ranks(check, 1)
+
+
+def test_make_fx_traces_a_program_that_makes_its_dtensors(tmp_path):
+    """In a process of its own: nothing else has told torch about moves."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch, shardwise as sw\n"
+        "from shardwise.testing import run_ranks\n"
+        "from torch.fx.experimental.proxy_tensor import make_fx\n"
+        "def body(rank):\n"
+        "    mesh = sw.init_device_mesh('cpu', (1,))\n"
+        "    def moved(x):\n"
+        "        return sw.DTensor.from_local(x, mesh, [sw.Shard(0)]).redistribute(placements=[sw.Shard(1)]).to_local().sum()\n"
+        "    graph = make_fx(moved, tracing_mode='fake')(torch.ones(4, 3))\n"
+        "    assert torch.ops.shardwise.move.default in {node.target for node in graph.graph.nodes}\n"
+        "    assert graph(torch.ones(4, 3)).item() == 12\n"
+        "run_ranks(1, body)\n"
+    )
+    subprocess.run([sys.executable, program], check=True, timeout=300)
 
 
 def test_what_needs_values_is_refused_while_a_program_is_traced():

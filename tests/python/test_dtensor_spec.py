@@ -238,7 +238,7 @@ def test_pieces_without_a_tensor():
         assert compute_global_tensor_shape([rank, 1], mesh, [Shard(0), Shard(0)]) == torch.Size([6, 1])
         assert compute_global_tensor_shape([1, rank], mesh, [Shard(-1), Shard(1)]) == torch.Size([1, 6])
         with pytest.raises(
-            ValueError, match=r"have the sizes \[\[5, 2\], \[5, 2\], \[5, 3\], \[5, 3\]\], which form no"
+            RuntimeError, match=r"have the sizes \[\[5, 2\], \[5, 2\], \[5, 3\], \[5, 3\]\], which form no"
         ):
             compute_global_tensor_shape(own, mesh, [Shard(0), Replicate()])
         outside = sw.DeviceMesh("cpu", [0, 1])
@@ -257,3 +257,27 @@ def test_an_empty_piece_begins_where_no_other_piece_does():
     ]
     assert at == [((2, 1), (0, 0)), ((2, 1), (4, 0)), ((2, 1), (2, 0)), ((2, 1), (6, 0)), *[((0, 1), (8, 0))] * 2]
     assert _compute_local_shape_and_global_offset((8,), (4,), lambda mesh_dim: 1, [Shard(0)], True) == ((2,), ())
+
+
+def test_the_local_tensor_can_be_replaced():
+    def body(rank):
+        x = sw.distribute_tensor(torch.zeros(3, 2), sw.init_device_mesh("cpu", (2,)), [Shard(0)]).requires_grad_()
+        given = torch.full((2 - rank, 2), float(rank))
+        x._local_tensor = given
+        assert x._local_tensor.data_ptr() == given.data_ptr() and x.requires_grad
+        assert x.detach().full_tensor().tolist() == [[0, 0], [0, 0], [1, 1]]
+        with pytest.raises(ValueError):
+            x._local_tensor = torch.ones(5, 2)
+
+    run_ranks(2, body)
+
+
+def test_orders_in_short():
+    order = (ShardOrderEntry(0, (1,)), ShardOrderEntry(1, (2, 0)))
+    text = DTensorSpec.format_shard_order_str((Shard(1), Shard(0), Shard(1), Replicate(), Partial()), order)
+    assert text == "S(1)[1]S(0)S(1)[0]RP(sum)"
+    assert DTensorSpec.format_shard_order_str((Replicate(), Shard(1), Shard(1))) == "RS(1)S(1)"
+    assert DTensorSpec.compute_default_shard_order((Shard(1), Shard(0), Shard(1), Replicate())) == (
+        ShardOrderEntry(0, (1,)),
+        ShardOrderEntry(1, (0, 2)),
+    )

@@ -191,3 +191,31 @@ def test_places_beyond_int32_are_no_places_near_the_beginning():
     assert own.put(shard, [index], torch.tensor(7.0), [0], [first], [first + 2], False).tolist() == [3, 4]
     assert own.scatter(shard, index.long(), shard, 0, first, first + 2, "add", True).tolist() == [3, 4]
     assert own.index(shard, [index - 2], [0], [first], [first + 2]).tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("accumulate", [True, False])
+@pytest.mark.parametrize("terms", ["sum", "avg"])
+def test_index_put_of_a_sum_into_a_sum_sends_nothing(accumulate, terms):
+    """The write is linear in both together; replicated values become terms on the way."""
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2))
+        whole, rows, at = torch.arange(12.0).view(4, 3), torch.tensor([[5.0, 6, 7], [8, 9, 0]]), torch.tensor([3, 0])
+        layout = [sw.Partial(terms), sw.Shard(1)]
+        cut = slice(0, 2) if rank % 2 == 0 else slice(2, 3)
+        x = sw.DTensor.from_local(whole[:, cut] * (1 + rank // 2), mesh, layout, shape=(4, 3))
+        partial = sw.DTensor.from_local(rows[:, cut] * (1 + rank // 2), mesh, layout, shape=(2, 3))
+        replicas = sw.distribute_tensor(rows, mesh, [sw.Replicate(), sw.Shard(1)])
+        for values in (partial, replicas):
+            for in_place in (False, True):
+                with sw.CommDebugMode() as comm:
+                    result = (
+                        x.clone().index_put_((at,), values, accumulate)
+                        if in_place
+                        else x.index_put((at,), values, accumulate)
+                    )
+                expected = x.full_tensor().index_put((at,), values.full_tensor(), accumulate)
+                torch.testing.assert_close(result.full_tensor(), expected)
+                assert comm.get_total_counts() == 0 and result.placements == tuple(layout)
+
+    run_ranks(4, body)

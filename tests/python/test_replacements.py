@@ -28,7 +28,7 @@ OPTIMIZER = torch.optim.SGD(LAYER.parameters(), lr=0.1)
 CALLS = {
     "fake_tensors.dispatch": (None, torch.ops.aten.add.Tensor, (), (PLAIN, PLAIN), {}),
     "proxies.dispatch": (None, torch.ops.aten.add.Tensor, (), (PLAIN, PLAIN), {}),
-    "dynamo.mark_dynamic": (PLAIN, 0),
+    "dynamo.mark": (PLAIN, 0),
     "compiled_programs.view_of_base": (PLAIN, PLAIN, False),
     "compiled_programs.runtime_wrapper": (print,),
     "compiled_programs.check_operator": (None, torch.ops.aten.add.Tensor, (), (PLAIN, PLAIN), {}),
@@ -45,6 +45,7 @@ CALLS = {
     "made_tensors.with_samples": (PLAIN,),
     "made_tensors.unchunked": (PLAIN, PLAIN, PLAIN),
     "data_parallel.verify_managed_param": ("weight", PLAIN),
+    "data_parallel.module_state": (LAYER,),
     "data_parallel.init_with_local_parameters": (None, LAYER),
     "data_parallel.record_init_args": (None, LAYER, ()),
     "data_parallel.get_modules_and_states": (LAYER, torch.device("cpu")),

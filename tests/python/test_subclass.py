@@ -1,6 +1,7 @@
 """DTensor is an honest subclass of torch.Tensor: modules, optimizers, autograd and transforms take it as it is."""
 
 import copy
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -407,3 +408,61 @@ def test_gradients_of_several_meshes_are_clipped_by_their_common_norm(foreach):
             assert mesh.get_coordinate() is None or torch.allclose(whole, expected.grad)
 
     run_ranks(4, on_rank)
+
+
+class Counting(DTensor):
+    """A class of a program, derived from DTensor, with a dispatch of its own."""
+
+    seen: ClassVar[list[object]] = []
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        cls.seen.append(func)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def test_a_derived_class_has_the_first_word():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (1,))
+        x = sw.distribute_tensor(DENSE, mesh, [Shard(0)])
+        mine = Counting(x._local_tensor, x._spec, requires_grad=True)
+        assert type(mine) is Counting and mine.is_leaf
+        for name, op in OPS.items():
+            if name in ("vmap", "func.grad", "out"):  # of these torch makes wrappers, or the result is given
+                continue
+            Counting.seen.clear()
+            result = op(mine)
+            assert Counting.seen
+            assert_equals(result.detach() if type(result) is DTensor else result, op(DENSE))
+        (mine * 2).sum().backward()
+        assert_equals(mine.grad, torch.full_like(DENSE, 2))
+        with torch.no_grad():
+            mine.mul_(2)
+        torch.testing.assert_close(mine.full_tensor(), 2 * DENSE)
+        torch.testing.assert_close(mine.to_local(), 2 * DENSE)
+        assert_equals(mine.redistribute(placements=[Replicate()]).detach(), 2 * DENSE)
+
+    run_ranks(1, body)
+
+
+def test_a_derived_class_may_refuse_operators():
+    class Refusing(DTensor):
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            return NotImplemented
+
+    class Plain(DTensor):
+        pass
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (1,))
+        x = sw.distribute_tensor(DENSE, mesh, [Shard(0)])
+        with pytest.raises(TypeError, match="Refusing"):
+            Refusing(x._local_tensor, x._spec) + 1
+        plain = Plain(x._local_tensor, x._spec)
+        assert type(plain) is Plain
+        assert_equals(plain + plain, 2 * DENSE)
+        moved = plain.redistribute(placements=[Replicate()])
+        assert type(moved) is DTensor
+
+    run_ranks(1, body)

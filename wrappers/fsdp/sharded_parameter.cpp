@@ -91,10 +91,12 @@ SpecPtr spec_of_plain_parts(const at::Tensor& tensor, const DataMesh& data, cons
 }  // namespace
 
 DataMesh data_mesh(const MeshPtr& mesh, const std::vector<at::Tensor>& parameters) {
-  TORCH_CHECK_VALUE(mesh->ndim() == 1 || mesh->ndim() == 2,
-                    fmt::format("[fully_shard] the mesh {} has {} dims. Give one, to shard over it, or two, to "
-                                "replicate over the first and shard over the second: mesh[\"dp\"].",
-                                to_string(*mesh), mesh->ndim()));
+  TORCH_CHECK_VALUE(
+      mesh->ndim() == 1 || mesh->ndim() == 2,
+      fmt::format("[fully_shard] fully_shard expects a 1D or 2D DeviceMesh but got DeviceMesh{}, which has {} "
+                  "dims. Give one, to shard over it, or two, to replicate over the first and shard over "
+                  "the second: mesh[\"dp\"].",
+                  to_string(*mesh), mesh->ndim()));
   std::vector<MeshPtr> meshes{mesh};
   for (const at::Tensor& each : parameters)
     if (is_dtensor(each)) meshes.push_back(user_layout_of(*spec_of(each)).mesh);

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from shardwise.dtensor import DTensor
+from shardwise.fsdp.unit import unit_of
 from shardwise.interop.local_parameters import (
     Place,
     check_ranks,
@@ -34,6 +35,11 @@ def verify_managed_param(original: Any, name: str, parameter: torch.Tensor) -> N
             "with ignored_params={...}."
         )
     original(name, parameter)
+
+
+def module_state(original: Any, module: torch.nn.Module) -> Any:
+    """Makes torch's fully_shard and replicate leave out modules that Shardwise's fully_shard took, as they do with torch's."""
+    return unit_of(module) or original(module)
 
 
 def init_with_local_parameters(

@@ -12,13 +12,13 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C, forward_scope
 from shardwise._torch_versions import register_mesh
-from shardwise._tracing import static
+from shardwise._tracing import NO_SYMBOLS, static
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.fsdp import unit
 
 # Methods of a mesh whose results are meshes or groups. For a tracer they are constants.
-_GIVE_MESHES = ("get_group", "get_all_groups", "__getitem__", "_flatten", "_unflatten", "_get_root_mesh")
+_GIVE_MESHES = ("get_all_groups", "__getitem__", "_flatten", "_unflatten", "_get_root_mesh")
 
 
 def register(dynamo: ModuleType) -> None:
@@ -27,10 +27,11 @@ def register(dynamo: ModuleType) -> None:
     dynamo.substitute_in_graph(DTensor.from_local, skip_signature_check=True)(_from_local)
     dynamo.allow_in_graph(_lay_out_in_graph)
     dynamo.substitute_in_graph(_C.lay_out, skip_signature_check=True)(_lay_out)
-    register_mesh(DeviceMesh, TorchDeviceMesh, _GIVE_MESHES)
+    register_mesh(DeviceMesh, TorchDeviceMesh, (*_GIVE_MESHES, "get_group"))
     for name in _GIVE_MESHES:
         if name in vars(DeviceMesh):
             setattr(DeviceMesh, name, dynamo.assume_constant_result(_of_real_mesh(vars(DeviceMesh)[name])))
+    DeviceMesh.get_group = _traceable_get_group(dynamo, DeviceMesh.get_group)  # type: ignore[method-assign]
     forward_scope._open = dynamo.disable(forward_scope._open)
     for name in ("enter", "leave"):
         disabled = dynamo.disable(
@@ -41,15 +42,12 @@ def register(dynamo: ModuleType) -> None:
         dynamo.eval_frame.skip_code(hook.__code__)
 
 
-def mark_dynamic(original: Any, tensor: Any, index: Any, **bounds: Any) -> None:
-    """Ignores the mark of a DTensor, and warns."""
+def mark(original: Any, tensor: Any, *args: Any, **options: Any) -> None:
+    """Ignores a mark of a DTensor's sizes, and warns. `original`: mark_dynamic or mark_unbacked."""
     if not isinstance(tensor, DTensor):
-        original(tensor, index, **bounds)
+        original(tensor, *args, **options)
         return
-    warnings.warn(
-        "[mark_dynamic] has no effect on a DTensor: a graph is made for its sizes. A call with other sizes makes another graph.",
-        stacklevel=3,
-    )
+    warnings.warn(f"[{original.__name__}] {NO_SYMBOLS}", stacklevel=3)
 
 
 def _of_real_mesh(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,6 +56,28 @@ def _of_real_mesh(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(mesh: Any, *args: Any, **options: Any) -> Any:
         return method(mesh.real_obj if isinstance(mesh, FakeScriptObject) else mesh, *args, **options)
+
+    return call
+
+
+def _traceable_get_group(dynamo: ModuleType, get_group: Callable[..., Any]) -> Callable[..., Any]:
+    """DeviceMesh.get_group, of which a tracer sees a lookup in a dict of the mesh: a compiled function can return a group that it finds there."""
+
+    def register(mesh: DeviceMesh, mesh_dim: int | str | None) -> str | None:
+        group = get_group(mesh, mesh_dim)
+        flattened = (flat.get_group() for flat in mesh._get_root_mesh()._flatten_mapping.values())
+        # All at once: a tracer reads the dict once.
+        mesh._pg_registry.update({each.group_name: each for each in (*mesh.get_all_groups(), *flattened) if each})
+        return None if group is None else str(group.group_name)
+
+    name_in_graph = dynamo.assume_constant_result(_of_real_mesh(register))
+
+    @wraps(get_group)
+    def call(mesh: DeviceMesh, mesh_dim: int | str | None = None) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            return get_group(mesh, mesh_dim)
+        name = name_in_graph(mesh, mesh_dim)
+        return None if name is None else mesh._pg_registry[name]
 
     return call
 

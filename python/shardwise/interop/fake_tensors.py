@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from shardwise._tracing import register_move
 from shardwise.dtensor import DTensor
 
 _WAY_OUT = (
@@ -14,8 +15,10 @@ _WAY_OUT = (
 
 
 def dispatch(original: Any, self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """Makes FakeTensorMode say why it does not take our tensors; torch's error only names the operator. The error is no TypeError, because `x + 1`
+    """Makes FakeTensorMode know the shapes of moves, and say why it does not take our tensors; torch's error only names the operator. The error is no TypeError, because `x + 1`
     would replace it by its own."""
+    if func is torch.ops.shardwise.move.default:
+        register_move()  # a program whose DTensors are made in the graph has called nothing else that registers it
     result = original(self, func, types, args, kwargs)
     if result is NotImplemented and any(map(has_values, tree_leaves((args, kwargs)))):
         raise NotImplementedError(

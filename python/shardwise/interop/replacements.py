@@ -61,9 +61,10 @@ torch.compile of functions with DTensors
   torch._functorch._aot_autograd.runtime_wrappers _create_runtime_wrapper compiled_programs.runtime_wrapper
   torch._functorch._aot_autograd.runtime_wrappers _AnalyzeCustomOpInputOutputMode.__torch_dispatch__ compiled_programs.check_operator 2.13
 marks of dynamic dims of DTensors
-  # The mark demands a symbol for the size, and layouts consist of numbers: a program that runs without the mark would fail.
-  torch._dynamo mark_dynamic dynamo.mark_dynamic
-  torch._dynamo.decorators mark_dynamic dynamo.mark_dynamic
+  # A mark demands a symbol for the size, and layouts consist of numbers: a program that runs without the mark would fail.
+  torch._dynamo mark_dynamic dynamo.mark
+  torch._dynamo.decorators mark_dynamic dynamo.mark
+  torch._dynamo.decorators mark_unbacked dynamo.mark
 the error for DTensors under FakeTensorMode
   # Errors alone: these modes run before any key of ours, so that a kernel cannot say it.
   torch._subclasses.fake_tensor FakeTensorMode.__torch_dispatch__ fake_tensors.dispatch
@@ -114,6 +115,9 @@ functions of torch that put tensors of their own beside a DTensor
 the error for DTensors in torch's fully_shard
   # Parallelism that takes each rank's parameters for whole ones, and has no question for their kind: refused before anything is sent.
   torch.distributed.fsdp._fully_shard._fsdp_init _verify_managed_param data_parallel.verify_managed_param
+modules of Shardwise's fully_shard within those of torch's fully_shard and replicate
+  # torch finds states of its own class alone.
+  torch.distributed.fsdp._fully_shard._fsdp_init _get_module_fsdp_state data_parallel.module_state
 DistributedDataParallel around tensor-parallel modules, and around layers that reduce their gradients themselves
   # It takes local tensors while it is made, and its modules compute with DTensors. Tried: collectives that take DTensors, whose buckets it copies.
   torch.nn.parallel.distributed DistributedDataParallel.__init__ data_parallel.init_with_local_parameters

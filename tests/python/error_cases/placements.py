@@ -212,7 +212,7 @@ CASES = [
         from shardwise._utils import compute_global_tensor_shape
         compute_global_tensor_shape((2 + mesh.get_local_rank(), 2), mesh, [Shard(1)])
         """,
-        ValueError,
+        RuntimeError,
     ),
     case(
         "the one shape of several pieces",
