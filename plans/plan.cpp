@@ -4,8 +4,8 @@
 #include "plans/route.h"
 #include "plans/traffic.h"
 #include "plans/transfers.h"
+#include "text/check.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -33,18 +33,17 @@ bool gathers(const Step& step) {
 }
 
 void check(const Layout& source, const Layout& destination, const PlanOptions& options) {
-  TORCH_CHECK_VALUE(source.sizes() == destination.sizes(),
-                    fmt::format("[redistribute] {} cannot become {}: a move cannot change the sizes. Reshape the "
-                                "tensor before or after the move.",
-                                to_string(source), to_string(destination)));
-  TORCH_CHECK_VALUE(options.memory_cap >= 0,
-                    fmt::format("[redistribute] memory_cap is {} bytes: it cannot be negative. Use 0 for no limit.",
-                                options.memory_cap));
-  TORCH_CHECK_VALUE(
+  SW_CHECK_VALUE(source.sizes() == destination.sizes(),
+                 "[redistribute] {} cannot become {}: a move cannot change the sizes. Reshape the tensor before or "
+                 "after the move.",
+                 to_string(source), to_string(destination));
+  SW_CHECK_VALUE(options.memory_cap >= 0,
+                 "[redistribute] memory_cap is {} bytes: it cannot be negative. Use 0 for no limit.",
+                 options.memory_cap);
+  SW_CHECK_VALUE(
       options.links.empty() || options.links.size() == source.placements().size(),
-      fmt::format("[redistribute] {} links are given for a mesh of {} dims. Give one per mesh dim of the source, "
-                  "or none.",
-                  options.links.size(), source.placements().size()));
+      "[redistribute] {} links are given for a mesh of {} dims. Give one per mesh dim of the source, or none.",
+      options.links.size(), source.placements().size());
   check_links("redistribute", options.links);
 }
 
@@ -63,10 +62,9 @@ void keep_below(int64_t cap, int64_t element_bytes, Step& step) {
 
 void check_links(const char* op, const std::vector<Link>& links) {
   for (const Link& link : links)
-    TORCH_CHECK_VALUE(
-        link.latency_us >= 0 && std::isfinite(link.latency_us) && link.gb_per_s > 0,
-        fmt::format("[{}] a link of {} us and {} GB/s is impossible. Give a latency of at least 0 and a rate above 0.",
-                    op, link.latency_us, link.gb_per_s));
+    SW_CHECK_VALUE(link.latency_us >= 0 && std::isfinite(link.latency_us) && link.gb_per_s > 0,
+                   "[{}] a link of {} us and {} GB/s is impossible. Give a latency of at least 0 and a rate above 0.",
+                   op, link.latency_us, link.gb_per_s);
 }
 
 Pattern pattern_of(const Step& step) {

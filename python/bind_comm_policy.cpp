@@ -2,8 +2,7 @@
 #include "python/scope.h"
 #include "runtime/comm/comm_policy.h"
 #include "runtime/comm/no_messages.h"
-
-#include <fmt/format.h>
+#include "text/check.h"
 
 #include <memory>
 #include <string>
@@ -15,8 +14,7 @@ CommPolicy policy_named(const std::string& name) {
   if (name == "allow") return CommPolicy::kAllow;
   if (name == "warn") return CommPolicy::kWarn;
   if (name == "error") return CommPolicy::kError;
-  TORCH_CHECK_VALUE(false,
-                    fmt::format("[communication_policy] \"{}\" is none of \"allow\", \"warn\", \"error\".", name));
+  SW_CHECK_VALUE(false, "[communication_policy] \"{}\" is none of \"allow\", \"warn\", \"error\".", name);
 }
 
 /// The string is owned by PyScope's options, which outlive the Reading.

@@ -5,9 +5,9 @@
 #include "python/torch_world.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/tensor/mesh_families.h"
+#include "text/check.h"
 
 #include <ATen/ops/tensor.h>
-#include <fmt/format.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
@@ -27,9 +27,9 @@ void install_replacements() {
 
 c10::DeviceType device_type_of(const std::string& text) {
   const c10::Device device(text);
-  TORCH_CHECK_VALUE(!device.has_index(),
-                    fmt::format("[device_mesh] device_type \"{}\" has an index. A mesh spans devices: use \"{}\".",
-                                text, c10::DeviceTypeName(device.type(), true)));
+  SW_CHECK_VALUE(!device.has_index(),
+                 "[device_mesh] device_type \"{}\" has an index. A mesh spans devices: use \"{}\".", text,
+                 c10::DeviceTypeName(device.type(), true));
   return device.type();
 }
 
@@ -236,11 +236,10 @@ std::optional<Placements> placements_on(const MeshPtr& mesh, const std::optional
                                         int64_t n_dims) {
   if (!written) return std::nullopt;
   auto placements = maybe_placements_on(mesh, *written, n_dims);
-  TORCH_CHECK_VALUE(
-      placements,
-      fmt::format("[placements] {} splits a dim in another order than the tensor, which lives on {}. Redistribute "
-                  "the tensor first, or give placements in its order.",
-                  to_string(*written), to_string(*mesh)));
+  SW_CHECK_VALUE(placements,
+                 "[placements] {} splits a dim in another order than the tensor, which lives on {}. Redistribute the "
+                 "tensor first, or give placements in its order.",
+                 to_string(*written), to_string(*mesh));
   return placements;
 }
 

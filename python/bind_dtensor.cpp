@@ -9,8 +9,8 @@
 #include "runtime/api/to_local.h"
 #include "runtime/comm/order_check.h"
 #include "runtime/tensor/sparse.h"
+#include "text/check.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 namespace shardwise {
@@ -111,11 +111,10 @@ at::Tensor from_module(const at::Tensor& local, PlacedOn placed, std::optional<i
     options.shape->back() = *n_features;
   }
   if (is_layer_input && checks_order() && placed.placements == Placements(placed.mesh->ndim()))
-    TORCH_CHECK_VALUE(
-        is_equal_on_all(local, placed.mesh),
-        fmt::format("[parallelize_module] a layer expects its plain input of shape [{}] to be equal on all ranks, but "
-                    "it is not. Give the same batch to all of them, or set how it is split: input_layouts=Shard(0).",
-                    fmt::join(local.sizes(), ", ")));
+    SW_CHECK_VALUE(is_equal_on_all(local, placed.mesh),
+                   "[parallelize_module] a layer expects its plain input of shape [{}] to be equal on all ranks, but "
+                   "it is not. Give the same batch to all of them, or set how it is split: input_layouts=Shard(0).",
+                   fmt::join(local.sizes(), ", "));
   return from_given(local, std::move(placed), options);
 }
 

@@ -1,10 +1,10 @@
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "python/package.h"
+#include "text/check.h"
 
 #include "placements/split.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 namespace shardwise {
@@ -81,9 +81,8 @@ Py_hash_t hash_of(const Placement& placement) {
 
 /// (size, offset) of the part at `index` of torch.chunk's split of `length` elements in `n_parts`.
 std::pair<int64_t, int64_t> part_of_split(int64_t length, int64_t n_parts, int64_t index) {
-  TORCH_CHECK_INDEX(
-      index >= 0 && index < n_parts,
-      fmt::format("[placements] part {} of {} does not exist. Use one in [0, {}).", index, n_parts, n_parts));
+  SW_CHECK_INDEX(index >= 0 && index < n_parts, "[placements] part {} of {} does not exist. Use one in [0, {}).", index,
+                 n_parts, n_parts);
   const Interval part = detail::split_at({.range = {0, length}}, Placement::shard(0), n_parts, index).range;
   return {part.length(), part.begin};
 }
@@ -130,11 +129,10 @@ std::pair<Placement, int64_t> to_written(py::handle object) {
 
 Placement to_placement(py::handle object) {
   auto [placement, split_factor] = to_written(object);
-  TORCH_CHECK_VALUE(
-      split_factor == 1,
-      fmt::format("[placements] {} splits a dim that a later mesh dim has already split, but no mesh is given here. "
-                  "Use Shard, with placements for a mesh whose dims are in the order of the splits.",
-                  py::repr(object).cast<std::string>()));
+  SW_CHECK_VALUE(split_factor == 1,
+                 "[placements] {} splits a dim that a later mesh dim has already split, but no mesh is given here. Use "
+                 "Shard, with placements for a mesh whose dims are in the order of the splits.",
+                 py::repr(object).cast<std::string>());
   return placement;
 }
 

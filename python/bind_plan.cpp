@@ -3,10 +3,10 @@
 #include "python/casters.h"
 #include "python/plan_of.h"
 #include "runtime/redistribute/execute.h"
+#include "text/check.h"
 
 #include <ATen/ops/tensor.h>
 #include <c10/core/DefaultDtype.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/Exceptions.h>
 
@@ -64,23 +64,23 @@ std::shared_ptr<const RankGrid> grid_of(const py::object& mesh) {
     grid->shape = Dims(mesh.cast<Numbers>());
     int64_t n_ranks = 1;
     for (const int64_t extent : grid->shape) {
-      TORCH_CHECK_VALUE(extent > 0, fmt::format("[layout] a mesh of extents ({}) has no ranks. Give positive extents, "
-                                                "or the ranks as lists: [[0, 1], [2, 3]].",
-                                                fmt::join(grid->shape, ", ")));
-      TORCH_CHECK_VALUE(extent <= kMaxRanks / n_ranks,
-                        fmt::format("[layout] a mesh of extents ({}) has more than {} ranks. Give a smaller one.",
-                                    fmt::join(grid->shape, ", "), kMaxRanks));
+      SW_CHECK_VALUE(extent > 0,
+                     "[layout] a mesh of extents ({}) has no ranks. Give positive extents, or the ranks as lists: [[0, "
+                     "1], [2, 3]].",
+                     fmt::join(grid->shape, ", "));
+      SW_CHECK_VALUE(extent <= kMaxRanks / n_ranks,
+                     "[layout] a mesh of extents ({}) has more than {} ranks. Give a smaller one.",
+                     fmt::join(grid->shape, ", "), kMaxRanks);
       n_ranks *= extent;
     }
     grid->ranks.resize(n_ranks);
     std::iota(grid->ranks.begin(), grid->ranks.end(), 0);
   } else {
     const auto ranks = py::module_::import("torch").attr("as_tensor")(mesh).cast<at::Tensor>();
-    TORCH_CHECK_TYPE(
+    SW_CHECK_TYPE(
         at::isIntegralType(ranks.scalar_type(), false),
-        fmt::format(
-            "[layout] the mesh {} holds no ranks. Give a DeviceMesh, a tuple of extents or nested lists of ranks.",
-            py::repr(mesh).cast<std::string>()));
+        "[layout] the mesh {} holds no ranks. Give a DeviceMesh, a tuple of extents or nested lists of ranks.",
+        py::repr(mesh).cast<std::string>());
     const at::Tensor flat = ranks.to(at::kCPU, at::kLong).contiguous();
     grid->shape = Dims(ranks.sizes());
     grid->ranks.assign(flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel());
@@ -319,10 +319,10 @@ std::vector<Link> to_links(const MaybeLinks& links) {
 }
 
 PlanOptions plan_options(const char* op, const std::string& objective, const MaybeLinks& links, int64_t memory_cap) {
-  TORCH_CHECK_VALUE(objective == "bytes" || objective == "time",
-                    fmt::format("[{}] objective \"{}\" is not known: a plan has the fewest bytes or the least time. "
-                                "Use \"bytes\" or \"time\".",
-                                op, objective));
+  SW_CHECK_VALUE(
+      objective == "bytes" || objective == "time",
+      "[{}] objective \"{}\" is not known: a plan has the fewest bytes or the least time. Use \"bytes\" or \"time\".",
+      op, objective);
   PlanOptions options;
   options.objective = objective == "time" ? PlanOptions::Objective::kTime : PlanOptions::Objective::kBytes;
   options.links = to_links(links);

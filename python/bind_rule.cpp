@@ -1,8 +1,7 @@
 #include "python/bindings.h"
 #include "runtime/dispatch/dispatch.h"
 #include "runtime/rules/propagate.h"
-
-#include <fmt/format.h>
+#include "text/check.h"
 
 #include <algorithm>
 #include <cctype>
@@ -46,7 +45,7 @@ Linearity linearity_named(const std::string& name) {
   if (name == "all") return Linearity::kAll;
   if (name == "each") return Linearity::kEach;
   if (name == "first") return Linearity::kFirst;
-  TORCH_CHECK_VALUE(false, fmt::format("[register_rule] linear=\"{}\" is none of \"all\", \"each\", \"first\".", name));
+  SW_CHECK_VALUE(false, "[register_rule] linear=\"{}\" is none of \"all\", \"each\", \"first\".", name);
 }
 
 /// The notation that a Python function returns for a call's shapes; nullopt: gather.
@@ -55,9 +54,9 @@ std::optional<std::string> ask(PyObject* function, const OpCall& call) {
   py::list shapes;
   for (const Operand& operand : call.operands) shapes.append(py::tuple(py::cast(operand.sizes.vec())));
   const py::object answer = py::handle(function)(shapes);
-  TORCH_CHECK_VALUE(answer.is_none() || py::isinstance<py::str>(answer),
-                    fmt::format("[register_rule] the rule of {} returned {}. Return notation, \"ij,jk->ik\", or None.",
-                                call.op.name, py::repr(answer).cast<std::string>()));
+  SW_CHECK_VALUE(answer.is_none() || py::isinstance<py::str>(answer),
+                 "[register_rule] the rule of {} returned {}. Return notation, \"ij,jk->ik\", or None.", call.op.name,
+                 py::repr(answer).cast<std::string>());
   return answer.cast<std::optional<std::string>>();
 }
 
@@ -68,9 +67,8 @@ void keep_whole(Signature& signature, const std::string& notation, const std::st
     if (std::islower(static_cast<unsigned char>(letter)) && seen.find(letter) == std::string::npos) seen += letter;
   for (char letter : letters) {
     const size_t factor = seen.find(letter);
-    TORCH_CHECK_VALUE(
-        factor != std::string::npos,
-        fmt::format("[register_rule] whole='{}' is no letter of \"{}\". Name letters that it has.", letter, notation));
+    SW_CHECK_VALUE(factor != std::string::npos,
+                   "[register_rule] whole='{}' is no letter of \"{}\". Name letters that it has.", letter, notation);
     signature.factors.at(factor).is_whole = true;
   }
 }
@@ -96,10 +94,9 @@ void check_outputs(const std::string& op, const std::string& notation) {
       1 + std::ranges::count(notation.begin() + static_cast<std::ptrdiff_t>(arrow), notation.end(), ',');
   const bool has_lists = std::ranges::any_of(
       returns, [](const c10::Argument& result) { return result.type()->kind() == c10::TypeKind::ListType; });
-  TORCH_CHECK_VALUE(
-      has_lists || static_cast<int64_t>(returns.size()) == n_outputs,
-      fmt::format("[register_rule] {} has {} outputs, but \"{}\" has terms for {}. Write a term for each.", op,
-                  returns.size(), notation, n_outputs));
+  SW_CHECK_VALUE(has_lists || static_cast<int64_t>(returns.size()) == n_outputs,
+                 "[register_rule] {} has {} outputs, but \"{}\" has terms for {}. Write a term for each.", op,
+                 returns.size(), notation, n_outputs);
 }
 
 void py_register_rule(const std::string& op, const std::variant<std::string, py::function>& rule,

@@ -1,10 +1,10 @@
 #include "python/bindings.h"
 #include "python/casters.h"
+#include "text/check.h"
 
 #include "placements/layout.h"
 
 #include <ATen/ops/constant_pad_nd.h>
-#include <fmt/format.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
@@ -27,12 +27,11 @@ at::Tensor padded_at_end(const at::Tensor& tensor, int64_t dim, int64_t length) 
 TensorParts split_in_parts(const Placement& shard, const at::Tensor& tensor, int64_t n_parts, bool with_padding,
                            bool contiguous) {
   const int64_t n_dims = tensor.dim(), dim = shard.with_dim_from_zero(n_dims).dim();
-  TORCH_CHECK_INDEX(shard.fits_dims(n_dims),
-                    fmt::format("[placements] {} splits a tensor of {} dims. Use a dim in [{}, {}).", to_string(shard),
-                                n_dims, -n_dims, n_dims));
-  TORCH_CHECK_VALUE(shard.sizes().empty() || static_cast<int64_t>(shard.sizes().size()) == n_parts,
-                    fmt::format("[placements] {} has extents for {} ranks. Split in as many parts, not in {}.",
-                                to_string(shard), shard.sizes().size(), n_parts));
+  SW_CHECK_INDEX(shard.fits_dims(n_dims), "[placements] {} splits a tensor of {} dims. Use a dim in [{}, {}).",
+                 to_string(shard), n_dims, -n_dims, n_dims);
+  SW_CHECK_VALUE(shard.sizes().empty() || static_cast<int64_t>(shard.sizes().size()) == n_parts,
+                 "[placements] {} has extents for {} ranks. Split in as many parts, not in {}.", to_string(shard),
+                 shard.sizes().size(), n_parts);
   const Dims sizes = part_sizes(shard, tensor.size(dim), n_parts);
   const int64_t longest = sizes.empty() ? 0 : *std::ranges::max_element(sizes);
   TensorParts result;
@@ -59,9 +58,8 @@ std::pair<std::vector<at::Tensor>, std::vector<int64_t>> split_tensor(const Plac
 at::Tensor select_part(const Placement& shard, const at::Tensor& tensor, int64_t n_parts, int64_t index,
                        bool with_padding, bool contiguous, bool clone) {
   const TensorParts parts = split_in_parts(shard, tensor, n_parts, with_padding, contiguous && !clone);
-  TORCH_CHECK_INDEX(
-      index >= 0 && index < n_parts,
-      fmt::format("[placements] part {} of {} does not exist. Use one in [0, {}).", index, n_parts, n_parts));
+  SW_CHECK_INDEX(index >= 0 && index < n_parts, "[placements] part {} of {} does not exist. Use one in [0, {}).", index,
+                 n_parts, n_parts);
   return clone ? parts.tensors[index].clone() : parts.tensors[index];
 }
 

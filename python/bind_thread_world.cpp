@@ -1,10 +1,10 @@
 #include "python/bindings.h"
 #include "runtime/api/rank_generator.h"
+#include "text/check.h"
 #include "threads/strict_ranks.h"
 #include "threads/thread_world.h"
 
 #include <c10/util/ScopeExit.h>
-#include <fmt/format.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
@@ -18,10 +18,9 @@ void bind_thread_world(py::module_& module) {
   py::class_<ThreadHub, std::shared_ptr<ThreadHub>>(module, "ThreadHub",
                                                     "The ranks of one program whose ranks are threads of this process.")
       .def(py::init([](int64_t n_ranks, double timeout, std::optional<bool> strict) {
-             TORCH_CHECK_VALUE(timeout > 0,
-                               fmt::format("[run_ranks] timeout is {}: ranks wait for each other. Give seconds "
-                                           "above 0, or math.inf.",
-                                           timeout));
+             SW_CHECK_VALUE(timeout > 0,
+                            "[run_ranks] timeout is {}: ranks wait for each other. Give seconds above 0, or math.inf.",
+                            timeout);
              const Seconds patience(std::min(timeout, 1e9));
              const auto timeout_ms = std::chrono::duration_cast<std::chrono::milliseconds>(patience);
              if (!strict) return std::make_shared<ThreadHub>(n_ranks, timeout_ms);

@@ -1,8 +1,9 @@
 #include "shardwise/dtensor.h"
 
+#include "text/check.h"
+
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <ostream>
@@ -16,12 +17,11 @@ Placements or_replicated(Placements placements, const Mesh& mesh) {
 
 /// Throws: c10::ValueError for options that a distributed tensor cannot have.
 void check_options(const char* op, const at::TensorOptions& options, const Mesh& mesh) {
-  TORCH_CHECK_VALUE(
-      options.layout() == at::kStrided,
-      fmt::format("[{}] layout {} cannot be distributed. Use torch::kStrided.", op, c10::str(options.layout())));
-  TORCH_CHECK_VALUE(!options.has_device() || options.device().type() == mesh.device_type(),
-                    fmt::format("[{}] device {} is not the mesh's, {}. Leave it out.", op, options.device().str(),
-                                c10::DeviceTypeName(mesh.device_type(), true)));
+  SW_CHECK_VALUE(options.layout() == at::kStrided, "[{}] layout {} cannot be distributed. Use torch::kStrided.", op,
+                 c10::str(options.layout()));
+  SW_CHECK_VALUE(!options.has_device() || options.device().type() == mesh.device_type(),
+                 "[{}] device {} is not the mesh's, {}. Leave it out.", op, options.device().str(),
+                 c10::DeviceTypeName(mesh.device_type(), true));
 }
 
 /// The result of `make(sizes, mesh, placements, dtype)`, with the options checked and applied.
@@ -47,10 +47,10 @@ at::ScalarType dtype_of(const at::Scalar& value) {
 }  // namespace
 
 DTensor::DTensor(at::Tensor tensor) : at::Tensor(std::move(tensor)) {
-  TORCH_CHECK_TYPE(!defined() || is_dtensor(*this),
-                   fmt::format("[DTensor] got a plain tensor of shape [{}]. Make a distributed one of it with "
-                               "distribute_tensor(x, mesh, placements) or DTensor::from_local(x, mesh, placements).",
-                               fmt::join(sizes(), ", ")));
+  SW_CHECK_TYPE(!defined() || is_dtensor(*this),
+                "[DTensor] got a plain tensor of shape [{}]. Make a distributed one of it with distribute_tensor(x, "
+                "mesh, placements) or DTensor::from_local(x, mesh, placements).",
+                fmt::join(sizes(), ", "));
 }
 
 DTensor DTensor::from_local(const at::Tensor& local, const Mesh& mesh, Placements placements,

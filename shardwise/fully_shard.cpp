@@ -1,9 +1,9 @@
 #include "shardwise/fully_shard.h"
 
 #include "shardwise/module_calls.h"
+#include "text/check.h"
 #include "wrappers/fsdp/taken_parameters.h"
 
-#include <fmt/format.h>
 #include <torch/nn/modules/container/moduledict.h>
 #include <torch/nn/modules/container/modulelist.h>
 
@@ -28,13 +28,12 @@ void check_modules(const Modules& modules, const DeviceMesh& mesh) {
     claim_modules("fully_shard", *each, mesh);
     const bool is_container = dynamic_cast<const torch::nn::ModuleListImpl*>(each.get()) ||
                               dynamic_cast<const torch::nn::ModuleDictImpl*>(each.get());
-    TORCH_CHECK_VALUE(!is_container,
-                      fmt::format("[fully_shard] {} has no forward, before which its parameters could be "
-                                  "gathered. Call fully_shard on the modules in it.",
-                                  kind_of(*each)));
-    TORCH_CHECK_VALUE(!unit_of(*each), fmt::format("[fully_shard] {} is fully sharded already. Call fully_shard once "
-                                                   "per module.",
-                                                   kind_of(*each)));
+    SW_CHECK_VALUE(!is_container,
+                   "[fully_shard] {} has no forward, before which its parameters could be gathered. Call fully_shard "
+                   "on the modules in it.",
+                   kind_of(*each));
+    SW_CHECK_VALUE(!unit_of(*each), "[fully_shard] {} is fully sharded already. Call fully_shard once per module.",
+                   kind_of(*each));
   }
 }
 
@@ -73,10 +72,10 @@ void fully_shard(const Modules& modules, const Mesh& mesh, const FullyShardOptio
         if (layouts->unit) inner.push_back(layouts->unit);
       }
   const auto places = places_in(modules, inner, options.ignored_params);
-  TORCH_CHECK_VALUE(!places.empty() || !inner.empty(),
-                    fmt::format("[fully_shard] {} has no parameters to shard, or all of them are in ignored_params. "
-                                "Leave the call out.",
-                                kind_of(*modules[0])));
+  SW_CHECK_VALUE(
+      !places.empty() || !inner.empty(),
+      "[fully_shard] {} has no parameters to shard, or all of them are in ignored_params. Leave the call out.",
+      kind_of(*modules[0]));
   for (const TiedPlaces& each : places)
     if (const at::Tensor& parameter = each[0].tensor(); !beside && is_dtensor(parameter))
       beside = spec_of(parameter)->mesh();

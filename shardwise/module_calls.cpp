@@ -1,11 +1,10 @@
 #include "shardwise/module_calls.h"
 
+#include "text/check.h"
 #include "wrappers/plain_parts.h"
 
 #include "runtime/api/module_values.h"
 #include "runtime/dispatch/plain_operand.h"
-
-#include <fmt/format.h>
 
 #include <mutex>
 #include <unordered_map>
@@ -47,9 +46,10 @@ class CallTable {
     Entry& entry = entries_[&module];
     if (!entry.layouts) {
       entry.owner = module.weak_from_this();
-      TORCH_CHECK_VALUE(!entry.owner.expired(), fmt::format("[shardwise] no std::shared_ptr owns this {}. Make it with "
-                                                            "std::make_shared, or as a TORCH_MODULE.",
-                                                            kind_of(module)));
+      SW_CHECK_VALUE(
+          !entry.owner.expired(),
+          "[shardwise] no std::shared_ptr owns this {}. Make it with std::make_shared, or as a TORCH_MODULE.",
+          kind_of(module));
       entry.layouts = std::make_shared<CallLayouts>();
     }
     if (!entry.layouts->mesh) entry.layouts->mesh = mesh;
@@ -75,11 +75,10 @@ class CallTable {
 /// Throws: c10::ValueError if the mesh belongs to another thread.
 void check_own(const char* op, const DeviceMesh& mesh) {
   const auto world = World::maybe_current();
-  TORCH_CHECK_VALUE(
-      !world || !World::is_thread() || world == mesh.world(),
-      fmt::format("[{}] rank {} of another thread made the mesh {}. Make meshes and modules in the thread "
-                  "that uses them, inside of run_ranks().",
-                  op, mesh.rank(), to_string(mesh)));
+  SW_CHECK_VALUE(!world || !World::is_thread() || world == mesh.world(),
+                 "[{}] rank {} of another thread made the mesh {}. Make meshes and modules in the thread that uses "
+                 "them, inside of run_ranks().",
+                 op, mesh.rank(), to_string(mesh));
 }
 
 bool is_plain(const at::Tensor* tensor) { return tensor && tensor->defined() && !is_dtensor(*tensor); }
@@ -103,11 +102,10 @@ at::Tensor from_piece(const Module& module, const at::Tensor& local, const MeshP
   const int64_t dim = of_plain.dim() < 0 ? of_plain.dim() + local.dim() : of_plain.dim();
   const at::Tensor whole = joined_parts(local, dim, mesh, "forward");
   const bool is_known = value.n_features && shards_features(of_plain, local.dim());
-  TORCH_CHECK_VALUE(!is_known || whole.size(dim) == *value.n_features,
-                    fmt::format("[forward] {} got plain pieces placed as {}, which have {} features together, but it "
-                                "takes {}. Give each rank its own features, or set another layout: "
-                                "input_layouts(Replicate()).",
-                                kind_of(module), to_string(of_plain), whole.size(dim), value.n_features.value_or(0)));
+  SW_CHECK_VALUE(!is_known || whole.size(dim) == *value.n_features,
+                 "[forward] {} got plain pieces placed as {}, which have {} features together, but it takes {}. Give "
+                 "each rank its own features, or set another layout: input_layouts(Replicate()).",
+                 kind_of(module), to_string(of_plain), whole.size(dim), value.n_features.value_or(0));
   return whole;
 }
 
@@ -123,9 +121,10 @@ void claim_modules(const char* op, Module& module, const DeviceMesh& mesh) {
   check_own(op, mesh);
   for (const auto& item : module.named_modules()) {
     const auto other = CallTable::instance().claim(*item.value(), mesh.world());
-    TORCH_CHECK_VALUE(!other, fmt::format("[{}] this {} is also sharded by rank {}, another thread. Ranks that are "
-                                          "threads need a model each: make it inside of run_ranks().",
-                                          op, kind_of(*item.value()), other.value_or(0)));
+    SW_CHECK_VALUE(!other,
+                   "[{}] this {} is also sharded by rank {}, another thread. Ranks that are threads need a model each: "
+                   "make it inside of run_ranks().",
+                   op, kind_of(*item.value()), other.value_or(0));
   }
 }
 

@@ -1,8 +1,8 @@
 #include "shardwise/module_tensors.h"
 
+#include "text/check.h"
 #include "wrappers/parallel_modules.h"
 
-#include <fmt/format.h>
 #include <torch/nn/modules.h>
 
 #include <algorithm>
@@ -200,16 +200,15 @@ std::vector<TiedPlaces> parameters_of(Module& module) {
 void check_replaceable(const char* op, const TiedPlaces& places) {
   for (const ParameterPlace& place : places) {
     if (place.is_replaceable()) continue;
-    TORCH_CHECK_VALUE(!has_member_from_elsewhere(*place.module),
-                      fmt::format("[{}] the parameter {} is registered in {}, whose member is another tensor, which is "
-                                  "no parameter here. Pass the module that holds both.",
-                                  op, place.full_name(), kind_of(*place.module)));
-    TORCH_CHECK_VALUE(
-        false,
-        fmt::format(
-            "[{}] the parameter {} is a member of {} that is not known, so its forward would keep using the old "
-            "tensor. Declare it once: static const bool known = shardwise::declare_tensors<{}>({{&{}::{}}});",
-            op, place.full_name(), kind_of(*place.module), place.module->name(), place.module->name(), place.name));
+    SW_CHECK_VALUE(!has_member_from_elsewhere(*place.module),
+                   "[{}] the parameter {} is registered in {}, whose member is another tensor, which is no parameter "
+                   "here. Pass the module that holds both.",
+                   op, place.full_name(), kind_of(*place.module));
+    SW_CHECK_VALUE(false,
+                   "[{}] the parameter {} is a member of {} that is not known, so its forward would keep using the old "
+                   "tensor. Declare it once: static const bool known = shardwise::declare_tensors<{}>({{&{}::{}}});",
+                   op, place.full_name(), kind_of(*place.module), place.module->name(), place.module->name(),
+                   place.name);
   }
 }
 

@@ -2,8 +2,8 @@
 
 #include "shardwise/module_tensors.h"
 #include "shardwise/placements.h"
+#include "text/check.h"
 
-#include <fmt/format.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
@@ -15,11 +15,10 @@ using torch::nn::LinearImpl;
 using torch::nn::Module;
 
 std::vector<ValueLayout> value_layouts(const char* style, const MaybeLayouts& given, const MaybeLayouts& wanted) {
-  TORCH_CHECK_VALUE(
+  SW_CHECK_VALUE(
       given.size() == wanted.size(),
-      fmt::format(
-          "[{}] got {} layouts and {} desired layouts. Give one per value, and nullopt for values to leave unchanged.",
-          style, given.size(), wanted.size()));
+      "[{}] got {} layouts and {} desired layouts. Give one per value, and nullopt for values to leave unchanged.",
+      style, given.size(), wanted.size());
   std::vector<ValueLayout> result;
   for (size_t i = 0; i < given.size(); ++i) result.push_back({given[i], given[i] ? wanted[i] : std::nullopt, {}});
   return result;
@@ -30,11 +29,10 @@ std::vector<ValueLayout> value_layouts(const char* style, const MaybeLayouts& gi
 template <LayerSplit split>
 ModuleLayouts LayerStyle<split>::operator()(const Module& module) const {
   const auto* const linear = dynamic_cast<const LinearImpl*>(&module);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      linear || dynamic_cast<const EmbeddingImpl*>(&module),
-      fmt::format("[parallelize_module] {} shards torch::nn::Linear and torch::nn::Embedding, not {}. Name the "
-                  "linear layers and embeddings inside it, or write a ParallelStyle of your own.",
-                  split == LayerSplit::kColwise ? "ColwiseParallel" : "RowwiseParallel", kind_of(module)));
+  SW_CHECK_NOT_IMPLEMENTED(linear || dynamic_cast<const EmbeddingImpl*>(&module),
+                           "[parallelize_module] {} shards torch::nn::Linear and torch::nn::Embedding, not {}. Name "
+                           "the linear layers and embeddings inside it, or write a ParallelStyle of your own.",
+                           split == LayerSplit::kColwise ? "ColwiseParallel" : "RowwiseParallel", kind_of(module));
   const auto placed = layer_placements(linear ? LayerKind::kLinear : LayerKind::kEmbedding, split);
   ModuleLayouts result;
   result.parameters = {{"weight", placed.weight}};

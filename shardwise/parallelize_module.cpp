@@ -2,8 +2,8 @@
 
 #include "shardwise/dtensor.h"
 #include "shardwise/module_calls.h"
+#include "text/check.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <fnmatch.h>
 
@@ -47,10 +47,9 @@ std::vector<Found> matches(Module& module, const std::string& names) {
     if (!each.key().empty()) known.push_back(each.key());
   const bool has_more = known.size() > kShown;
   if (has_more) known.resize(kShown);
-  TORCH_CHECK_VALUE(
-      false, fmt::format("[parallelize_module] the plan names '{}', and {} has no such submodule. It has {}{}.", names,
-                         kind_of(module), known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")),
-                         has_more ? ", ..." : ""));
+  SW_CHECK_VALUE(false, "[parallelize_module] the plan names '{}', and {} has no such submodule. It has {}{}.", names,
+                 kind_of(module), known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")),
+                 has_more ? ", ..." : "");
 }
 
 std::string named(const Module& module, const std::string& path) {
@@ -71,9 +70,10 @@ class ResolvedPlan {
     for (const PlanEntry& entry : plan) {
       const auto found = matches(module, entry.names);
       if (found.empty()) refuse_names(module, entry.names);
-      TORCH_CHECK_VALUE(entry.style, fmt::format("[parallelize_module] the plan has an empty function as the style of "
-                                                 "'{}'. Give ColwiseParallel() or another style, or leave it out.",
-                                                 entry.names));
+      SW_CHECK_VALUE(entry.style,
+                     "[parallelize_module] the plan has an empty function as the style of '{}'. Give ColwiseParallel() "
+                     "or another style, or leave it out.",
+                     entry.names);
       for (const Found& each : found) {
         layouts_.emplace_back(each.module, entry.style(*each.module));
         for (const auto& [name, placement] : layouts_.back().second.parameters) want(each, name, placement);
@@ -97,38 +97,37 @@ class ResolvedPlan {
     for (Wanted& each : wanted_)
       for (const ParameterPlace& place : each.places)
         if (place.module == module.module && place.name == name) return want(each, full_name, given);
-    TORCH_CHECK_VALUE(false, fmt::format("[parallelize_module] a style names the parameter {}, which {} does not have. "
-                                         "Name those that named_parameters() lists.",
-                                         full_name, kind_of(*module.module)));
+    SW_CHECK_VALUE(false,
+                   "[parallelize_module] a style names the parameter {}, which {} does not have. Name those that "
+                   "named_parameters() lists.",
+                   full_name, kind_of(*module.module));
   }
 
   static void want(Wanted& parameter, const std::string& full_name, const Placement& given) {
     const at::Tensor& tensor = parameter.places[0].tensor();
-    TORCH_CHECK_VALUE(!is_dtensor(tensor),
-                      fmt::format("[parallelize_module] {} is distributed already. Call parallelize_module once for "
-                                  "each parameter, and fully_shard after it.",
-                                  full_name));
+    SW_CHECK_VALUE(!is_dtensor(tensor),
+                   "[parallelize_module] {} is distributed already. Call parallelize_module once for each parameter, "
+                   "and fully_shard after it.",
+                   full_name);
     const Placement placement = given.with_dim_from_zero(tensor.dim());
-    TORCH_CHECK_VALUE(given.fits_dims(tensor.dim()),
-                      fmt::format("[parallelize_module] {} of shape [{}] cannot be {}: it has no such dim.", full_name,
-                                  fmt::join(tensor.sizes(), ", "), to_string(given)));
-    TORCH_CHECK_VALUE(
-        !parameter.placement || *parameter.placement == placement,
-        fmt::format("[parallelize_module] {} and {} are one parameter, which one style lays out as {} and "
-                    "another as {}. Give styles that lay it out alike.",
-                    parameter.named_by, full_name, parameter.placement ? to_string(*parameter.placement) : "",
-                    to_string(placement)));
+    SW_CHECK_VALUE(given.fits_dims(tensor.dim()),
+                   "[parallelize_module] {} of shape [{}] cannot be {}: it has no such dim.", full_name,
+                   fmt::join(tensor.sizes(), ", "), to_string(given));
+    SW_CHECK_VALUE(!parameter.placement || *parameter.placement == placement,
+                   "[parallelize_module] {} and {} are one parameter, which one style lays out as {} and another as "
+                   "{}. Give styles that lay it out alike.",
+                   parameter.named_by, full_name, parameter.placement ? to_string(*parameter.placement) : "",
+                   to_string(placement));
     parameter.placement = placement;
     parameter.named_by = full_name;
   }
 
   static void check_not_fully_sharded(const Module& module, const std::string& path) {
     const auto layouts = call_layouts_of(module);
-    TORCH_CHECK_VALUE(
-        !layouts || !layouts->unit,
-        fmt::format("[parallelize_module] {} is fully sharded over {} already. Call parallelize_module first, and "
-                    "fully_shard after it.",
-                    named(module, path), to_string(*layouts->unit->mesh())));
+    SW_CHECK_VALUE(!layouts || !layouts->unit,
+                   "[parallelize_module] {} is fully sharded over {} already. Call parallelize_module first, and "
+                   "fully_shard after it.",
+                   named(module, path), to_string(*layouts->unit->mesh()));
   }
 
   /// Checks that a module and its parameters are on one mesh.
@@ -136,10 +135,10 @@ class ResolvedPlan {
     for (const auto& item : found.module->named_modules(found.path)) check_not_fully_sharded(*item.value(), item.key());
     const auto layouts = call_layouts_of(*found.module);
     const auto check = [&](const MeshPtr& present, const std::string& what) {
-      TORCH_CHECK_VALUE(present->with_memory() == mesh->with_memory(),
-                        fmt::format("[parallelize_module] {} over {} already, and the plan has a style for it over {}. "
-                                    "Use one mesh for all styles of a module and of those inside it.",
-                                    what, to_string(*present), to_string(*mesh)));
+      SW_CHECK_VALUE(present->with_memory() == mesh->with_memory(),
+                     "[parallelize_module] {} over {} already, and the plan has a style for it over {}. Use one mesh "
+                     "for all styles of a module and of those inside it.",
+                     what, to_string(*present), to_string(*mesh));
     };
     if (layouts && !layouts->styles.empty())
       check(layouts->mesh, fmt::format("calls of {} are laid out", named(*found.module, found.path)));
@@ -162,13 +161,12 @@ class ResolvedPlan {
 
 void parallelize_module(Module& module, const Mesh& mesh, const ParallelizePlan& plan,
                         const ParallelizeOptions& options) {
-  TORCH_CHECK_VALUE(
+  SW_CHECK_VALUE(
       mesh.ndim() == 1,
-      fmt::format(
-          "[parallelize_module] styles shard over one mesh dim, but {} has {}. Pass the dim for them to use: {}.",
-          to_string(*mesh), mesh.ndim(),
-          mesh.mesh_dim_names().empty() ? "a mesh with mesh_dim_names, sliced"
-                                        : fmt::format("mesh[\"{}\"]", mesh.mesh_dim_names().back())));
+      "[parallelize_module] styles shard over one mesh dim, but {} has {}. Pass the dim for them to use: {}.",
+      to_string(*mesh), mesh.ndim(),
+      mesh.mesh_dim_names().empty() ? "a mesh with mesh_dim_names, sliced"
+                                    : fmt::format("mesh[\"{}\"]", mesh.mesh_dim_names().back()));
   claim_modules("parallelize_module", module, *mesh);
   const ResolvedPlan resolved(module, mesh, plan);
   std::vector<std::pair<const Wanted*, DTensor>> sharded;  // all of them, before the first is put in place

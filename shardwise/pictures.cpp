@@ -2,8 +2,7 @@
 
 #include "plans/plan.h"
 #include "runtime/tensor/dtensor_impl.h"
-
-#include <fmt/format.h>
+#include "text/check.h"
 
 #include <cerrno>
 #include <cstring>
@@ -18,10 +17,10 @@ namespace {
 std::string format_of(const std::string& path) {
   const std::string suffix = std::filesystem::path(path).extension().string();
   if (suffix == ".txt") return "text";
-  TORCH_CHECK_VALUE(suffix == ".svg" || suffix == ".json",
-                    fmt::format("[picture] file '{}' has a suffix that names no format: the suffix of a file sets its "
-                                "format. End its name in .txt, .svg or .json.",
-                                path));
+  SW_CHECK_VALUE(suffix == ".svg" || suffix == ".json",
+                 "[picture] file '{}' has a suffix that names no format: the suffix of a file sets its format. End its "
+                 "name in .txt, .svg or .json.",
+                 path);
   return suffix.substr(1);
 }
 
@@ -47,10 +46,8 @@ void save(const Picture& picture, const std::string& path) {
   std::ofstream file(path, std::ios::binary);
   file << drawn;
   file.close();
-  TORCH_CHECK(
-      file,
-      fmt::format("[picture] file '{}' cannot be written: {}. Give a path in an existing folder that is writable.",
-                  path, std::strerror(errno)));
+  SW_CHECK(file, "[picture] file '{}' cannot be written: {}. Give a path in an existing folder that is writable.", path,
+           std::strerror(errno));
 }
 
 std::ostream& operator<<(std::ostream& stream, const Picture& picture) { return stream << draw(picture); }

@@ -1,8 +1,9 @@
 #include "threads/rendezvous.h"
 
+#include "text/check.h"
+
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 namespace shardwise {
@@ -93,11 +94,10 @@ std::string Rendezvous::obstacle(const Round& round) const {
 
 void Rendezvous::check_same_call(const Offers& offers) const {
   for (size_t i = 1; i < offers.size(); ++i)
-    TORCH_CHECK_VALUE(offers[i].op == offers[0].op && offers[i].detail == offers[0].detail,
-                      fmt::format("[{}] rank {} calls {} ({}), but rank {} calls {} ({}). All ranks of a group must "
-                                  "make the same calls in the same order.",
-                                  offers[0].op, ranks_[0], offers[0].op, offers[0].detail, ranks_[i], offers[i].op,
-                                  offers[i].detail));
+    SW_CHECK_VALUE(offers[i].op == offers[0].op && offers[i].detail == offers[0].detail,
+                   "[{}] rank {} calls {} ({}), but rank {} calls {} ({}). All ranks of a group must make the same "
+                   "calls in the same order.",
+                   offers[0].op, ranks_[0], offers[0].op, offers[0].detail, ranks_[i], offers[i].op, offers[i].detail);
 }
 
 }  // namespace shardwise

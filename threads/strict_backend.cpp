@@ -2,6 +2,7 @@
 
 #include "runtime/comm/backend_traits.h"
 #include "runtime/comm/group_backend.h"
+#include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <fmt/ranges.h>
@@ -68,10 +69,9 @@ class StrictWork final : public c10d::Work {
   }
 
   void check_untouched(bool is_untouched, const char* what) const {
-    TORCH_CHECK_VALUE(is_untouched,
-                      fmt::format("[{}] {} of rank {} was written to between the call and its wait(): {}. Write "
-                                  "after wait().",
-                                  launch_->offer.op, what, rank(), describe(*launch_)));
+    SW_CHECK_VALUE(is_untouched,
+                   "[{}] {} of rank {} was written to between the call and its wait(): {}. Write after wait().",
+                   launch_->offer.op, what, rank(), describe(*launch_));
   }
 
   std::shared_ptr<Communicator> communicator_;
@@ -94,16 +94,14 @@ StrictBackend::StrictBackend(int64_t index, std::vector<int64_t> ranks, c10::Dev
 
 void StrictBackend::check(const char* op, const at::Tensor& tensor) const {
   check_contiguous(op, tensor);
-  TORCH_CHECK_VALUE(
-      tensor.device().type() == device_,
-      fmt::format("[{}] got a tensor on {}, but the backend of ranks {} serves {} tensors. Move it there first.", op,
-                  tensor.device().str(), ranks_, c10::DeviceTypeName(device_, /*lower_case=*/true)));
+  SW_CHECK_VALUE(tensor.device().type() == device_,
+                 "[{}] got a tensor on {}, but the backend of ranks {} serves {} tensors. Move it there first.", op,
+                 tensor.device().str(), ranks_, c10::DeviceTypeName(device_, /*lower_case=*/true));
 }
 
 StrictBackend::WorkPtr StrictBackend::start(ThreadCall call) {
-  TORCH_CHECK_VALUE(
-      !is_grouping_,
-      fmt::format("[{}] cannot be grouped with sends and receives. Call endCoalescing() first.", call.offer.op));
+  SW_CHECK_VALUE(!is_grouping_, "[{}] cannot be grouped with sends and receives. Call endCoalescing() first.",
+                 call.offer.op);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   std::vector<Input> inputs = inputs_of(call.offer.tensors);
   for (size_t i = 0; i < inputs.size(); ++i) call.offer.tensors[i] = inputs[i].copy;
@@ -125,9 +123,8 @@ StrictBackend::WorkPtr StrictBackend::allreduce(Tensors& tensors, const c10d::Al
   const at::Tensor& tensor = only("all_reduce", tensors);
   check("all_reduce", tensor);
   auto call = all_reduce_call(tensors, options.reduceOp);
-  TORCH_CHECK_TYPE(
-      traits_of(*this).reduces(options.reduceOp, tensor.scalar_type()),
-      fmt::format("[all_reduce] NCCL has no {}. Reduce in another dtype or with another operator.", call.offer.detail));
+  SW_CHECK_TYPE(traits_of(*this).reduces(options.reduceOp, tensor.scalar_type()),
+                "[all_reduce] NCCL has no {}. Reduce in another dtype or with another operator.", call.offer.detail);
   return start(std::move(call));
 }
 

@@ -1,10 +1,10 @@
 #include "threads/strict_ranks.h"
 
+#include "text/check.h"
 #include "threads/communicator.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -39,10 +39,10 @@ void StrictRanks::finish(int64_t rank) {
   is_finished_.at(rank) = true;
   changed_.notify_all();
   const auto dropped = std::ranges::find(dropped_, rank, &std::pair<int64_t, std::string>::first);
-  TORCH_CHECK_VALUE(dropped == dropped_.end() || !failure_.empty(),
-                    fmt::format("[threads] rank {} never waited for its {}, so it is unknown when its tensors have "
-                                "been read and written. Call wait() on the Work.",
-                                rank, dropped->second));
+  SW_CHECK_VALUE(dropped == dropped_.end() || !failure_.empty(),
+                 "[threads] rank {} never waited for its {}, so it is unknown when its tensors have been read and "
+                 "written. Call wait() on the Work.",
+                 rank, dropped->second);
 }
 
 void StrictRanks::note_dropped(int64_t rank, const std::string& call) {

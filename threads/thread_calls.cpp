@@ -1,8 +1,9 @@
 #include "threads/thread_calls.h"
 
+#include "text/check.h"
+
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
-#include <fmt/format.h>
 
 #include <numeric>
 
@@ -70,17 +71,15 @@ at::Tensor reduced(const Offers& offers, RedOp op) {
 /// The number of elements per member for these `splits` of dim 0.
 std::vector<int64_t> element_counts(const at::Tensor& tensor, const std::vector<int64_t>& splits, int64_t n_members) {
   if (splits.empty()) {
-    TORCH_CHECK_VALUE(tensor.size(0) % n_members == 0,
-                      fmt::format("[all_to_all] {} rows do not split evenly among {} ranks. Give splits.",
-                                  tensor.size(0), n_members));
+    SW_CHECK_VALUE(tensor.size(0) % n_members == 0,
+                   "[all_to_all] {} rows do not split evenly among {} ranks. Give splits.", tensor.size(0), n_members);
     return std::vector<int64_t>(n_members, tensor.numel() / n_members);
   }
   const bool is_right = static_cast<int64_t>(splits.size()) == n_members &&
                         std::accumulate(splits.begin(), splits.end(), int64_t{0}) == tensor.size(0);
-  TORCH_CHECK_VALUE(
-      is_right, fmt::format("[all_to_all] splits {} do not add up to the {} rows of the tensor for {} ranks. Give one "
-                            "per rank.",
-                            splits, tensor.size(0), n_members));
+  SW_CHECK_VALUE(is_right,
+                 "[all_to_all] splits {} do not add up to the {} rows of the tensor for {} ranks. Give one per rank.",
+                 splits, tensor.size(0), n_members);
   std::vector<int64_t> counts = splits;
   for (int64_t& count : counts) count = tensor.size(0) == 0 ? 0 : count * (tensor.numel() / tensor.size(0));
   return counts;
@@ -89,10 +88,9 @@ std::vector<int64_t> element_counts(const at::Tensor& tensor, const std::vector<
 void check_counts(const Offers& offers) {
   for (size_t from = 0; from < offers.size(); ++from)
     for (size_t to = 0; to < offers.size(); ++to)
-      TORCH_CHECK_VALUE(
-          offers[from].send_counts[to] == offers[to].receive_counts[from],
-          fmt::format("[all_to_all] member {} sends {} elements to member {}, which expects {}. Make the splits agree.",
-                      from, offers[from].send_counts[to], to, offers[to].receive_counts[from]));
+      SW_CHECK_VALUE(offers[from].send_counts[to] == offers[to].receive_counts[from],
+                     "[all_to_all] member {} sends {} elements to member {}, which expects {}. Make the splits agree.",
+                     from, offers[from].send_counts[to], to, offers[to].receive_counts[from]);
 }
 
 }  // namespace
@@ -102,20 +100,20 @@ std::string describe(const at::Tensor& tensor) {
 }
 
 const at::Tensor& only(const char* op, const std::vector<at::Tensor>& tensors) {
-  TORCH_CHECK_VALUE(tensors.size() == 1, fmt::format("[{}] got {} tensors. Pass one.", op, tensors.size()));
+  SW_CHECK_VALUE(tensors.size() == 1, "[{}] got {} tensors. Pass one.", op, tensors.size());
   return tensors[0];
 }
 
 void check_other_member(const char* op, int64_t other, int64_t index, int64_t n_members) {
-  TORCH_CHECK_VALUE(other >= 0 && other < n_members && other != index,
-                    fmt::format("[{}] member {} names member {} of {}. Name another one in [0, {}).", op, index, other,
-                                n_members, n_members));
+  SW_CHECK_VALUE(other >= 0 && other < n_members && other != index,
+                 "[{}] member {} names member {} of {}. Name another one in [0, {}).", op, index, other, n_members,
+                 n_members);
 }
 
 void receive_into(const at::Tensor& to, const at::Tensor& sent, int64_t from_rank, int64_t own_rank) {
-  TORCH_CHECK_VALUE(sent.numel() == to.numel() && sent.scalar_type() == to.scalar_type(),
-                    fmt::format("[receive] rank {} sends {} to rank {}, which expects {}. Make the two ends agree.",
-                                from_rank, describe(sent), own_rank, describe(to)));
+  SW_CHECK_VALUE(sent.numel() == to.numel() && sent.scalar_type() == to.scalar_type(),
+                 "[receive] rank {} sends {} to rank {}, which expects {}. Make the two ends agree.", from_rank,
+                 describe(sent), own_rank, describe(to));
   to.copy_(sent.view(to.sizes()));
 }
 
@@ -141,10 +139,10 @@ ThreadCall broadcast_call(const std::vector<at::Tensor>& tensors, int64_t root, 
 }
 
 ThreadCall all_gather_call(const at::Tensor& output, const at::Tensor& input, int64_t n_members) {
-  TORCH_CHECK_VALUE(output.numel() == input.numel() * n_members,
-                    fmt::format("[all_gather] an output of {} elements does not hold {} parts of {} elements, one per "
-                                "rank. Pass tensors that fit.",
-                                output.numel(), n_members, input.numel()));
+  SW_CHECK_VALUE(output.numel() == input.numel() * n_members,
+                 "[all_gather] an output of {} elements does not hold {} parts of {} elements, one per rank. Pass "
+                 "tensors that fit.",
+                 output.numel(), n_members, input.numel());
   return {.offer = {"all_gather", describe(input), {input}, {}, {}},
           .outputs = {output},
           .read = [=](const Offers& offers) {

@@ -2,13 +2,13 @@
 
 #include "runtime/api/rank_generator.h"
 #include "runtime/comm/error_text.h"
+#include "text/check.h"
 #include "threads/strict_backend.h"
 #include "threads/thread_backend.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/AutogradState.h>
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <algorithm>
@@ -97,16 +97,15 @@ void rethrow_as(const std::exception_ptr& error, const std::string& text) {
 }  // namespace
 
 ThreadHub::ThreadHub(int64_t n_ranks, std::chrono::milliseconds timeout) {
-  TORCH_CHECK_VALUE(n_ranks > 0, fmt::format("[run_ranks] got {} ranks. Use at least 1.", n_ranks));
+  SW_CHECK_VALUE(n_ranks > 0, "[run_ranks] got {} ranks. Use at least 1.", n_ranks);
   membership_ = std::make_shared<Membership>(n_ranks, timeout);
   rendezvous_table_ = std::make_shared<RendezvousTable>(n_ranks, timeout);
   worlds_.resize(n_ranks);
 }
 
 std::shared_ptr<World> ThreadHub::world(int64_t rank) {
-  TORCH_CHECK_VALUE(
-      rank >= 0 && rank < size(),
-      fmt::format("[run_ranks] rank {} does not exist: there are {}. Use a rank in [0, {}).", rank, size(), size()));
+  SW_CHECK_VALUE(rank >= 0 && rank < size(), "[run_ranks] rank {} does not exist: there are {}. Use a rank in [0, {}).",
+                 rank, size(), size());
   const auto make_group = [rank, membership = membership_,
                            table = rendezvous_table_](const std::vector<int64_t>& ranks) {
     const auto own = std::find(ranks.begin(), ranks.end(), rank);

@@ -4,12 +4,12 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_scope.h"
+#include "text/check.h"
 #include "wrappers/token_route.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/tensor.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -45,32 +45,30 @@ Placements by_rows(const Spec& tokens, const MeshPtr& experts) {
 /// Checks facts that are equal on all ranks, except the numbers of tokens of plain tensors.
 void check_arguments(const at::Tensor& tokens, const at::Tensor& expert_ids, const std::optional<at::Tensor>& weights,
                      const at::Tensor& experts) {
-  TORCH_CHECK_VALUE(
-      is_dtensor(experts) && experts.dim() > 0 && spec_of(experts)->mesh()->ndim() == 1 &&
-          spec_of(experts)->layout().splits(0),
-      fmt::format("[{}] experts is {}: it must show which rank has which experts. Give a parameter of the experts, a "
-                  "DTensor sharded by expert, as Shard(0) on a mesh of one dim (mesh[\"ep\"] of a larger one).",
-                  kDispatch, is_dtensor(experts) ? to_string(*spec_of(experts)) : "a torch.Tensor"));
+  SW_CHECK_VALUE(is_dtensor(experts) && experts.dim() > 0 && spec_of(experts)->mesh()->ndim() == 1 &&
+                     spec_of(experts)->layout().splits(0),
+                 "[{}] experts is {}: it must show which rank has which experts. Give a parameter of the experts, a "
+                 "DTensor sharded by expert, as Shard(0) on a mesh of one dim (mesh[\"ep\"] of a larger one).",
+                 kDispatch, is_dtensor(experts) ? to_string(*spec_of(experts)) : "a torch.Tensor");
   const MeshPtr& mesh = spec_of(experts)->mesh();
   const auto check_kind = [&](const char* name, const at::Tensor& tensor) {
-    TORCH_CHECK_VALUE(is_dtensor(tensor) == is_dtensor(tokens),
-                      fmt::format("[{}] tokens is a {} and {} is a {}. Give all as DTensors, or each rank's own part "
-                                  "of all as torch.Tensors.",
-                                  kDispatch, is_dtensor(tokens) ? "DTensor" : "torch.Tensor", name,
-                                  is_dtensor(tensor) ? "DTensor" : "torch.Tensor"));
+    SW_CHECK_VALUE(
+        is_dtensor(tensor) == is_dtensor(tokens),
+        "[{}] tokens is a {} and {} is a {}. Give all as DTensors, or each rank's own part of all as torch.Tensors.",
+        kDispatch, is_dtensor(tokens) ? "DTensor" : "torch.Tensor", name,
+        is_dtensor(tensor) ? "DTensor" : "torch.Tensor");
     if (!is_dtensor(tensor)) return;
     if (!dim_of_experts(spec_of(tensor)->mesh(), mesh)) check_same_mesh(kDispatch, mesh, spec_of(tensor)->mesh());
     check_same_mesh(kDispatch, spec_of(tokens)->mesh(), spec_of(tensor)->mesh());
   };
   check_kind("expert_ids", expert_ids);
   if (weights) check_kind("weights", *weights);
-  TORCH_CHECK_NOT_IMPLEMENTED(
+  SW_CHECK_NOT_IMPLEMENTED(
       mesh->is_member() && !mesh->is_meta(),
-      fmt::format("[{}] the number of rows that each rank gets depends on values, which {}. Call it only on ranks of "
-                  "the mesh {}, with tensors that have memory.",
-                  kDispatch,
-                  mesh->is_meta() ? "meta tensors do not have" : fmt::format("rank {} does not have", mesh->rank()),
-                  to_string(*mesh)));
+      "[{}] the number of rows that each rank gets depends on values, which {}. Call it only on ranks of the mesh {}, "
+      "with tensors that have memory.",
+      kDispatch, mesh->is_meta() ? "meta tensors do not have" : fmt::format("rank {} does not have", mesh->rank()),
+      to_string(*mesh));
 }
 
 /// An error in this rank's own part, or "". All ranks compare the results before tokens are sent.
@@ -146,23 +144,20 @@ class Counts {
 
   void check(const std::string& mistake, int64_t n_experts) const {
     for (int64_t i = 0; i < told_.size(); ++i) {
-      TORCH_CHECK_VALUE(
-          all_[i][0] >= 0,
-          fmt::format("[{}] {}.", kDispatch,
-                      mistake.empty() ? fmt::format("shapes do not fit on rank {}, as its own error says. Give "
-                                                    "[n_tokens, features] and [n_tokens, n_choices]",
-                                                    told_.ranks[i])
-                                      : mistake));
-      TORCH_CHECK_VALUE(all_[i][0] == all_[0][0],
-                        fmt::format("[{}] features, dtypes, requires_grad or the number of experts per token differ "
-                                    "between ranks {} and {}. Give all ranks parts of one tensor.",
-                                    kDispatch, told_.ranks[0], told_.ranks[i]));
+      SW_CHECK_VALUE(all_[i][0] >= 0, "[{}] {}.", kDispatch,
+                     mistake.empty() ? fmt::format("shapes do not fit on rank {}, as its own error says. Give "
+                                                   "[n_tokens, features] and [n_tokens, n_choices]",
+                                                   told_.ranks[i])
+                                     : mistake);
+      SW_CHECK_VALUE(all_[i][0] == all_[0][0],
+                     "[{}] features, dtypes, requires_grad or the number of experts per token differ between ranks {} "
+                     "and {}. Give all ranks parts of one tensor.",
+                     kDispatch, told_.ranks[0], told_.ranks[i]);
     }
     for (int64_t i = 0; i < told_.size(); ++i)
-      TORCH_CHECK_INDEX(
-          all_[i][1] >= 0 && all_[i][2] < n_experts,
-          fmt::format("[{}] expert {} does not exist: rank {} asks for it, and there are {}. Use ids in [0, {}).",
-                      kDispatch, all_[i][1] < 0 ? all_[i][1] : all_[i][2], told_.ranks[i], n_experts, n_experts));
+      SW_CHECK_INDEX(all_[i][1] >= 0 && all_[i][2] < n_experts,
+                     "[{}] expert {} does not exist: rank {} asks for it, and there are {}. Use ids in [0, {}).",
+                     kDispatch, all_[i][1] < 0 ? all_[i][1] : all_[i][2], told_.ranks[i], n_experts, n_experts);
   }
 
   const Group& told_;
@@ -187,7 +182,7 @@ LocalTokens local_part_of(const at::Tensor& tokens, const at::Tensor& expert_ids
 void check_wholes(const at::Tensor& tokens, const at::Tensor& expert_ids, const std::optional<at::Tensor>& weights) {
   if (!is_dtensor(tokens)) return;
   const std::string mistake = mistake_in({tokens, expert_ids, weights.value_or(at::Tensor())});
-  TORCH_CHECK_VALUE(mistake.empty(), fmt::format("[{}] {}.", kDispatch, mistake));
+  SW_CHECK_VALUE(mistake.empty(), "[{}] {}.", kDispatch, mistake);
 }
 
 at::Tensor replicated(const at::Tensor& local, const MeshPtr& mesh) {
@@ -200,9 +195,9 @@ bool check_rows(const at::Tensor& rows, const Spec& spec) {
   constexpr const char* kWayOut =
       "Pass one row per row of routed.rows, in the same order: a DTensor, or this rank's part.";
   if (is_dtensor(rows)) {
-    TORCH_CHECK_VALUE(rows.dim() == 2 && rows.size(0) == spec.sizes()[0] && spec_of(rows)->mesh() == spec.mesh(),
-                      fmt::format("[{}] rows of shape {} do not match routed.rows, {}. {}", kCombine, shape_of(rows),
-                                  to_string(spec), kWayOut));
+    SW_CHECK_VALUE(rows.dim() == 2 && rows.size(0) == spec.sizes()[0] && spec_of(rows)->mesh() == spec.mesh(),
+                   "[{}] rows of shape {} do not match routed.rows, {}. {}", kCombine, shape_of(rows), to_string(spec),
+                   kWayOut);
     return takes_gradient(rows);
   }
   const Group& group = *spec.mesh()->group(0);
@@ -219,14 +214,13 @@ bool check_rows(const at::Tensor& rows, const Spec& spec) {
     const std::vector<int64_t>& told = all[i];
     const std::string shape =
         told[0] < 0 ? fmt::format("{} dims", told[1]) : fmt::format("shape [{}, {}]", told[0], told[1]);
-    TORCH_CHECK_VALUE(told[0] == n_rows,
-                      fmt::format("[{}] rows of {} do not match routed.rows of rank {}, which has {} rows of {}. {}",
-                                  kCombine, shape, rank, n_rows, to_string(spec), kWayOut));
-    TORCH_CHECK_VALUE(
+    SW_CHECK_VALUE(told[0] == n_rows,
+                   "[{}] rows of {} do not match routed.rows of rank {}, which has {} rows of {}. {}", kCombine, shape,
+                   rank, n_rows, to_string(spec), kWayOut);
+    SW_CHECK_VALUE(
         told[1] == first[1] && told[2] == first[2],
-        fmt::format(
-            "[{}] rows are {} of {} features on rank {} and {} of {} on rank {}. Give all ranks parts of one tensor.",
-            kCombine, dtype(first), first[1], group.ranks[0], dtype(told), told[1], rank));
+        "[{}] rows are {} of {} features on rank {} and {} of {} on rank {}. Give all ranks parts of one tensor.",
+        kCombine, dtype(first), first[1], group.ranks[0], dtype(told), told[1], rank);
     any_gradient |= told[3] != 0;
   }
   return any_gradient;

@@ -3,6 +3,7 @@
 #include "placements/placement_list.h"
 #include "placements/tiling.h"
 #include "runtime/tensor/spec.h"
+#include "text/check.h"
 
 #include <fmt/ranges.h>
 
@@ -21,10 +22,9 @@ class Finder {
   Finder(const std::vector<RankPieces>& pieces, std::shared_ptr<const RankGrid> grid,
          const std::vector<Placement>& placements)
       : pieces_(pieces), grid_(std::move(grid)), placements_(placements) {
-    TORCH_CHECK_VALUE(
-        placements.size() == grid_->shape.size(),
-        fmt::format("[from_local] {} placements {} for a mesh of {} dims: there is one per mesh dim. Give {}.",
-                    placements.size(), to_string(placements), grid_->shape.size(), grid_->shape.size()));
+    SW_CHECK_VALUE(placements.size() == grid_->shape.size(),
+                   "[from_local] {} placements {} for a mesh of {} dims: there is one per mesh dim. Give {}.",
+                   placements.size(), to_string(placements), grid_->shape.size(), grid_->shape.size());
   }
 
   InferredLayout run(c10::DeviceType device_type) {
@@ -49,15 +49,13 @@ class Finder {
   void check_options(c10::DeviceType device_type) const {
     const RankPieces& first = pieces_[0];
     for (const RankPieces& each : pieces_) {
-      TORCH_CHECK_VALUE(each.shape == first.shape && each.stride == first.stride,
-                        fmt::format("[from_local] rank {} gives shape= {} and stride= {}, but rank {} gives {} and {}. "
-                                    "Give shape and stride of the whole tensor on every rank.",
-                                    first.rank, list(first.shape), list(first.stride), each.rank, list(each.shape),
-                                    list(each.stride)));
-      TORCH_CHECK_VALUE(
-          each.boxes.empty() || each.device_type == device_type,
-          fmt::format("[from_local] rank {} gives pieces on {}, the mesh is on {}. Move one of them.", each.rank,
-                      c10::DeviceTypeName(each.device_type, true), c10::DeviceTypeName(device_type, true)));
+      SW_CHECK_VALUE(each.shape == first.shape && each.stride == first.stride,
+                     "[from_local] rank {} gives shape= {} and stride= {}, but rank {} gives {} and {}. Give shape and "
+                     "stride of the whole tensor on every rank.",
+                     first.rank, list(first.shape), list(first.stride), each.rank, list(each.shape), list(each.stride));
+      SW_CHECK_VALUE(each.boxes.empty() || each.device_type == device_type,
+                     "[from_local] rank {} gives pieces on {}, the mesh is on {}. Move one of them.", each.rank,
+                     c10::DeviceTypeName(each.device_type, true), c10::DeviceTypeName(device_type, true));
     }
   }
 
@@ -67,11 +65,9 @@ class Finder {
     const bool any = leader != pieces_.end();
     if (!any) leader = pieces_.begin();
     for (const RankPieces& each : pieces_)
-      TORCH_CHECK_VALUE(
-          each.dtype == leader->dtype || (any && each.boxes.empty()),
-          fmt::format(
-              "[from_local] rank {} gives {} pieces, rank {} {}: one tensor has one dtype. Convert one of them.",
-              leader->rank, c10::toString(leader->dtype), each.rank, c10::toString(each.dtype)));
+      SW_CHECK_VALUE(each.dtype == leader->dtype || (any && each.boxes.empty()),
+                     "[from_local] rank {} gives {} pieces, rank {} {}: one tensor has one dtype. Convert one of them.",
+                     leader->rank, c10::toString(leader->dtype), each.rank, c10::toString(each.dtype));
     return leader->dtype;
   }
 
@@ -82,11 +78,10 @@ class Finder {
       extend_over_pieces();
     for (const RankPieces& each : pieces_)
       for (const Box& box : each.boxes)
-        TORCH_CHECK_VALUE(
-            box.sizes.size() == shape_.size(),
-            fmt::format("[from_local] the piece {} of rank {} has {} dims, the tensor of shape [{}] has {}. Give "
-                        "pieces of one tensor.",
-                        to_string(box), each.rank, box.sizes.size(), fmt::join(shape_, ", "), shape_.size()));
+        SW_CHECK_VALUE(box.sizes.size() == shape_.size(),
+                       "[from_local] the piece {} of rank {} has {} dims, the tensor of shape [{}] has {}. Give pieces "
+                       "of one tensor.",
+                       to_string(box), each.rank, box.sizes.size(), fmt::join(shape_, ", "), shape_.size());
   }
 
   void extend_over_pieces() {
@@ -103,20 +98,19 @@ class Finder {
   void check_inside() const {
     for (const RankPieces& each : pieces_)
       for (const Box& box : each.boxes)
-        TORCH_CHECK_VALUE(Box::whole(shape_).contains(box),
-                          fmt::format("[from_local] the piece {} of rank {} reaches outside the tensor of shape [{}]. "
-                                      "Correct its offsets (a piece of whole rows begins at column 0), or shape=.",
-                                      to_string(box), each.rank, fmt::join(shape_, ", ")));
+        SW_CHECK_VALUE(Box::whole(shape_).contains(box),
+                       "[from_local] the piece {} of rank {} reaches outside the tensor of shape [{}]. Correct its "
+                       "offsets (a piece of whole rows begins at column 0), or shape=.",
+                       to_string(box), each.rank, fmt::join(shape_, ", "));
   }
 
   void check_replicas() const {
     for (size_t place = 0; place < pieces_.size(); ++place) {
       const RankPieces &each = pieces_[place], &first = pieces_[first_replica(place)];
-      TORCH_CHECK_VALUE(
-          each.boxes == first.boxes,
-          fmt::format("[from_local] rank {} gives {}, rank {} gives {}, but {} makes them replicas. Give Shard(dim) "
-                      "where ranks hold different pieces.",
-                      first.rank, list_of(first.boxes), each.rank, list_of(each.boxes), to_string(placements_)));
+      SW_CHECK_VALUE(each.boxes == first.boxes,
+                     "[from_local] rank {} gives {}, rank {} gives {}, but {} makes them replicas. Give Shard(dim) "
+                     "where ranks hold different pieces.",
+                     first.rank, list_of(first.boxes), each.rank, list_of(each.boxes), to_string(placements_));
     }
   }
 
@@ -132,16 +126,17 @@ class Finder {
     }
     if (const auto overlap = find_overlap(boxes)) {
       const auto [a, b] = *overlap;
-      TORCH_CHECK_VALUE(
-          false, fmt::format("[from_local] the pieces {} of rank {} and {} of rank {} overlap in {}: each element has "
-                             "one owner. Make the pieces disjoint, or give Replicate() where ranks hold copies.",
-                             to_string(boxes[a]), ranks[a], to_string(boxes[b]), ranks[b],
-                             to_string(intersect(boxes[a], boxes[b]))));
+      SW_CHECK_VALUE(false,
+                     "[from_local] the pieces {} of rank {} and {} of rank {} overlap in {}: each element has one "
+                     "owner. Make the pieces disjoint, or give Replicate() where ranks hold copies.",
+                     to_string(boxes[a]), ranks[a], to_string(boxes[b]), ranks[b],
+                     to_string(intersect(boxes[a], boxes[b])));
     }
     if (const auto hole = find_hole(Box::whole(shape_), boxes))
-      TORCH_CHECK_VALUE(false, fmt::format("[from_local] the pieces leave a hole: {} of the tensor of shape [{}] "
-                                           "belongs to no rank. Add the missing pieces, or correct shape=.",
-                                           to_string(*hole), fmt::join(shape_, ", ")));
+      SW_CHECK_VALUE(false,
+                     "[from_local] the pieces leave a hole: {} of the tensor of shape [{}] belongs to no rank. Add the "
+                     "missing pieces, or correct shape=.",
+                     to_string(*hole), fmt::join(shape_, ", "));
   }
 
   Layout inferred_layout() const {
@@ -154,11 +149,11 @@ class Finder {
     const bool has_sizes = std::ranges::any_of(
         placements_, [](const Placement& each) { return each.divides() && !each.places_boxes() && !each.is_chunk(); });
     const bool is_copied = std::ranges::none_of(placements_, &Placement::divides) && grid_->size() > 1;
-    TORCH_CHECK_VALUE(is_flat && !has_sizes && !is_copied,
-                      fmt::format("[from_local] the pieces do not match {} of shape [{}] on {}: {}. Give each rank its "
-                                  "one piece under these placements, or use a 1-D mesh and {}.",
-                                  to_string(placements_), fmt::join(shape_, ", "), to_string(*grid_), per_rank(),
-                                  has_sizes ? "Shard(dim) without sizes" : "Shard(dim)"));
+    SW_CHECK_VALUE(is_flat && !has_sizes && !is_copied,
+                   "[from_local] the pieces do not match {} of shape [{}] on {}: {}. Give each rank its one piece "
+                   "under these placements, or use a 1-D mesh and {}.",
+                   to_string(placements_), fmt::join(shape_, ", "), to_string(*grid_), per_rank(),
+                   has_sizes ? "Shard(dim) without sizes" : "Shard(dim)");
     return {shape_, grid_, {enumerated()}};
   }
 
@@ -178,11 +173,10 @@ class Finder {
 
   Layout named_pieces() const {
     Layout layout(shape_, grid_, placements_);
-    TORCH_CHECK_VALUE(
+    SW_CHECK_VALUE(
         describes(layout),
-        fmt::format(
-            "[from_local] the ranks' pieces do not match {}: {}. Give Shard(0), which accepts the pieces as they are.",
-            to_string(placements_), per_rank()));
+        "[from_local] the ranks' pieces do not match {}: {}. Give Shard(0), which accepts the pieces as they are.",
+        to_string(placements_), per_rank());
     return layout;
   }
 

@@ -1,4 +1,5 @@
 // wrappers/local_shards_convert.cpp: from a wrapper to a distributed tensor and back.
+#include "text/check.h"
 #include "wrappers/infer_layout.h"
 #include "wrappers/local_shards_wrapper.h"
 
@@ -143,13 +144,12 @@ SpecPtr given_spec(const at::Tensor& wrapper, const MeshPtr& mesh, const Placeme
 void check_pieces_here(const at::Tensor& wrapper, const Spec& spec) {
   if (!spec.is_member()) return;
   const std::vector<Box> given = pieces_here(wrapper, *spec.mesh(), {}).boxes;
-  TORCH_CHECK_VALUE(
+  SW_CHECK_VALUE(
       c10::ArrayRef<Box>(given) == spec.boxes() || (given.empty() && std::ranges::all_of(spec.boxes(), &Box::empty)),
-      fmt::format(
-          "[from_local] rank {} gives {}, but {} of shape [{}] places {} there. Correct the pieces' offsets, or "
-          "the placements.",
-          spec.mesh()->rank(), list_of(given), to_string(spec.placements()), fmt::join(spec.sizes(), ", "),
-          list_of(spec.boxes())));
+      "[from_local] rank {} gives {}, but {} of shape [{}] places {} there. Correct the pieces' offsets, or the "
+      "placements.",
+      spec.mesh()->rank(), list_of(given), to_string(spec.placements()), fmt::join(spec.sizes(), ", "),
+      list_of(spec.boxes()));
   const Shards pieces = pieces_of(wrapper, spec);
   check_pieces({pieces.begin(), pieces.end()}, spec);
 }
@@ -163,10 +163,10 @@ SpecPtr inferred_spec(const std::vector<RankPieces>& all, const MeshPtr& mesh, c
 
 SpecPtr spec_here(const at::Tensor& wrapper, const MeshPtr& mesh, const Placements& placements,
                   const FromLocalOptions& options) {
-  TORCH_CHECK_VALUE(mesh->is_member() || options.shape,
-                    fmt::format("[from_local] rank {} is outside the mesh {} and cannot know the tensor's shape. Give "
-                                "shape= (and stride=).",
-                                mesh->rank(), to_string(*mesh)));
+  SW_CHECK_VALUE(
+      mesh->is_member() || options.shape,
+      "[from_local] rank {} is outside the mesh {} and cannot know the tensor's shape. Give shape= (and stride=).",
+      mesh->rank(), to_string(*mesh));
   if (SpecPtr given = given_spec(wrapper, mesh, placements, options)) {
     check_pieces_here(wrapper, *given);
     return given;

@@ -6,6 +6,7 @@
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/dtensor_impl.h"
 #include "runtime/tensor/registrations.h"
+#include "text/check.h"
 #include "wrappers/piece_run.h"
 
 #include <ATen/ops/equal.h>
@@ -76,11 +77,11 @@ bool is_pinned(const at::Tensor& wrapper, std::optional<c10::Device> /*device*/)
 }
 
 [[noreturn]] void refuse(const std::string& op) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
+  SW_CHECK_NOT_IMPLEMENTED(
       false,
-      fmt::format("[{}] needs more than one piece at a time, or has no rule that runs it by piece. Work on the pieces, "
-                  "wrapper.local_shards(), or convert the wrapper with DTensor.from_local(wrapper, mesh, placements).",
-                  op));
+      "[{}] needs more than one piece at a time, or has no rule that runs it by piece. Work on the pieces, "
+      "wrapper.local_shards(), or convert the wrapper with DTensor.from_local(wrapper, mesh, placements).",
+      op);
 }
 
 class PieceKernel final : public c10::OperatorKernel {
@@ -100,13 +101,14 @@ class PieceKernel final : public c10::OperatorKernel {
   /// Throws ValueErrors, not TypeErrors: in arithmetic torch takes a TypeError for "try the other operand" and loses its text.
   void check_operands(c10::ArrayRef<c10::IValue> args, Manner manner) const {
     for_each_tensor(args, [&](const at::Tensor& tensor, bool in_list) {
-      TORCH_CHECK_VALUE(!is_dtensor(tensor), fmt::format("[{}] got a DTensor next to a LocalShardsWrapper. Convert the "
-                                                         "wrapper with DTensor.from_local(wrapper, mesh, placements).",
-                                                         info_.name));
-      TORCH_CHECK_VALUE(is_local_shards(tensor) || tensor.dim() == 0 || (in_list && manner == Manner::kLists),
-                        fmt::format("[{}] got a torch.Tensor of shape [{}] next to a LocalShardsWrapper. Use a wrapper "
-                                    "with the same offsets, a number, or a 0-dim tensor.",
-                                    info_.name, fmt::join(tensor.sizes(), ", ")));
+      SW_CHECK_VALUE(!is_dtensor(tensor),
+                     "[{}] got a DTensor next to a LocalShardsWrapper. Convert the wrapper with "
+                     "DTensor.from_local(wrapper, mesh, placements).",
+                     info_.name);
+      SW_CHECK_VALUE(is_local_shards(tensor) || tensor.dim() == 0 || (in_list && manner == Manner::kLists),
+                     "[{}] got a torch.Tensor of shape [{}] next to a LocalShardsWrapper. Use a wrapper with the same "
+                     "offsets, a number, or a 0-dim tensor.",
+                     info_.name, fmt::join(tensor.sizes(), ", "));
     });
   }
 

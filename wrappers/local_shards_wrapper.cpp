@@ -1,6 +1,7 @@
 #include "wrappers/local_shards_wrapper.h"
 
 #include "placements/tiling.h"
+#include "text/check.h"
 
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -22,43 +23,41 @@ std::vector<Box> boxes_of(const std::vector<at::Tensor>& shards, const std::vect
 std::string in_brackets(c10::IntArrayRef numbers) { return fmt::format("[{}]", fmt::join(numbers, ", ")); }
 
 void check_shard(const at::Tensor& shard, const Dims& offsets, size_t i, const at::Tensor& first) {
-  TORCH_CHECK_TYPE(
-      shard.defined() && !is_dtensor(shard) && !is_local_shards(shard),
-      fmt::format("[LocalShardsWrapper] local_shards[{}] is no plain torch.Tensor. Give this rank's own pieces.", i));
-  TORCH_CHECK_VALUE(
+  SW_CHECK_TYPE(shard.defined() && !is_dtensor(shard) && !is_local_shards(shard),
+                "[LocalShardsWrapper] local_shards[{}] is no plain torch.Tensor. Give this rank's own pieces.", i);
+  SW_CHECK_VALUE(
       shard.dim() > 0,
-      fmt::format(
-          "[LocalShardsWrapper] local_shards[{}] has no dims, so nothing to shard. Give pieces of at least 1 dim.", i));
-  TORCH_CHECK_VALUE(
+      "[LocalShardsWrapper] local_shards[{}] has no dims, so nothing to shard. Give pieces of at least 1 dim.", i);
+  SW_CHECK_VALUE(
       static_cast<int64_t>(offsets.size()) == shard.dim(),
-      fmt::format(
-          "[LocalShardsWrapper] offsets[{}] {} has {} entries, the piece of shape {} has {} dims. Give one per dim.", i,
-          in_brackets(offsets), offsets.size(), in_brackets(shard.sizes()), shard.dim()));
+      "[LocalShardsWrapper] offsets[{}] {} has {} entries, the piece of shape {} has {} dims. Give one per dim.", i,
+      in_brackets(offsets), offsets.size(), in_brackets(shard.sizes()), shard.dim());
   for (int64_t offset : offsets)
-    TORCH_CHECK_VALUE(offset >= 0, fmt::format("[LocalShardsWrapper] offsets[{}] {} hold a negative number: they count "
-                                               "from the table's first element. Use numbers of at least 0.",
-                                               i, in_brackets(offsets)));
-  TORCH_CHECK_VALUE(
+    SW_CHECK_VALUE(offset >= 0,
+                   "[LocalShardsWrapper] offsets[{}] {} hold a negative number: they count from the table's first "
+                   "element. Use numbers of at least 0.",
+                   i, in_brackets(offsets));
+  SW_CHECK_VALUE(
       shard.dim() == first.dim() && shard.scalar_type() == first.scalar_type() && shard.device() == first.device(),
-      fmt::format("[LocalShardsWrapper] local_shards[{}] is {} of shape {} on {}, local_shards[0] {} of shape {} on "
-                  "{}: they are pieces of one table. Use one dtype, device and number of dims.",
-                  i, c10::toString(shard.scalar_type()), in_brackets(shard.sizes()), shard.device().str(),
-                  c10::toString(first.scalar_type()), in_brackets(first.sizes()), first.device().str()));
+      "[LocalShardsWrapper] local_shards[{}] is {} of shape {} on {}, local_shards[0] {} of shape {} on {}: they are "
+      "pieces of one table. Use one dtype, device and number of dims.",
+      i, c10::toString(shard.scalar_type()), in_brackets(shard.sizes()), shard.device().str(),
+      c10::toString(first.scalar_type()), in_brackets(first.sizes()), first.device().str());
 }
 
 void check_shards(const std::vector<at::Tensor>& shards, const std::vector<Dims>& offsets) {
-  TORCH_CHECK_VALUE(shards.size() == offsets.size(),
-                    fmt::format("[LocalShardsWrapper] got {} local_shards and {} offsets: there is one of each per "
-                                "piece. Give lists of one length.",
-                                shards.size(), offsets.size()));
+  SW_CHECK_VALUE(shards.size() == offsets.size(),
+                 "[LocalShardsWrapper] got {} local_shards and {} offsets: there is one of each per piece. Give lists "
+                 "of one length.",
+                 shards.size(), offsets.size());
   for (size_t i = 0; i < shards.size(); ++i) check_shard(shards[i], offsets[i], i, shards[0]);
   const std::vector<Box> boxes = boxes_of(shards, offsets);
   if (const auto overlap = find_overlap(boxes))
-    TORCH_CHECK_VALUE(false, fmt::format("[LocalShardsWrapper] local_shards[{}] {} and local_shards[{}] {} overlap in "
-                                         "{}: each element belongs to one piece. Make them disjoint.",
-                                         overlap->first, to_string(boxes[overlap->first]), overlap->second,
-                                         to_string(boxes[overlap->second]),
-                                         to_string(intersect(boxes[overlap->first], boxes[overlap->second]))));
+    SW_CHECK_VALUE(false,
+                   "[LocalShardsWrapper] local_shards[{}] {} and local_shards[{}] {} overlap in {}: each element "
+                   "belongs to one piece. Make them disjoint.",
+                   overlap->first, to_string(boxes[overlap->first]), overlap->second, to_string(boxes[overlap->second]),
+                   to_string(intersect(boxes[overlap->first], boxes[overlap->second])));
 }
 
 at::Tensor wrap_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets, const at::TensorOptions& options,

@@ -1,5 +1,6 @@
 #include "wrappers/mp_moves.h"
 
+#include "text/check.h"
 #include "wrappers/plain_parts.h"
 
 #include <ATen/WrapDimUtils.h>
@@ -21,16 +22,16 @@ struct Move {
       : op(op), input(input), mesh(axis.mesh), mesh_dim(axis.mesh_dim) {
     if (is_dtensor(input)) {
       const MeshPtr& own = spec_of(input)->mesh();
-      TORCH_CHECK_VALUE(!mesh || mesh->with_memory() == own->with_memory(),
-                        fmt::format("[{}] the DTensor lives on the mesh {}, not on {}. Leave mesh "
-                                    "out, or redistribute(mesh, ...) it first.",
-                                    op, to_string(*own), to_string(*mesh)));
+      SW_CHECK_VALUE(
+          !mesh || mesh->with_memory() == own->with_memory(),
+          "[{}] the DTensor lives on the mesh {}, not on {}. Leave mesh out, or redistribute(mesh, ...) it first.", op,
+          to_string(*own), to_string(*mesh));
       mesh = own;
     }
     if (!mesh) mesh = world_mesh(input.device().type());
-    TORCH_CHECK_INDEX(mesh_dim >= -mesh->ndim() && mesh_dim < mesh->ndim(),
-                      fmt::format("[{}] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).", op,
-                                  mesh_dim, to_string(*mesh), -mesh->ndim(), mesh->ndim()));
+    SW_CHECK_INDEX(mesh_dim >= -mesh->ndim() && mesh_dim < mesh->ndim(),
+                   "[{}] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).", op, mesh_dim,
+                   to_string(*mesh), -mesh->ndim(), mesh->ndim());
     if (mesh_dim < 0) mesh_dim += mesh->ndim();
     if (is_plain()) mesh = mesh->line(std::exchange(mesh_dim, 0));
   }
@@ -39,18 +40,17 @@ struct Move {
   const Placement& placement() const { return spec_of(input)->placements()[mesh_dim]; }
 
   int64_t wrapped(int64_t dim) const {
-    TORCH_CHECK_INDEX(dim >= -input.dim() && dim < input.dim(),
-                      fmt::format("[{}] dim {} does not exist: the tensor is of shape [{}]. Use a dim in [{}, {}).", op,
-                                  dim, fmt::join(input.sizes(), ", "), -input.dim(), input.dim()));
+    SW_CHECK_INDEX(dim >= -input.dim() && dim < input.dim(),
+                   "[{}] dim {} does not exist: the tensor is of shape [{}]. Use a dim in [{}, {}).", op, dim,
+                   fmt::join(input.sizes(), ", "), -input.dim(), input.dim());
     return dim < 0 ? dim + input.dim() : dim;
   }
 
   /// Throws if the move does not start from the DTensor's placement.
   void check_start(bool is_right, const char* wanted) const {
-    TORCH_CHECK_VALUE(
-        is_right,
-        fmt::format("[{}] on mesh dim {} the tensor is {}, but must be {}. Use redistribute() for other moves.", op,
-                    mesh_dim, to_string(placement()), wanted));
+    SW_CHECK_VALUE(is_right,
+                   "[{}] on mesh dim {} the tensor is {}, but must be {}. Use redistribute() for other moves.", op,
+                   mesh_dim, to_string(placement()), wanted);
   }
 
   at::Tensor moved_to(const Placement& to) const { return placed_on(input, mesh_dim, to); }
@@ -68,10 +68,10 @@ at::Tensor mp_copy(const at::Tensor& input, const MeshAxis& axis, Reduce reduce)
   const Placement copy = Placement::replicate();
   if (move.is_plain()) return to_local(move.given_as(copy, copy), Placements{Placement::partial(reduce)});
   move.check_start(move.placement().is_whole(), "Replicate()");
-  TORCH_CHECK_VALUE(reduce == Reduce::kSum,
-                    fmt::format("[mp_copy] reduce_op \"{}\" cannot be set for a DTensor: the placements of its "
-                                "gradient define the reduction. Leave it out.",
-                                to_string(reduce)));
+  SW_CHECK_VALUE(reduce == Reduce::kSum,
+                 "[mp_copy] reduce_op \"{}\" cannot be set for a DTensor: the placements of its gradient define the "
+                 "reduction. Leave it out.",
+                 to_string(reduce));
   // Converts to pieces and back, so that the backward redistributes the gradient to the layout of the pieces, which reduces sums.
   return from_pieces(to_pieces(input), spec_of(input));
 }

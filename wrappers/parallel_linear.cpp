@@ -1,4 +1,5 @@
 // wrappers/parallel_linear.cpp: linear layers whose weight is sharded along its output or its input dim.
+#include "text/check.h"
 #include "wrappers/parallel_layers.h"
 #include "wrappers/plain_parts.h"
 
@@ -76,10 +77,9 @@ at::Tensor rows_by_pieces(const at::Tensor& input, const at::Tensor& weight) {
 
 void check_linear(const char* op, const at::Tensor& input, const at::Tensor& weight, int64_t mesh_dim, int64_t width) {
   check_mesh(op, input, weight, mesh_dim);
-  TORCH_CHECK_VALUE(
-      weight.dim() == 2 && input.dim() > 0 && (width < 0 || input.size(-1) == width),
-      fmt::format("[{}] an input of shape [{}] does not go with a weight of shape [{}]. Give [..., in] and [out, in].",
-                  op, fmt::join(input.sizes(), ", "), fmt::join(weight.sizes(), ", ")));
+  SW_CHECK_VALUE(weight.dim() == 2 && input.dim() > 0 && (width < 0 || input.size(-1) == width),
+                 "[{}] an input of shape [{}] does not go with a weight of shape [{}]. Give [..., in] and [out, in].",
+                 op, fmt::join(input.sizes(), ", "), fmt::join(weight.sizes(), ", "));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // wrappers/parallel_lookup.cpp: lookups in tables sharded by rows or columns, and losses of logits sharded by classes.
 #include "ops/embedding/lookup_options.h"
+#include "text/check.h"
 #include "wrappers/parallel_layers.h"
 #include "wrappers/plain_parts.h"
 
@@ -18,11 +19,10 @@ at::Tensor parallel_embedding(const at::Tensor& ids, const at::Tensor& weight, c
   int64_t padding_idx = call.padding_idx.value_or(-1);
   if (call.padding_idx) {
     const int64_t n_rows = weight.size(0);
-    TORCH_CHECK_VALUE(
+    SW_CHECK_VALUE(
         padding_idx >= -n_rows && padding_idx < n_rows,
-        fmt::format("[parallel_embedding] padding_idx {} is no row of the table: it has {} rows. Use one in "
-                    "[{}, {}), or none.",
-                    padding_idx, n_rows, -n_rows, n_rows));
+        "[parallel_embedding] padding_idx {} is no row of the table: it has {} rows. Use one in [{}, {}), or none.",
+        padding_idx, n_rows, -n_rows, n_rows);
     if (padding_idx < 0) padding_idx += n_rows;
   }
   if (call.max_norm) {
@@ -43,8 +43,7 @@ at::Tensor parallel_embedding(const at::Tensor& ids, const at::Tensor& weight, c
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& target,
                                         const CrossEntropyCall& call) {
   constexpr const char* kOp = "vocab_parallel_cross_entropy";
-  TORCH_CHECK_VALUE(logits.dim() > 0,
-                    fmt::format("[{}] the logits are 0-dim. Give [classes] or [n, classes, ...].", kOp));
+  SW_CHECK_VALUE(logits.dim() > 0, "[{}] the logits are 0-dim. Give [classes] or [n, classes, ...].", kOp);
   const auto loss_of = [&](const at::Tensor& all, const at::Tensor& wanted) {
     return at::cross_entropy_loss(all, wanted, {}, call.reduction, call.ignore_index, call.label_smoothing);
   };

@@ -2,6 +2,7 @@
 
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/spec.h"
+#include "text/check.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
@@ -16,10 +17,10 @@ std::string list(c10::ArrayRef<Dims> offsets) {
 }
 
 void check_same_offsets(const OpInfo& op, const LocalShardsImpl& a, const LocalShardsImpl& b) {
-  TORCH_CHECK_VALUE(a.offsets() == b.offsets(),
-                    fmt::format("[{}] the wrappers' pieces have different offsets: {} and {}. Give both the same "
-                                "offsets, or convert them with DTensor.from_local and redistribute one.",
-                                op.name, list(a.offsets()), list(b.offsets())));
+  SW_CHECK_VALUE(a.offsets() == b.offsets(),
+                 "[{}] the wrappers' pieces have different offsets: {} and {}. Give both the same offsets, or convert "
+                 "them with DTensor.from_local and redistribute one.",
+                 op.name, list(a.offsets()), list(b.offsets()));
 }
 
 at::Tensor wrap_like(const LocalShardsImpl& like, std::vector<at::Tensor> shards, at::TensorOptions options) {
@@ -61,10 +62,10 @@ class PieceRun {
     if (!position || !arg(*position).isIntList()) return;
     sizes_arg_ = position;
     const auto wanted = arg(*position).toIntVector();
-    TORCH_CHECK_VALUE(wanted == leader().sizes(),
-                      fmt::format("[{}] size [{}] is not the wrapper's [{}]: only the offsets of its own pieces are "
-                                  "known. Work on local_shards(), or convert the wrapper with DTensor.from_local.",
-                                  op_.name, fmt::join(wanted, ", "), fmt::join(leader().sizes(), ", ")));
+    SW_CHECK_VALUE(wanted == leader().sizes(),
+                   "[{}] size [{}] is not the wrapper's [{}]: only the offsets of its own pieces are known. Work on "
+                   "local_shards(), or convert the wrapper with DTensor.from_local.",
+                   op_.name, fmt::join(wanted, ", "), fmt::join(leader().sizes(), ", "));
   }
 
   void run_piece(size_t piece) {
@@ -138,10 +139,10 @@ class PieceListRun {
     c10::List<at::Tensor> pieces;
     for (size_t j = 0; j < tensors.size(); ++j) {
       const auto *leader = maybe_local_shards(elements_[j]), *wrapper = maybe_local_shards(tensors[j]);
-      TORCH_CHECK_VALUE(!wrapper == !leader || (!wrapper && tensors[j].dim() == 0),
-                        fmt::format("[{}] element {} is a LocalShardsWrapper in one list and a plain tensor with dims "
-                                    "in another. Give wrappers of the same offsets, or 0-dim tensors.",
-                                    op_.name, j));
+      SW_CHECK_VALUE(!wrapper == !leader || (!wrapper && tensors[j].dim() == 0),
+                     "[{}] element {} is a LocalShardsWrapper in one list and a plain tensor with dims in another. "
+                     "Give wrappers of the same offsets, or 0-dim tensors.",
+                     op_.name, j);
       if (wrapper) check_same_offsets(op_, *leader, *wrapper);
       for (size_t piece = 0; piece < n_pieces_[j]; ++piece)
         pieces.push_back(wrapper ? wrapper->shards()[piece] : tensors[j]);

@@ -1,6 +1,7 @@
 #include "wrappers/rank_pieces.h"
 
 #include "runtime/comm/agreement.h"
+#include "text/check.h"
 
 #include <fmt/ranges.h>
 
@@ -73,10 +74,10 @@ void publish(const DeviceMesh& mesh, const std::string& topic, const std::vector
 
 std::vector<Facts> read_published(const DeviceMesh& mesh, const std::string& topic) {
   const auto store = store_of(mesh);
-  TORCH_CHECK_VALUE(
-      store, fmt::format("[from_local] rank {} is outside the mesh {} and cannot read its members' pieces: the program "
-                         "has no store. Give exact placements: Shard(dim, sizes=[...]) or EnumerableShard.",
-                         mesh.rank(), to_string(mesh)));
+  SW_CHECK_VALUE(store,
+                 "[from_local] rank {} is outside the mesh {} and cannot read its members' pieces: the program has no "
+                 "store. Give exact placements: Shard(dim, sizes=[...]) or EnumerableShard.",
+                 mesh.rank(), to_string(mesh));
   const std::string key = key_of_call(mesh, topic), n_readers = key + "/readers";
   const std::vector<uint8_t> bytes = store->get(key);
   if (store->add(n_readers, 1) == mesh.world()->size() - mesh.size()) {

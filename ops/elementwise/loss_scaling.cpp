@@ -6,6 +6,7 @@
 #include "placements/placement_list.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/tensor/below_autograd.h"
+#include "text/check.h"
 
 #include <ATen/Dispatch_v2.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
@@ -15,7 +16,6 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
@@ -37,9 +37,9 @@ class Gradients {
  public:
   explicit Gradients(at::TensorList grads) : grads_(grads) {
     for (size_t i = 0; i < grads.size(); ++i) {
-      TORCH_CHECK(at::isFloatingType(grads[i].scalar_type()),
-                  fmt::format("[{}] gradient {} is of dtype {}, which is not floating point.", kOp, i,
-                              c10::toString(grads[i].scalar_type())));
+      SW_CHECK(at::isFloatingType(grads[i].scalar_type()),
+               "[{}] gradient {} is of dtype {}, which is not floating point.", kOp, i,
+               c10::toString(grads[i].scalar_type()));
       if (const auto* impl = maybe_dtensor(grads[i]))
         add(i, *impl);
       else
@@ -110,13 +110,14 @@ class Gradients {
 
   void add(size_t i, DTensorImpl const& impl) {
     const Spec& spec = *impl.spec();
-    TORCH_CHECK_VALUE(!impl.view_link(), fmt::format("[{}] gradient {} is a view whose values were moved from other "
-                                                     "ranks, and cannot be written to in a list. Give a clone() of it.",
-                                                     kOp, i));
-    TORCH_CHECK_VALUE(are_linear(spec.placements()),
-                      fmt::format("[{}] gradient {} is laid out as {}, which cannot be scaled term by term. "
-                                  "Redistribute it to Shard or Replicate first.",
-                                  kOp, i, to_string(spec.placements())));
+    SW_CHECK_VALUE(!impl.view_link(),
+                   "[{}] gradient {} is a view whose values were moved from other ranks, and cannot be written to in a "
+                   "list. Give a clone() of it.",
+                   kOp, i);
+    SW_CHECK_VALUE(are_linear(spec.placements()),
+                   "[{}] gradient {} is laid out as {}, which cannot be scaled term by term. Redistribute it to Shard "
+                   "or Replicate first.",
+                   kOp, i, to_string(spec.placements()));
     if (std::ranges::find(meshes_, spec.mesh()) == meshes_.end()) meshes_.push_back(spec.mesh());
     differ_ |= !spec.layout().is_replicated();
     if (spec.layout().has_terms()) {
@@ -142,13 +143,13 @@ class Gradients {
 /// their dtype. Only then is the sum computed.
 /// Cost: an all-reduce of two numbers, none if all gradients are replicas; in that rare case a reduction of each Partial gradient.
 void check_and_unscale(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& inv_scale) {
-  TORCH_CHECK_VALUE(!is_dtensor(found_inf) && !is_dtensor(inv_scale),
-                    fmt::format("[{}] found_inf and inv_scale must be plain tensors, as GradScaler makes them. Give "
-                                "to_local() of a replicated DTensor.",
-                                kOp));
-  TORCH_CHECK(found_inf.numel() == 1 && inv_scale.numel() == 1,
-              fmt::format("[{}] found_inf and inv_scale must have one element each, not {} and {}.", kOp,
-                          found_inf.numel(), inv_scale.numel()));
+  SW_CHECK_VALUE(!is_dtensor(found_inf) && !is_dtensor(inv_scale),
+                 "[{}] found_inf and inv_scale must be plain tensors, as GradScaler makes them. Give to_local() of a "
+                 "replicated DTensor.",
+                 kOp);
+  SW_CHECK(found_inf.numel() == 1 && inv_scale.numel() == 1,
+           "[{}] found_inf and inv_scale must have one element each, not {} and {}.", kOp, found_inf.numel(),
+           inv_scale.numel());
   const BelowAutograd guard;
   const Gradients gradients(grads);
   const at::Tensor reach = gradients.reach(inv_scale);

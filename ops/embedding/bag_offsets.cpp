@@ -5,8 +5,7 @@
 #include "runtime/api/equal_values.h"
 #include "runtime/comm/order_check.h"
 #include "runtime/comm/tracing.h"
-
-#include <fmt/format.h>
+#include "text/check.h"
 
 #include <algorithm>
 
@@ -18,13 +17,12 @@ void check_numbers(const char* op, const at::Tensor& offsets, int64_t n_ids) {
   const auto* first = offsets.const_data_ptr<int64_t>();
   const auto* end = first + offsets.numel();
   if (first == end) return;
-  TORCH_CHECK_VALUE(*first == 0, fmt::format("[{}] offsets begin with {}. Bag 0 begins at 0.", op, *first));
+  SW_CHECK_VALUE(*first == 0, "[{}] offsets begin with {}. Bag 0 begins at 0.", op, *first);
   const auto* fall = std::is_sorted_until(first, end);
-  TORCH_CHECK_VALUE(fall == end, fmt::format("[{}] offsets fall from {} to {} at {}. Give them in ascending order.", op,
-                                             fall == end ? 0 : fall[-1], fall == end ? 0 : *fall, fall - first));
-  TORCH_CHECK_VALUE(end[-1] <= n_ids,
-                    fmt::format("[{}] the last offset is {}, but there are {} ids. Use offsets in [0, {}].", op,
-                                end[-1], n_ids, n_ids));
+  SW_CHECK_VALUE(fall == end, "[{}] offsets fall from {} to {} at {}. Give them in ascending order.", op,
+                 fall == end ? 0 : fall[-1], fall == end ? 0 : *fall, fall - first);
+  SW_CHECK_VALUE(end[-1] <= n_ids, "[{}] the last offset is {}, but there are {} ids. Use offsets in [0, {}].", op,
+                 end[-1], n_ids, n_ids);
 }
 
 /// True if `offsets` are 0, k, 2k, ...: `n` bags of k ids each that together hold all `n_ids` ids. An entry after the last bag is checked too.
@@ -43,12 +41,12 @@ at::Tensor on_host(const at::Tensor& offsets) { return offsets.to(at::kCPU, at::
 
 BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool include_last, int64_t n_ids,
                             const MeshPtr& mesh) {
-  TORCH_CHECK_VALUE(offsets.dim() == 1, fmt::format("[{}] offsets of shape [{}] have {} dims. Give [bags].", op,
-                                                    fmt::join(offsets.sizes(), ", "), offsets.dim()));
-  TORCH_CHECK_TYPE(offsets.scalar_type() == at::kLong || offsets.scalar_type() == at::kInt,
-                   fmt::format("[{}] offsets are {}. Use int64 or int32.", op, c10::toString(offsets.scalar_type())));
-  TORCH_CHECK_VALUE(!include_last || offsets.numel() > 0,
-                    fmt::format("[{}] include_last_offset=True, but there are no offsets. Give at least one.", op));
+  SW_CHECK_VALUE(offsets.dim() == 1, "[{}] offsets of shape [{}] have {} dims. Give [bags].", op,
+                 fmt::join(offsets.sizes(), ", "), offsets.dim());
+  SW_CHECK_TYPE(offsets.scalar_type() == at::kLong || offsets.scalar_type() == at::kInt,
+                "[{}] offsets are {}. Use int64 or int32.", op, c10::toString(offsets.scalar_type()));
+  SW_CHECK_VALUE(!include_last || offsets.numel() > 0,
+                 "[{}] include_last_offset=True, but there are no offsets. Give at least one.", op);
   BagOffsets bags;
   bags.n_ = offsets.numel() - (include_last ? 1 : 0);
   bags.n_ids_ = n_ids;
@@ -56,8 +54,8 @@ BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool incl
   const at::Tensor plain = is_dtensor(offsets) ? at::Tensor() : on_host(offsets);
   if (plain.defined() && are_even(plain, bags.n_, n_ids)) {
     all = plain;
-    TORCH_CHECK_VALUE(!checks_order() || is_equal_on_all(all, mesh),
-                      fmt::format("[{}] the ranks have different offsets. Give all ranks the same.", op));
+    SW_CHECK_VALUE(!checks_order() || is_equal_on_all(all, mesh),
+                   "[{}] the ranks have different offsets. Give all ranks the same.", op);
   } else {
     const at::Tensor whole = redistribute(distributed_operand(op, "offsets", offsets, mesh), Placements(mesh->ndim()));
     if (!mesh->is_member()) return bags;
@@ -65,9 +63,8 @@ BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool incl
   }
   check_numbers(op, all, n_ids);
   if (include_last) bags.n_ids_ = all[bags.n_].item<int64_t>();
-  TORCH_CHECK_VALUE(
-      bags.n_ > 0 || bags.n_ids_ == 0,
-      fmt::format("[{}] there are {} ids, but no bags for them. Give offsets that begin with 0.", op, bags.n_ids_));
+  SW_CHECK_VALUE(bags.n_ > 0 || bags.n_ids_ == 0,
+                 "[{}] there are {} ids, but no bags for them. Give offsets that begin with 0.", op, bags.n_ids_);
   bags.offsets_ = all.narrow(0, 0, bags.n_);
   return bags;
 }

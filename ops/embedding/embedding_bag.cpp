@@ -5,8 +5,8 @@
 #include "ops/embedding/saved_state.h"
 #include "ops/support/kernels.h"
 #include "runtime/tensor/below_autograd.h"
+#include "text/check.h"
 
-#include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 namespace shardwise {
@@ -44,33 +44,30 @@ struct EmbeddingBag : torch::autograd::Function<EmbeddingBag> {
 at::Tensor prepared_weights(const BagLookup& call, const std::optional<at::Tensor>& weights, const at::Tensor& ids,
                             const Spec& table) {
   if (!weights || !weights->defined()) return {};
-  TORCH_CHECK_VALUE(
-      call.pooling == Pooling::kSum,
-      fmt::format("[{}] per_sample_weights go with mode \"sum\" only. Leave them out of a mean or maximum.",
-                  kEmbeddingBag));
+  SW_CHECK_VALUE(call.pooling == Pooling::kSum,
+                 "[{}] per_sample_weights go with mode \"sum\" only. Leave them out of a mean or maximum.",
+                 kEmbeddingBag);
   const at::Tensor own = distributed_operand(kEmbeddingBag, "per_sample_weights", *weights, table.mesh());
-  TORCH_CHECK_VALUE(own.sizes() == ids.sizes(),
-                    fmt::format("[{}] per_sample_weights have shape [{}], the ids [{}]. Give one weight per id.",
-                                kEmbeddingBag, fmt::join(own.sizes(), ", "), fmt::join(ids.sizes(), ", ")));
-  TORCH_CHECK_TYPE(own.scalar_type() == table.dtype(),
-                   fmt::format("[{}] per_sample_weights are {}, the table {}. Use one dtype.", kEmbeddingBag,
-                               c10::toString(own.scalar_type()), c10::toString(table.dtype())));
+  SW_CHECK_VALUE(own.sizes() == ids.sizes(),
+                 "[{}] per_sample_weights have shape [{}], the ids [{}]. Give one weight per id.", kEmbeddingBag,
+                 fmt::join(own.sizes(), ", "), fmt::join(ids.sizes(), ", "));
+  SW_CHECK_TYPE(own.scalar_type() == table.dtype(), "[{}] per_sample_weights are {}, the table {}. Use one dtype.",
+                kEmbeddingBag, c10::toString(own.scalar_type()), c10::toString(table.dtype()));
   return own;
 }
 
 Pooling pooling_of(int64_t mode) {
-  TORCH_CHECK_VALUE(mode >= 0 && mode <= 2,
-                    fmt::format("[{}] mode {} is unknown. Use 0 (sum), 1 (mean) or 2 (max).", kEmbeddingBag, mode));
+  SW_CHECK_VALUE(mode >= 0 && mode <= 2, "[{}] mode {} is unknown. Use 0 (sum), 1 (mean) or 2 (max).", kEmbeddingBag,
+                 mode);
   return mode == 0 ? Pooling::kSum : mode == 1 ? Pooling::kMean : Pooling::kMax;
 }
 
 /// A negative index counts from the last row. Returns -1 if there is no padding.
 int64_t padding_of(std::optional<int64_t> padding_idx, int64_t n_rows) {
   if (!padding_idx) return -1;
-  TORCH_CHECK_VALUE(
-      *padding_idx >= -n_rows && *padding_idx < n_rows,
-      fmt::format("[{}] padding_idx {} is no row of the table: it has {} rows. Use one in [{}, {}), or none.",
-                  kEmbeddingBag, *padding_idx, n_rows, -n_rows, n_rows));
+  SW_CHECK_VALUE(*padding_idx >= -n_rows && *padding_idx < n_rows,
+                 "[{}] padding_idx {} is no row of the table: it has {} rows. Use one in [{}, {}), or none.",
+                 kEmbeddingBag, *padding_idx, n_rows, -n_rows, n_rows);
   return *padding_idx < 0 ? *padding_idx + n_rows : *padding_idx;
 }
 
@@ -100,9 +97,9 @@ Results with_nothing_else(at::Tensor result) {
 Results embed_bags(const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& offsets, bool by_freq,
                    int64_t mode, bool sparse, const std::optional<at::Tensor>& per_sample_weights,
                    bool include_last_offset, std::optional<int64_t> padding_idx) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
+  SW_CHECK_NOT_IMPLEMENTED(
       !weight._fw_grad(/*level=*/0).defined() && !(per_sample_weights && per_sample_weights->_fw_grad(0).defined()),
-      fmt::format("[{}] has no forward-mode derivative. Use embedding() and a sum, mean or amax.", kEmbeddingBag));
+      "[{}] has no forward-mode derivative. Use embedding() and a sum, mean or amax.", kEmbeddingBag);
   const at::Tensor table = prepared_table(kEmbeddingBag, weight, /*passes_sums=*/pooling_of(mode) != Pooling::kMax);
   at::Tensor weights = per_sample_weights.value_or(at::Tensor());
   BagLookup call = start_bags(spec_of(table), indices, offsets, mode, weights, include_last_offset, padding_idx);
@@ -126,8 +123,8 @@ BagLookup start_bags(const SpecPtr& table, const at::Tensor& indices, const at::
                      at::Tensor& weights, bool include_last_offset, std::optional<int64_t> padding_idx) {
   BagLookup call;
   call.pooling = pooling_of(mode);
-  TORCH_CHECK_VALUE(indices.dim() == 1, fmt::format("[{}] ids of shape [{}] have {} dims. Give them flat.",
-                                                    kEmbeddingBag, fmt::join(indices.sizes(), ", "), indices.dim()));
+  SW_CHECK_VALUE(indices.dim() == 1, "[{}] ids of shape [{}] have {} dims. Give them flat.", kEmbeddingBag,
+                 fmt::join(indices.sizes(), ", "), indices.dim());
   call.options = LookupScope::current();
   call.padding = padding_of(padding_idx, table->sizes()[0]);
   at::Tensor ids = prepared_ids(kEmbeddingBag, indices, *table);

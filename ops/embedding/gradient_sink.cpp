@@ -9,12 +9,12 @@
 #include "runtime/comm/order_check.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/sparse.h"
+#include "text/check.h"
 
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
-#include <fmt/format.h>
 
 namespace shardwise {
 namespace {
@@ -105,24 +105,22 @@ std::string GradientSink::words() const {
 
 void GradientSink::check_cached(const char* op, const Spec& spec) const {
   if (!optimizer) return;
-  TORCH_CHECK_NOT_IMPLEMENTED(
+  SW_CHECK_NOT_IMPLEMENTED(
       !needs_whole_rows(*optimizer, spec),
-      fmt::format("[{}] the table is laid out as {}, lies in files, and has an optimizer that needs sums over whole "
-                  "rows. Use an optimizer that is not row-wise and not LAMB, or do not shard the table by columns.",
-                  op, to_string(spec.placements())));
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !optimizer->options().rounds_at_random,
-      fmt::format("[{}] the table lies in files, but its optimizer's stochastic rounding depends on row numbers, which "
-                  "a cached row does not have. Use stochastic_rounding=False.",
-                  op));
+      "[{}] the table is laid out as {}, lies in files, and has an optimizer that needs sums over whole rows. Use an "
+      "optimizer that is not row-wise and not LAMB, or do not shard the table by columns.",
+      op, to_string(spec.placements()));
+  SW_CHECK_NOT_IMPLEMENTED(!optimizer->options().rounds_at_random,
+                           "[{}] the table lies in files, but its optimizer's stochastic rounding depends on row "
+                           "numbers, which a cached row does not have. Use stochastic_rounding=False.",
+                           op);
 }
 
 void GradientSink::check_dense_on_meta(const char* op) const {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !is_complete(),
-      fmt::format("[{}] a table on meta has no sparse gradient, and no optimizer updates it in the backward: ids have "
-                  "no values. Use a dense gradient, or give the table memory with Module.to_empty().",
-                  op));
+  SW_CHECK_NOT_IMPLEMENTED(!is_complete(),
+                           "[{}] a table on meta has no sparse gradient, and no optimizer updates it in the backward: "
+                           "ids have no values. Use a dense gradient, or give the table memory with Module.to_empty().",
+                           op);
 }
 
 at::Tensor GradientSink::take(const SpecPtr& spec, std::vector<BoxGrads> boxes, int64_t skipped) const {

@@ -4,8 +4,7 @@
 #include "ops/embedding/row_kernels.h"
 #include "ops/support/agreed_range.h"
 #include "runtime/tensor/dtensor_impl.h"
-
-#include <fmt/format.h>
+#include "text/check.h"
 
 #include <algorithm>
 
@@ -29,8 +28,8 @@ std::optional<int64_t> IdBounds::worst(int64_t n_rows) const {
 
 void IdBounds::check(const char* op, int64_t n_rows) const {
   const auto id = worst(n_rows);
-  TORCH_CHECK_INDEX(!id, fmt::format("[{}] id {} is no row of the table: it has {} rows. Use ids in [0, {}).", op,
-                                     id.value_or(0), n_rows, n_rows));
+  SW_CHECK_INDEX(!id, "[{}] id {} is no row of the table: it has {} rows. Use ids in [0, {}).", op, id.value_or(0),
+                 n_rows, n_rows);
 }
 
 void check_ids(const char* op, const at::Tensor& ids, int64_t n_rows) {

@@ -1,8 +1,7 @@
 #include "ops/embedding/kernel_views.h"
 
 #include "runtime/comm/tracing.h"
-
-#include <fmt/format.h>
+#include "text/check.h"
 
 namespace shardwise {
 
@@ -23,9 +22,10 @@ std::optional<kernels::Element> maybe_element(at::ScalarType dtype) {
 
 kernels::Element element_of(at::ScalarType dtype) {
   const auto element = maybe_element(dtype);
-  TORCH_CHECK_TYPE(element, fmt::format("[embedding] the table is {}. Gradients, sums and norms of its rows take "
-                                        "float32, float64, bfloat16 and float16. Convert it.",
-                                        c10::toString(dtype)));
+  SW_CHECK_TYPE(element,
+                "[embedding] the table is {}. Gradients, sums and norms of its rows take float32, float64, bfloat16 "
+                "and float16. Convert it.",
+                c10::toString(dtype));
   return *element;
 }
 

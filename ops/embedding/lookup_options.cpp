@@ -1,9 +1,9 @@
 #include "ops/embedding/lookup_options.h"
 
 #include "runtime/comm/propagated_value.h"
+#include "text/check.h"
 
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 
 #include <memory>
 #include <utility>
@@ -31,10 +31,8 @@ LookupExchange to_lookup_exchange(const std::string& name) {
   if (name == "auto") return LookupExchange::kAuto;
   if (name == "reduce_scatter") return LookupExchange::kReduceScatter;
   if (name == "all_to_all") return LookupExchange::kAllToAll;
-  TORCH_CHECK_VALUE(
-      false,
-      fmt::format("[lookup_exchange] exchange \"{}\" is unknown. Use \"auto\", \"reduce_scatter\" or \"all_to_all\".",
-                  name));
+  SW_CHECK_VALUE(
+      false, "[lookup_exchange] exchange \"{}\" is unknown. Use \"auto\", \"reduce_scatter\" or \"all_to_all\".", name);
 }
 
 }  // namespace shardwise

@@ -7,11 +7,11 @@
 #include "placements/placement_list.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/tensor/below_autograd.h"
+#include "text/check.h"
 
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
 #include <cmath>
 
@@ -21,13 +21,12 @@ namespace {
 constexpr const char* kRenorm = "aten::embedding_renorm_";
 
 void check(const at::Tensor& table, double max_norm, double p) {
-  TORCH_CHECK_VALUE(max_norm > 0,
-                    fmt::format("[{}] max_norm is {}. Use a number above 0, or None for no limit.", kRenorm, max_norm));
-  TORCH_CHECK_VALUE(p >= 0, fmt::format("[{}] norm_type is {}. Use a number of 0 or more, or infinity.", kRenorm, p));
-  TORCH_CHECK_VALUE(!spec_of(table)->layout().has_terms(),
-                    fmt::format("[{}] the table is laid out as {}: it is Partial, so no rank has whole rows. Reduce it "
-                                "first with redistribute().",
-                                kRenorm, to_string(spec_of(table)->placements())));
+  SW_CHECK_VALUE(max_norm > 0, "[{}] max_norm is {}. Use a number above 0, or None for no limit.", kRenorm, max_norm);
+  SW_CHECK_VALUE(p >= 0, "[{}] norm_type is {}. Use a number of 0 or more, or infinity.", kRenorm, p);
+  SW_CHECK_VALUE(!spec_of(table)->layout().has_terms(),
+                 "[{}] the table is laid out as {}: it is Partial, so no rank has whole rows. Reduce it first with "
+                 "redistribute().",
+                 kRenorm, to_string(spec_of(table)->placements()));
 }
 
 Reduce reduction_of(double p) { return std::isinf(p) ? Reduce::kMax : Reduce::kSum; }

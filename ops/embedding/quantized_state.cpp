@@ -6,6 +6,7 @@
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/tensor/below_autograd.h"
+#include "text/check.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -55,29 +56,27 @@ void check_names(const QuantizedTable::State& wanted, const QuantizedTable::Stat
     if (!state.contains(name)) missing.push_back(name);
   for (const auto& [name, tensor] : state)
     if (!wanted.contains(name)) unknown.push_back(name);
-  TORCH_CHECK_VALUE(missing.empty() && unknown.empty(),
-                    fmt::format("[{}] a quantised table has codes, scales and offsets. Missing: [{}]; unknown: [{}]. "
-                                "Give the result of state_dict().",
-                                kLoad, fmt::join(missing, ", "), fmt::join(unknown, ", ")));
+  SW_CHECK_VALUE(missing.empty() && unknown.empty(),
+                 "[{}] a quantised table has codes, scales and offsets. Missing: [{}]; unknown: [{}]. Give the result "
+                 "of state_dict().",
+                 kLoad, fmt::join(missing, ", "), fmt::join(unknown, ", "));
 }
 
 /// Returns `given` after checking that it has the sizes and dtype of `wanted` and is not Partial.
 at::Tensor checked_state(const std::string& name, const at::Tensor& given, const SpecPtr& wanted) {
-  TORCH_CHECK_TYPE(is_dtensor(given),
-                   fmt::format("[{}] {} is a torch.Tensor of shape [{}]. Wrap it with distribute_tensor(x, mesh, "
-                               "[Replicate()]).",
-                               kLoad, name, fmt::join(given.sizes(), ", ")));
-  TORCH_CHECK_TYPE(given.scalar_type() == wanted->dtype(),
-                   fmt::format("[{}] {} are {}, but must be {}. Give the result of state_dict().", kLoad, name,
-                               c10::toString(given.scalar_type()), c10::toString(wanted->dtype())));
-  TORCH_CHECK_VALUE(
-      given.sizes() == c10::IntArrayRef(wanted->sizes()),
-      fmt::format("[{}] {} have shape [{}], but this table needs shape [{}]. Load them into a table of that shape.",
-                  kLoad, name, fmt::join(given.sizes(), ", "), fmt::join(wanted->sizes(), ", ")));
-  TORCH_CHECK_VALUE(!spec_of(given)->layout().has_terms(),
-                    fmt::format("[{}] {} are laid out as {}: they are Partial, so no rank has whole values. Reduce "
-                                "them first with redistribute().",
-                                kLoad, name, to_string(spec_of(given)->placements())));
+  SW_CHECK_TYPE(is_dtensor(given),
+                "[{}] {} is a torch.Tensor of shape [{}]. Wrap it with distribute_tensor(x, mesh, [Replicate()]).",
+                kLoad, name, fmt::join(given.sizes(), ", "));
+  SW_CHECK_TYPE(given.scalar_type() == wanted->dtype(),
+                "[{}] {} are {}, but must be {}. Give the result of state_dict().", kLoad, name,
+                c10::toString(given.scalar_type()), c10::toString(wanted->dtype()));
+  SW_CHECK_VALUE(given.sizes() == c10::IntArrayRef(wanted->sizes()),
+                 "[{}] {} have shape [{}], but this table needs shape [{}]. Load them into a table of that shape.",
+                 kLoad, name, fmt::join(given.sizes(), ", "), fmt::join(wanted->sizes(), ", "));
+  SW_CHECK_VALUE(!spec_of(given)->layout().has_terms(),
+                 "[{}] {} are laid out as {}: they are Partial, so no rank has whole values. Reduce them first with "
+                 "redistribute().",
+                 kLoad, name, to_string(spec_of(given)->placements()));
   return given;
 }
 
@@ -128,10 +127,10 @@ void QuantizedTable::load_state(const State& state) {
   });
   reduce_split_rows(*spec_, numbers, Reduce::kMin);
   const int64_t bad = first_unbounded_row(*spec_, numbers);
-  TORCH_CHECK_VALUE(bad == spec_->sizes()[0],
-                    fmt::format("[{}] row {} has a scale or an offset that is not finite: the numbers are corrupt. "
-                                "Load the state of a quantised table.",
-                                kLoad, bad));
+  SW_CHECK_VALUE(bad == spec_->sizes()[0],
+                 "[{}] row {} has a scale or an offset that is not finite: the numbers are corrupt. Load the state of "
+                 "a quantised table.",
+                 kLoad, bad);
   for (size_t i = 0; i < pieces_.size(); ++i) {
     codes_in(pieces_[i], spec_->boxes()[i].sizes[1]).copy_(maybe_dtensor(codes)->shards()[i]);
     scales_and_offsets_in(pieces_[i]).copy_(numbers[i]);

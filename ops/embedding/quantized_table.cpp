@@ -7,11 +7,11 @@
 #include "placements/placement_list.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/tensor/below_autograd.h"
+#include "text/check.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
 namespace shardwise {
 namespace {
@@ -22,16 +22,16 @@ constexpr const char* kLookup = "aten::embedding";
 
 void check_quantizable(const at::Tensor& table) {
   check_table(kQuantize, table);
-  TORCH_CHECK_VALUE(!table.is_meta(), fmt::format("[{}] the table is on meta and has no values. Give it memory with "
-                                                  "Module.to_empty() and load it first.",
-                                                  kQuantize));
+  SW_CHECK_VALUE(
+      !table.is_meta(),
+      "[{}] the table is on meta and has no values. Give it memory with Module.to_empty() and load it first.",
+      kQuantize);
 }
 
 }  // namespace
 
 std::shared_ptr<QuantizedTable> QuantizedTable::of(const at::Tensor& table, at::ScalarType dtype) {
-  TORCH_CHECK_TYPE(dtype == at::kChar,
-                   fmt::format("[{}] rows cannot be {}. Use int8.", kQuantize, c10::toString(dtype)));
+  SW_CHECK_TYPE(dtype == at::kChar, "[{}] rows cannot be {}. Use int8.", kQuantize, c10::toString(dtype));
   check_quantizable(table);
   const BelowAutograd guard;
   const CommScope scope(kQuantize);
@@ -41,11 +41,10 @@ std::shared_ptr<QuantizedTable> QuantizedTable::of(const at::Tensor& table, at::
   std::vector<at::Tensor> ranges;
   for (const at::Tensor& piece : pieces) ranges.push_back(range_of_rows(piece));
   const int64_t bad = first_unbounded_row(*spec, ranges);
-  TORCH_CHECK_VALUE(
-      bad == spec->sizes()[0],
-      fmt::format("[{}] row {} of the table has a number that is not finite in float32. 8-bit rows are scaled between "
-                  "their smallest and their largest number: replace it first, with nan_to_num().",
-                  kQuantize, bad));
+  SW_CHECK_VALUE(bad == spec->sizes()[0],
+                 "[{}] row {} of the table has a number that is not finite in float32. 8-bit rows are scaled between "
+                 "their smallest and their largest number: replace it first, with nan_to_num().",
+                 kQuantize, bad);
   reduce_split_rows(*spec, ranges, Reduce::kMin);  // the minimum over a row's pieces is the whole row's
   for (size_t i = 0; i < pieces.size(); ++i) {
     ranges[i].select(1, 1).neg_();
@@ -58,16 +57,14 @@ std::shared_ptr<QuantizedTable> QuantizedTable::zeros(c10::IntArrayRef sizes, co
                                                       Placements placements, at::ScalarType dtype) {
   const BelowAutograd guard;
   const std::shared_ptr<QuantizedTable> result(new QuantizedTable);
-  TORCH_CHECK_VALUE(sizes.size() == 2, fmt::format("[{}] a table of shape [{}] has {} dims. Give [rows, columns].",
-                                                   kZeros, fmt::join(sizes, ", "), sizes.size()));
-  TORCH_CHECK_TYPE(at::isFloatingType(dtype),
-                   fmt::format("[{}] lookups cannot give {}. Use float32, float64, bfloat16 or float16.", kZeros,
-                               c10::toString(dtype)));
+  SW_CHECK_VALUE(sizes.size() == 2, "[{}] a table of shape [{}] has {} dims. Give [rows, columns].", kZeros,
+                 fmt::join(sizes, ", "), sizes.size());
+  SW_CHECK_TYPE(at::isFloatingType(dtype), "[{}] lookups cannot give {}. Use float32, float64, bfloat16 or float16.",
+                kZeros, c10::toString(dtype));
   result->spec_ = Spec::intern(mesh, Dims(sizes), std::move(placements), row_major_strides(sizes), dtype);
-  TORCH_CHECK_VALUE(!result->spec_->layout().has_terms(),
-                    fmt::format("[{}] the placements {} are Partial: packed rows cannot be added up. Use Shard or "
-                                "Replicate.",
-                                kZeros, to_string(result->spec_->placements())));
+  SW_CHECK_VALUE(!result->spec_->layout().has_terms(),
+                 "[{}] the placements {} are Partial: packed rows cannot be added up. Use Shard or Replicate.", kZeros,
+                 to_string(result->spec_->placements()));
   for (const Box& box : result->spec_->boxes())
     result->pieces_.push_back(at::zeros({box.sizes[0], kernels::packed_words(box.sizes[1])},
                                         at::TensorOptions().dtype(at::kInt).device(mesh->device())));
@@ -97,12 +94,11 @@ at::Tensor QuantizedTable::lookup(const at::Tensor& ids) const {
 at::Tensor QuantizedTable::lookup_bags(const at::Tensor& ids, const std::optional<at::Tensor>& offsets,
                                        const std::string& mode, const std::optional<at::Tensor>& per_sample_weights,
                                        bool include_last_offset, std::optional<int64_t> padding_idx) const {
-  TORCH_CHECK_VALUE(mode == "sum" || mode == "mean" || mode == "max",
-                    fmt::format("[lookup_bags] mode \"{}\" is unknown. Use \"sum\", \"mean\" or \"max\".", mode));
-  TORCH_CHECK_VALUE(ids.dim() == (offsets ? 1 : 2),
-                    fmt::format("[lookup_bags] ids have shape [{}]. Give [bags, ids of a bag], or flat ones with "
-                                "offsets.",
-                                fmt::join(ids.sizes(), ", ")));
+  SW_CHECK_VALUE(mode == "sum" || mode == "mean" || mode == "max",
+                 "[lookup_bags] mode \"{}\" is unknown. Use \"sum\", \"mean\" or \"max\".", mode);
+  SW_CHECK_VALUE(ids.dim() == (offsets ? 1 : 2),
+                 "[lookup_bags] ids have shape [{}]. Give [bags, ids of a bag], or flat ones with offsets.",
+                 fmt::join(ids.sizes(), ", "));
   at::Tensor flat = ids, begins, weights = per_sample_weights.value_or(at::Tensor());
   if (offsets) {
     begins = *offsets;

@@ -3,12 +3,12 @@
 #include "ops/embedding/packed_rows.h"
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/messages.h"
+#include "text/check.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
@@ -162,10 +162,10 @@ void RowExchange::check_equal(const char* op, const Spec& table, const at::Tenso
     const int64_t rank = group.ranks[i];
     bounds.add(summary[i][0], summary[i][1]);
     const int64_t first = first_at.try_emplace(place_of_ids(*table.mesh(), rank, id_shards), i).first->second;
-    TORCH_CHECK_VALUE(summary[i][2] == summary[first][2],
-                      fmt::format("[{}] replicated ids differ between ranks {} and {}. Pass equal ids on all ranks "
-                                  "(distribute_tensor sends one rank's ids), or shard them.",
-                                  op, group.ranks[first], rank));
+    SW_CHECK_VALUE(summary[i][2] == summary[first][2],
+                   "[{}] replicated ids differ between ranks {} and {}. Pass equal ids on all ranks (distribute_tensor "
+                   "sends one rank's ids), or shard them.",
+                   op, group.ranks[first], rank);
   }
   bounds.check(op, table.sizes()[0]);
 }

@@ -2,9 +2,9 @@
 
 #include "ops/embedding/split_rows.h"
 #include "runtime/tensor/mapped_memory.h"
+#include "text/check.h"
 
 #include <c10/core/UndefinedTensorImpl.h>
-#include <fmt/format.h>
 
 #include <array>
 #include <cmath>
@@ -19,16 +19,16 @@ constexpr const char* kFuseOptimizer = "fuse_optimizer";
 void check_may_train(const at::Tensor& table) {
   check_table(kFuseOptimizer, table);
   const Layout& layout = spec_of(table)->layout();
-  TORCH_CHECK_NOT_IMPLEMENTED(
+  SW_CHECK_NOT_IMPLEMENTED(
       layout.has_one_box_each() || layout.enumerated(),
-      fmt::format("[{}] the table is laid out as {}: lookups read a copy in another layout, whose rows the optimizer "
-                  "cannot update. Place the table as Shard, or, if it is a RaggedShard, on a mesh of one dim.",
-                  kFuseOptimizer, to_string(layout.placements())));
+      "[{}] the table is laid out as {}: lookups read a copy in another layout, whose rows the optimizer cannot "
+      "update. Place the table as Shard, or, if it is a RaggedShard, on a mesh of one dim.",
+      kFuseOptimizer, to_string(layout.placements()));
 }
 
 void check_options(const RowOptimizer::Options& options) {
   const auto check = [](bool is_right, const char* name, double value, const char* rule) {
-    TORCH_CHECK_VALUE(is_right, fmt::format("[{}] {} is {}. Use {}.", kFuseOptimizer, name, value, rule));
+    SW_CHECK_VALUE(is_right, "[{}] {} is {}. Use {}.", kFuseOptimizer, name, value, rule);
   };
   check(options.lr >= 0, "lr", options.lr, "a number of 0 or more");
   check(options.eps >= 0, "eps", options.eps, "a number of 0 or more");
@@ -151,11 +151,10 @@ void RowOptimizer::write_back() const {
 namespace {
 
 void check_same(const at::Tensor& table, const RowOptimizer& optimizer) {
-  TORCH_CHECK_VALUE(
-      is_dtensor(table) && spec_of(table) == optimizer.table(),
-      fmt::format("[{}] the table is {}, but the optimizer was made for {}. Make a new optimizer for this table.",
-                  kFuseOptimizer, is_dtensor(table) ? to_string(*spec_of(table)) : "a torch.Tensor",
-                  to_string(*optimizer.table())));
+  SW_CHECK_VALUE(is_dtensor(table) && spec_of(table) == optimizer.table(),
+                 "[{}] the table is {}, but the optimizer was made for {}. Make a new optimizer for this table.",
+                 kFuseOptimizer, is_dtensor(table) ? to_string(*spec_of(table)) : "a torch.Tensor",
+                 to_string(*optimizer.table()));
 }
 
 }  // namespace
@@ -173,9 +172,9 @@ void fuse_optimizer(const at::Tensor& table, const std::shared_ptr<RowOptimizer>
   });
   const auto [entry, is_new] = registry.entries.try_emplace(
       table.unsafeGetTensorImpl(), Registry::Entry{Registry::Table(table.getIntrusivePtr()), optimizer});
-  TORCH_CHECK_VALUE(is_new || entry->second.optimizer.lock() == optimizer,
-                    fmt::format("[{}] the table of shape [{}] has a fused optimizer already. Close that one first.",
-                                kFuseOptimizer, fmt::join(table.sizes(), ", ")));
+  SW_CHECK_VALUE(is_new || entry->second.optimizer.lock() == optimizer,
+                 "[{}] the table of shape [{}] has a fused optimizer already. Close that one first.", kFuseOptimizer,
+                 fmt::join(table.sizes(), ", "));
 }
 
 void release_optimizer(const at::Tensor& table, const RowOptimizer& optimizer) {

@@ -3,6 +3,7 @@
 #include "placements/placement_list.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/messages.h"
+#include "text/check.h"
 
 #include <ATen/ops/_unique2.h>
 #include <ATen/ops/arange.h>
@@ -267,18 +268,19 @@ class SplitUpdate {
 }  // namespace
 
 void check_table(const char* op, const at::Tensor& table) {
-  TORCH_CHECK_TYPE(is_dtensor(table), fmt::format("[{}] got a torch.Tensor of shape [{}] as the table. Wrap it with "
-                                                  "distribute_tensor(x, mesh, [Replicate()]).",
-                                                  op, fmt::join(table.sizes(), ", ")));
-  TORCH_CHECK_VALUE(table.dim() == 2, fmt::format("[{}] the table of shape [{}] has {} dims. Give [rows, columns].", op,
-                                                  fmt::join(table.sizes(), ", "), table.dim()));
-  TORCH_CHECK_TYPE(at::isFloatingType(table.scalar_type()),
-                   fmt::format("[{}] the table is {}. Give float32, float64, bfloat16 or float16.", op,
-                               c10::toString(table.scalar_type())));
-  TORCH_CHECK_VALUE(!spec_of(table)->layout().has_terms(),
-                    fmt::format("[{}] the table is laid out as {}: it is Partial, so no rank has whole rows. Reduce it "
-                                "first with redistribute().",
-                                op, to_string(spec_of(table)->placements())));
+  SW_CHECK_TYPE(
+      is_dtensor(table),
+      "[{}] got a torch.Tensor of shape [{}] as the table. Wrap it with distribute_tensor(x, mesh, [Replicate()]).", op,
+      fmt::join(table.sizes(), ", "));
+  SW_CHECK_VALUE(table.dim() == 2, "[{}] the table of shape [{}] has {} dims. Give [rows, columns].", op,
+                 fmt::join(table.sizes(), ", "), table.dim());
+  SW_CHECK_TYPE(at::isFloatingType(table.scalar_type()),
+                "[{}] the table is {}. Give float32, float64, bfloat16 or float16.", op,
+                c10::toString(table.scalar_type()));
+  SW_CHECK_VALUE(!spec_of(table)->layout().has_terms(),
+                 "[{}] the table is laid out as {}: it is Partial, so no rank has whole rows. Reduce it first with "
+                 "redistribute().",
+                 op, to_string(spec_of(table)->placements()));
 }
 
 bool splits_rows(const Spec& table) {

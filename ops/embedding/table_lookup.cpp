@@ -9,23 +9,23 @@
 #include "runtime/comm/order_check.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/tensor/below_autograd.h"
+#include "text/check.h"
 
 #include <ATen/ops/_unique2.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 
 namespace shardwise {
 
 at::Tensor prepared_table(const char* op, const at::Tensor& weight, bool passes_sums) {
-  TORCH_CHECK_TYPE(is_dtensor(weight),
-                   fmt::format("[{}] got a torch.Tensor of shape [{}] as the table next to a DTensor of ids. Wrap it "
-                               "with distribute_tensor(x, mesh, [Replicate()]).",
-                               op, fmt::join(weight.sizes(), ", ")));
-  TORCH_CHECK_VALUE(weight.dim() == 2, fmt::format("[{}] the table of shape [{}] has {} dims. Give [rows, columns].",
-                                                   op, fmt::join(weight.sizes(), ", "), weight.dim()));
+  SW_CHECK_TYPE(is_dtensor(weight),
+                "[{}] got a torch.Tensor of shape [{}] as the table next to a DTensor of ids. Wrap it with "
+                "distribute_tensor(x, mesh, [Replicate()]).",
+                op, fmt::join(weight.sizes(), ", "));
+  SW_CHECK_VALUE(weight.dim() == 2, "[{}] the table of shape [{}] has {} dims. Give [rows, columns].", op,
+                 fmt::join(weight.sizes(), ", "), weight.dim());
   const Layout& layout = spec_of(weight)->layout();
   const bool has_known_pieces = layout.enumerated().has_value();
   const Placements given = layout.joined_dim() ? without_boxes(layout.placements()) : layout.placements().vec();
@@ -50,8 +50,7 @@ at::Tensor distributed_operand(const char* op, std::string_view arg, const at::T
 
 at::Tensor prepared_ids(const char* op, const at::Tensor& ids, const Spec& table) {
   const auto type = ids.scalar_type();
-  TORCH_CHECK_TYPE(type == at::kLong || type == at::kInt,
-                   fmt::format("[{}] ids are {}. Use int64 or int32.", op, c10::toString(type)));
+  SW_CHECK_TYPE(type == at::kLong || type == at::kInt, "[{}] ids are {}. Use int64 or int32.", op, c10::toString(type));
   const at::Tensor own = distributed_operand(op, "indices", ids, table.mesh());
   const Spec& spec = *spec_of(own);
   const BelowAutograd guard;
@@ -60,10 +59,9 @@ at::Tensor prepared_ids(const char* op, const at::Tensor& ids, const Spec& table
 }
 
 void check_padding(const char* op, int64_t padding_idx, int64_t n_rows) {
-  TORCH_CHECK_VALUE(
-      padding_idx < std::max<int64_t>(n_rows, 1),
-      fmt::format("[{}] padding_idx {} is no row of the table: it has {} rows. Use one in [0, {}), or none.", op,
-                  padding_idx, n_rows, n_rows));
+  SW_CHECK_VALUE(padding_idx < std::max<int64_t>(n_rows, 1),
+                 "[{}] padding_idx {} is no row of the table: it has {} rows. Use one in [0, {}), or none.", op,
+                 padding_idx, n_rows, n_rows);
 }
 
 namespace {

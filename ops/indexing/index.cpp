@@ -17,10 +17,10 @@
 #include "ops/support/own_operator.h"
 #include "ops/support/plain_self.h"
 #include "runtime/api/dtensor.h"
+#include "text/check.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <fmt/format.h>
 
 namespace shardwise {
 namespace {
@@ -186,15 +186,15 @@ std::optional<at::Tensor> filled_mask(const char* op, const at::Tensor& self,
 
 /// `values` as an operand of put(). Throws: torch's errors for dtypes and shapes that do not fit.
 at::Tensor checked_values(const at::Tensor& self, const Indexed& at, const at::Tensor& values) {
-  TORCH_CHECK_INDEX(values.scalar_type() == self.scalar_type(),
-                    fmt::format("[aten::index_put] Index put requires the source and destination dtypes match, got {} "
-                                "for the destination and {} for the source.",
-                                c10::toString(self.scalar_type()), c10::toString(values.scalar_type())));
+  SW_CHECK_INDEX(values.scalar_type() == self.scalar_type(),
+                 "[aten::index_put] Index put requires the source and destination dtypes match, got {} for the "
+                 "destination and {} for the source.",
+                 c10::toString(self.scalar_type()), c10::toString(values.scalar_type()));
   const auto sizes = at.sizes_of(self);
-  TORCH_CHECK(at::is_expandable_to(values.sizes(), sizes),
-              fmt::format("[aten::index_put] shape mismatch: value tensor of shape [{}] cannot be broadcast to "
-                          "indexing result of shape [{}]",
-                          fmt::join(values.sizes(), ", "), fmt::join(sizes, ", ")));
+  SW_CHECK(at::is_expandable_to(values.sizes(), sizes),
+           "[aten::index_put] shape mismatch: value tensor of shape [{}] cannot be broadcast to indexing result of "
+           "shape [{}]",
+           fmt::join(values.sizes(), ", "), fmt::join(sizes, ", "));
   return values;
 }
 
@@ -225,10 +225,10 @@ at::Tensor index_put(const at::Tensor& self, const c10::List<std::optional<at::T
 /// Appends `mask`, which covers dims of `self` from `dim` on, as the indices where it is true.
 void add_mask(const char* op, const at::Tensor& self, const at::Tensor& mask, Indexed& at, int64_t dim) {
   for (int64_t i = 0; i < mask.dim(); ++i)
-    TORCH_CHECK_INDEX(mask.size(i) == self.size(dim + i),
-                      fmt::format("[{}] The shape of the mask [{}] at index {} does not match the shape of the indexed "
-                                  "tensor [{}] at index {}",
-                                  op, fmt::join(mask.sizes(), ", "), i, fmt::join(self.sizes(), ", "), dim + i));
+    SW_CHECK_INDEX(
+        mask.size(i) == self.size(dim + i),
+        "[{}] The shape of the mask [{}] at index {} does not match the shape of the indexed tensor [{}] at index {}",
+        op, fmt::join(mask.sizes(), ", "), i, fmt::join(self.sizes(), ", "), dim + i);
   const at::Tensor places = mask.nonzero();
   for (int64_t i = 0; i < mask.dim(); ++i) {
     at.indices.push_back(places.select(1, i));
@@ -269,9 +269,8 @@ Indexed indexed(const char* op, const at::Tensor& self, const c10::List<std::opt
         index && index->defined() && (index->scalar_type() == at::kBool || index->scalar_type() == at::kByte);
     n_indexed += is_mask ? index->dim() : 1;
   }
-  TORCH_CHECK_INDEX(n_indexed <= self.dim(),
-                    fmt::format("[{}] too many indices for tensor of dimension {} (got {}). Give {} at most.", op,
-                                self.dim(), n_indexed, self.dim()));
+  SW_CHECK_INDEX(n_indexed <= self.dim(), "[{}] too many indices for tensor of dimension {} (got {}). Give {} at most.",
+                 op, self.dim(), n_indexed, self.dim());
   for (size_t i = 0; i < indices.size(); ++i) {
     const std::optional<at::Tensor> given = indices.get(i);
     if (!given || !given->defined()) {
@@ -279,10 +278,9 @@ Indexed indexed(const char* op, const at::Tensor& self, const c10::List<std::opt
       continue;
     }
     const auto type = given->scalar_type();
-    TORCH_CHECK_INDEX(
-        type == at::kLong || type == at::kInt || type == at::kBool || type == at::kByte,
-        fmt::format("[{}] tensors used as indices must be long, int, byte or bool tensors; index {} is {}.", op, i,
-                    c10::toString(type)));
+    SW_CHECK_INDEX(type == at::kLong || type == at::kInt || type == at::kBool || type == at::kByte,
+                   "[{}] tensors used as indices must be long, int, byte or bool tensors; index {} is {}.", op, i,
+                   c10::toString(type));
     const at::Tensor index = index_operand(op, *given, mesh);
     if (type == at::kBool || type == at::kByte) {
       add_mask(op, self, index, at, dim);

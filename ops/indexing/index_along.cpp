@@ -6,11 +6,11 @@
 #include "ops/support/dim_pieces.h"
 #include "ops/support/plain_self.h"
 #include "runtime/api/dtensor.h"
+#include "text/check.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/scatter_reduce.h>
 #include <c10/core/WrapDimMinimal.h>
-#include <fmt/format.h>
 
 namespace shardwise {
 namespace {
@@ -19,11 +19,9 @@ namespace {
 Indexed along(const char* op, const at::Tensor& self, int64_t of_dim, const at::Tensor& index,
               bool may_be_negative = false) {
   const int64_t dim = c10::maybe_wrap_dim(of_dim, self.dim());
-  TORCH_CHECK_INDEX(index.dim() <= 1,
-                    fmt::format("[{}] Index is supposed to be a vector, but got dim: {}.", op, index.dim()));
-  TORCH_CHECK_TYPE(
-      index.scalar_type() == at::kLong || index.scalar_type() == at::kInt,
-      fmt::format("[{}] Expected dtype int32 or int64 for index, got {}.", op, c10::toString(index.scalar_type())));
+  SW_CHECK_INDEX(index.dim() <= 1, "[{}] Index is supposed to be a vector, but got dim: {}.", op, index.dim());
+  SW_CHECK_TYPE(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt,
+                "[{}] Expected dtype int32 or int64 for index, got {}.", op, c10::toString(index.scalar_type()));
   const at::Tensor vector = at_least_1d(index_operand(op, index, spec_of(self)->mesh()));
   const int64_t size = self.dim() == 0 ? 1 : self.size(dim);
   check_indices(op, vector, dim, may_be_negative ? -size : 0, size);
@@ -39,16 +37,15 @@ at::Tensor index_select(const at::Tensor& self, int64_t dim, const at::Tensor& i
 
 /// The source: a slice per index along the dim, with self's sizes elsewhere.
 at::Tensor checked_source(const char* op, const at::Tensor& self, const Indexed& at, const at::Tensor& source) {
-  TORCH_CHECK(self.scalar_type() == source.scalar_type(),
-              fmt::format("[{}] self ({}) and source ({}) must have the same scalar type", op,
-                          c10::toString(self.scalar_type()), c10::toString(source.scalar_type())));
+  SW_CHECK(self.scalar_type() == source.scalar_type(), "[{}] self ({}) and source ({}) must have the same scalar type",
+           op, c10::toString(self.scalar_type()), c10::toString(source.scalar_type()));
   const std::vector<int64_t> sizes = at.sizes_of(at_least_1d(self));
   const bool is_one = source.dim() == 0 && self.dim() <= 1 && sizes[0] == 1;
-  TORCH_CHECK_INDEX(is_one || source.sizes() == sizes || (self.dim() == 0 && source.numel() == sizes[0]),
-                    fmt::format("[{}] source of shape [{}] does not fit: the {} indices for dimension {} of self of "
-                                "shape [{}] need [{}].",
-                                op, fmt::join(source.sizes(), ", "), at.indices[0].numel(), at.dims[0],
-                                fmt::join(self.sizes(), ", "), fmt::join(sizes, ", ")));
+  SW_CHECK_INDEX(
+      is_one || source.sizes() == sizes || (self.dim() == 0 && source.numel() == sizes[0]),
+      "[{}] source of shape [{}] does not fit: the {} indices for dimension {} of self of shape [{}] need [{}].", op,
+      fmt::join(source.sizes(), ", "), at.indices[0].numel(), at.dims[0], fmt::join(self.sizes(), ", "),
+      fmt::join(sizes, ", "));
   return at_least_1d(source);
 }
 
@@ -93,9 +90,9 @@ at::Tensor value_of(const at::Tensor& self, const at::Scalar& value) {
   return at::full({}, value, at::TensorOptions().dtype(self.scalar_type()).device(self.device()));
 }
 at::Tensor value_of(const at::Tensor& self, const at::Tensor& value) {
-  TORCH_CHECK(value.dim() == 0, fmt::format("[aten::index_fill] Only supports 0-dimensional value tensors, but got "
-                                            "tensor with {} dimension(s).",
-                                            value.dim()));
+  SW_CHECK(value.dim() == 0,
+           "[aten::index_fill] Only supports 0-dimensional value tensors, but got tensor with {} dimension(s).",
+           value.dim());
   return value.to(self.scalar_type());
 }
 
@@ -117,9 +114,8 @@ at::Tensor index_of_each(const Indexed& at, const at::Tensor& source) {
 
 at::Tensor reduce_along(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source,
                         std::string_view reduce, bool include_self) {
-  TORCH_CHECK(
-      reduce == "prod" || reduce == "mean" || reduce == "amax" || reduce == "amin",
-      fmt::format("[aten::index_reduce] reduce argument must be either prod, mean, amax or amin, got {}.", reduce));
+  SW_CHECK(reduce == "prod" || reduce == "mean" || reduce == "amax" || reduce == "amin",
+           "[aten::index_reduce] reduce argument must be either prod, mean, amax or amin, got {}.", reduce);
   const Indexed at = along("aten::index_reduce", self, dim, index);
   const at::Tensor values = checked_source("aten::index_reduce", self, at, source);
   const at::Tensor result =
@@ -133,12 +129,11 @@ at::Tensor& index_reduce_(at::Tensor& self, int64_t dim, const at::Tensor& index
 
 /// Indices into the flattened tensor.
 Indexed by_number(const char* op, const at::Tensor& self, const at::Tensor& index) {
-  TORCH_CHECK(index.scalar_type() == at::kLong,
-              fmt::format("[{}] Expected a long tensor for index, but got {}", op, c10::toString(index.scalar_type())));
+  SW_CHECK(index.scalar_type() == at::kLong, "[{}] Expected a long tensor for index, but got {}", op,
+           c10::toString(index.scalar_type()));
   const at::Tensor numbers = index_operand(op, index, spec_of(self)->mesh());
-  TORCH_CHECK_INDEX(
-      self.numel() > 0 || index.numel() == 0,
-      fmt::format("[{}] tried to take from an empty tensor of shape [{}].", op, fmt::join(self.sizes(), ", ")));
+  SW_CHECK_INDEX(self.numel() > 0 || index.numel() == 0, "[{}] tried to take from an empty tensor of shape [{}].", op,
+                 fmt::join(self.sizes(), ", "));
   check_indices(op, numbers, 0, -self.numel(), self.numel());
   return {{numbers}, {0}};
 }
@@ -149,12 +144,12 @@ at::Tensor take(const at::Tensor& self, const at::Tensor& index) {
 
 at::Tensor put_by_number(const at::Tensor& self, const at::Tensor& index, const at::Tensor& source, bool accumulate) {
   const Indexed at = by_number("aten::put", self, index);
-  TORCH_CHECK(self.scalar_type() == source.scalar_type(),
-              fmt::format("[aten::put] Expected self and source to have the same dtype, got {} and {}.",
-                          c10::toString(self.scalar_type()), c10::toString(source.scalar_type())));
-  TORCH_CHECK(source.numel() == index.numel(),
-              fmt::format("[aten::put] Expected source and index to have the same number of elements, got {} and {}.",
-                          source.numel(), index.numel()));
+  SW_CHECK(self.scalar_type() == source.scalar_type(),
+           "[aten::put] Expected self and source to have the same dtype, got {} and {}.",
+           c10::toString(self.scalar_type()), c10::toString(source.scalar_type()));
+  SW_CHECK(source.numel() == index.numel(),
+           "[aten::put] Expected source and index to have the same number of elements, got {} and {}.", source.numel(),
+           index.numel());
   if (index.numel() == 0) return self.clone();
   const at::Tensor values = source;
   const at::Tensor result =

@@ -6,9 +6,9 @@
 #include "runtime/comm/comm_scope.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/tensor/below_autograd.h"
+#include "text/check.h"
 
 #include <ATen/ops/aminmax.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <limits>
@@ -33,7 +33,7 @@ std::string out_of_bounds(const char* op, int64_t index, int64_t dim, int64_t lo
 at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr& mesh) {
   if (!is_dtensor(index)) {
     const auto objection = index.dim() == 0 ? std::nullopt : objection_to_plain(index, OperandRole::kPositions, mesh);
-    TORCH_CHECK_VALUE(!objection, fmt::format("[{}] {}", op, *objection));
+    SW_CHECK_VALUE(!objection, "[{}] {}", op, *objection);
     return replica_of(index.to(mesh->device()), mesh);
   }
   const Spec& spec = *spec_of(index);

@@ -13,10 +13,10 @@
 #include "runtime/comm/comm_scope.h"
 #include "runtime/dispatch/gather_fallback.h"
 #include "runtime/tensor/below_autograd.h"
+#include "text/check.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/nonzero.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -51,8 +51,8 @@ struct Masked {
   Indexed at;
 
   Masked(const char* op, const at::Tensor& of_self, const at::Tensor& of_mask) {
-    TORCH_CHECK(of_mask.scalar_type() == at::kBool,
-                fmt::format("[{}] expected BoolTensor for mask, got {}.", op, c10::toString(of_mask.scalar_type())));
+    SW_CHECK(of_mask.scalar_type() == at::kBool, "[{}] expected BoolTensor for mask, got {}.", op,
+             c10::toString(of_mask.scalar_type()));
     const auto sizes = at::infer_size(of_self.sizes(), of_mask.sizes());
     self = of_self.expand(sizes);
     if (sizes.empty()) self = self.unsqueeze(0);
@@ -72,14 +72,14 @@ at::Tensor masked_select(const at::Tensor& self, const at::Tensor& mask) {
 }
 
 at::Tensor with_masked(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& source) {
-  TORCH_CHECK(self.scalar_type() == source.scalar_type(),
-              fmt::format("[aten::masked_scatter] expected self and source to have same dtypes but got {} and {}",
-                          c10::toString(self.scalar_type()), c10::toString(source.scalar_type())));
+  SW_CHECK(self.scalar_type() == source.scalar_type(),
+           "[aten::masked_scatter] expected self and source to have same dtypes but got {} and {}",
+           c10::toString(self.scalar_type()), c10::toString(source.scalar_type()));
   const Masked masked("aten::masked_scatter", self, mask);
   const int64_t n = masked.at.indices[0].numel();
-  TORCH_CHECK(source.numel() >= n,
-              fmt::format("[aten::masked_scatter] source has {} elements, fewer than the {} true elements of mask.",
-                          source.numel(), n));
+  SW_CHECK(source.numel() >= n,
+           "[aten::masked_scatter] source has {} elements, fewer than the {} true elements of mask.", source.numel(),
+           n);
   const at::Tensor result =
       put(masked.self, masked.at, source.reshape(-1).slice(0, 0, n), /*accumulate=*/false).contiguous();
   return self.dim() == 0 && mask.dim() == 0 ? result.squeeze(0) : result;

@@ -4,9 +4,9 @@
 #include "ops/support/kernels.h"
 #include "ops/support/torch_composition.h"
 #include "runtime/api/dtensor.h"
+#include "text/check.h"
 
 #include <ATen/ops/arange.h>
-#include <fmt/format.h>
 
 namespace shardwise {
 namespace {
@@ -64,9 +64,9 @@ at::Tensor one_hot(const at::Tensor& self, int64_t n_classes) {
   if (self.numel() > 0) {
     TORCH_CHECK(self.min().item<int64_t>() >= 0, "[aten::one_hot] Class values must be non-negative.");
     const int64_t highest = self.max().item<int64_t>();
-    TORCH_CHECK(n_classes < 0 || highest < n_classes,
-                fmt::format("[aten::one_hot] Class values must be smaller than num_classes: {} is not smaller than {}.",
-                            highest, n_classes));
+    SW_CHECK(n_classes < 0 || highest < n_classes,
+             "[aten::one_hot] Class values must be smaller than num_classes: {} is not smaller than {}.", highest,
+             n_classes);
     if (n_classes < 0) n_classes = highest + 1;
   }
   const at::Tensor classes = at::arange(n_classes, at::TensorOptions().dtype(at::kLong).device(self.device()));

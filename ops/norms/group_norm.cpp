@@ -5,13 +5,12 @@
 #include "ops/norms/statistics.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
+#include "text/check.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/native_group_norm.h>
 #include <ATen/ops/native_group_norm_backward.h>
 #include <ATen/ops/zeros.h>
-
-#include <fmt/format.h>
 
 #include <array>
 
@@ -84,10 +83,10 @@ Three compute_backward(const at::Tensor& grad, const at::Tensor& input, const at
 
 /// Throws: torch's errors. The error for the dtype is thrown here because torch's kernel throws it only if there are elements.
 void check_groups(const at::Tensor& input, int64_t group) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
+  SW_CHECK_NOT_IMPLEMENTED(
       at::isFloatingType(input.scalar_type()),
-      fmt::format("[aten::native_group_norm] is not implemented for {}. Convert the tensor to a floating dtype.",
-                  c10::toString(input.scalar_type())));
+      "[aten::native_group_norm] is not implemented for {}. Convert the tensor to a floating dtype.",
+      c10::toString(input.scalar_type()));
   TORCH_CHECK(group > 0, "Expected num groups to be greater than 0, got ", group);
   TORCH_CHECK(input.size(1) % group == 0,
               "Expected number of channels in input to be divisible by num_groups, but got input of shape ",

@@ -16,6 +16,7 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/rules/move_bytes.h"
+#include "text/check.h"
 
 #include <ATen/SDPBackend.h>
 #include <ATen/ops/_fused_sdp_choice_ops.h>
@@ -25,7 +26,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros_like.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -142,25 +142,25 @@ void check_operand(const MaybeTensor& tensor, const MeshPtr& mesh) {
   if (!is_given(tensor) || is_dtensor(*tensor)) return;
   const bool selects = tensor->scalar_type() == at::kBool;
   const auto objection = objection_to_plain(*tensor, selects ? OperandRole::kSelection : OperandRole::kValue, mesh);
-  TORCH_CHECK_VALUE(!objection, fmt::format("[aten::scaled_dot_product_attention] {}", *objection));
+  SW_CHECK_VALUE(!objection, "[aten::scaled_dot_product_attention] {}", *objection);
 }
 
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const MaybeTensor& mask,
                      double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
   const bool is_masked = is_given(mask);
-  TORCH_CHECK_VALUE(query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2,
-                    fmt::format("[aten::scaled_dot_product_attention] query, key and value have {}, {} and {} dims: "
-                                "each is [..., length, features]. Give at least 2.",
-                                query.dim(), key.dim(), value.dim()));
+  SW_CHECK_VALUE(query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2,
+                 "[aten::scaled_dot_product_attention] query, key and value have {}, {} and {} dims: each is [..., "
+                 "length, features]. Give at least 2.",
+                 query.dim(), key.dim(), value.dim());
   TORCH_CHECK_VALUE(!(is_causal && is_masked),
                     "[aten::scaled_dot_product_attention] got is_causal=True and an attn_mask; they exclude each "
                     "other. Give one of them.");
   int64_t n_shared = 1;
   if (enable_gqa) {
-    TORCH_CHECK_VALUE(key.dim() >= 3 && query.dim() >= 3 && key.size(-3) > 0 && query.size(-3) % key.size(-3) == 0,
-                      fmt::format("[aten::scaled_dot_product_attention] query of shape [{}] and key of shape [{}] do "
-                                  "not share heads. Make the query's number of heads a multiple of the key's.",
-                                  fmt::join(query.sizes(), ", "), fmt::join(key.sizes(), ", ")));
+    SW_CHECK_VALUE(key.dim() >= 3 && query.dim() >= 3 && key.size(-3) > 0 && query.size(-3) % key.size(-3) == 0,
+                   "[aten::scaled_dot_product_attention] query of shape [{}] and key of shape [{}] do not share heads. "
+                   "Make the query's number of heads a multiple of the key's.",
+                   fmt::join(query.sizes(), ", "), fmt::join(key.sizes(), ", "));
     n_shared = query.size(-3) / key.size(-3);
   }
   const auto backend =

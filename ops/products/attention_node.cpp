@@ -3,10 +3,10 @@
 #include "ops/products/product_node.h"
 #include "runtime/api/gradients.h"
 #include "runtime/tensor/autograd_node.h"
+#include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
@@ -83,11 +83,10 @@ struct AttentionBackward final : torch::autograd::Node {
 Tensor fused_attention(SDPBackend backend, const Tensor& query, const Tensor& key, const Tensor& value,
                        const MaybeTensor& given_mask, double dropout_p, bool is_causal, std::optional<double> scale) {
   const Fused fused{op_of(backend, query.device().is_cpu()), backend, dropout_p, is_causal, scale};
-  TORCH_CHECK_NOT_IMPLEMENTED(
+  SW_CHECK_NOT_IMPLEMENTED(
       !have_tangents(query, key, value),
-      fmt::format(
-          "[{}] torch has no forward mode of this operator. Use torch.nn.attention.sdpa_kernel(SDPBackend.MATH).",
-          fused.op));
+      "[{}] torch has no forward mode of this operator. Use torch.nn.attention.sdpa_kernel(SDPBackend.MATH).",
+      fused.op);
   const Tensor mask = given_mask.value_or(Tensor());
   const bool is_below = c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::AutogradFunctionality);
   const bool keeps =

@@ -13,11 +13,11 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/api/random.h"
 #include "runtime/dispatch/unboxed.h"
+#include "text/check.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 namespace shardwise {
@@ -168,19 +168,20 @@ void check(const char* op, const Tensor& query, const Tensor& key, const Tensor&
   fits = fits && query.size(0) == key.size(0) && query.size(3) == key.size(3) &&
          key.sizes().slice(0, 3) == value.sizes().slice(0, 3) &&
          (key.size(1) == 0 ? query.size(1) == 0 : query.size(1) % key.size(1) == 0);
-  TORCH_CHECK_VALUE(fits,
-                    fmt::format("[{}] query, key and value of {}, {} and {} do not fit each other. Give tensors of one "
-                                "dtype: query [batch, heads, queries, features], and key and value [batch, heads, "
-                                "keys, features] with the query's number of heads or a divisor of it.",
-                                op, shape(query), shape(key), shape(value)));
+  SW_CHECK_VALUE(fits,
+                 "[{}] query, key and value of {}, {} and {} do not fit each other. Give tensors of one dtype: query "
+                 "[batch, heads, queries, features], and key and value [batch, heads, keys, features] with the query's "
+                 "number of heads or a divisor of it.",
+                 op, shape(query), shape(key), shape(value));
   if (!is_given(mask)) return;
   const Dims scores{query.size(0), query.size(1), query.size(2), key.size(2)};
   fits = mask->dim() <= 4;
   for (int64_t dim = 1; fits && dim <= mask->dim(); ++dim)
     fits = mask->size(-dim) == 1 || mask->size(-dim) == scores[4 - dim];
-  TORCH_CHECK_VALUE(fits, fmt::format("[{}] a mask of {} does not broadcast to the scores' shape [{}]. Give one of "
-                                      "[{}, {}], or with more dims in front.",
-                                      op, shape(*mask), fmt::join(scores, ", "), scores[2], scores[3]));
+  SW_CHECK_VALUE(fits,
+                 "[{}] a mask of {} does not broadcast to the scores' shape [{}]. Give one of [{}, {}], or with more "
+                 "dims in front.",
+                 op, shape(*mask), fmt::join(scores, ", "), scores[2], scores[3]);
 }
 
 }  // namespace

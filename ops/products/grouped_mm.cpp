@@ -15,13 +15,13 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/rules/propagate.h"
+#include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -163,11 +163,10 @@ Dims checked_ends(const at::Tensor& offs, int64_t n_rows) {
   Dims ends = integers_in(offs);
   int64_t last = 0;
   for (size_t i = 0; i < ends.size(); ++i) {
-    TORCH_CHECK_VALUE(
-        ends[i] >= last && ends[i] <= n_rows,
-        fmt::format("[{}] offs[{}] is {}: offs must not exceed the number of rows, {}, nor be below the previous "
-                    "entry, {}. Give the cumulative row counts of the groups: counts.cumsum(0, dtype=torch.int32).",
-                    kGroupedMm, i, ends[i], n_rows, last));
+    SW_CHECK_VALUE(ends[i] >= last && ends[i] <= n_rows,
+                   "[{}] offs[{}] is {}: offs must not exceed the number of rows, {}, nor be below the previous entry, "
+                   "{}. Give the cumulative row counts of the groups: counts.cumsum(0, dtype=torch.int32).",
+                   kGroupedMm, i, ends[i], n_rows, last);
     last = ends[i];
   }
   return ends;
@@ -178,13 +177,12 @@ at::Tensor rows_by_group(const at::Tensor& rows, const Spec& matrices, const at:
   const MeshDims of_groups = dims_of_groups(matrices);
   if (of_groups.empty()) return rows;
   const MeshPtr& mesh = matrices.mesh();
-  TORCH_CHECK_NOT_IMPLEMENTED(
+  SW_CHECK_NOT_IMPLEMENTED(
       !mesh->is_meta() && !(is_dtensor(offs) && !mesh->is_member()),
-      fmt::format(
-          "[{}] the layout of the result depends on the values of offs, but {}. {}", kGroupedMm,
-          mesh->is_meta() ? "tensors on meta have none" : fmt::format("rank {} does not have them", mesh->rank()),
-          mesh->is_meta() ? "Give tensors with memory, or shard the matrices along another dim than the groups."
-                          : "Give offs as a torch.Tensor, equal on all ranks, or call it on members only."));
+      "[{}] the layout of the result depends on the values of offs, but {}. {}", kGroupedMm,
+      mesh->is_meta() ? "tensors on meta have none" : fmt::format("rank {} does not have them", mesh->rank()),
+      mesh->is_meta() ? "Give tensors with memory, or shard the matrices along another dim than the groups."
+                      : "Give offs as a torch.Tensor, equal on all ranks, or call it on members only.");
   const Dims ends = checked_ends(offs, rows.size(0));
   const auto n_groups = static_cast<int64_t>(ends.size());
   const Placements by_group = matrices.layout().resized(0, [&](int64_t group) {
@@ -268,7 +266,7 @@ at::Tensor differentiable_matrices(const at::Tensor& self, const at::Tensor& mat
 at::Tensor operand_of(const at::Tensor& tensor, const MeshPtr& mesh) {
   if (!is_dtensor(tensor)) {
     const auto objection = objection_to_plain(tensor, OperandRole::kValue, mesh);
-    TORCH_CHECK_VALUE(!objection, fmt::format("[{}] {}", kGroupedMm, *objection));
+    SW_CHECK_VALUE(!objection, "[{}] {}", kGroupedMm, *objection);
   }
   const at::Tensor operand = replica_of(tensor, mesh);
   const Spec& spec = *spec_of(operand);
@@ -286,48 +284,45 @@ void check_arguments(const at::Tensor& self, const at::Tensor& mat2, const std::
                      const std::optional<at::Tensor>& bias, std::optional<at::ScalarType> out_dtype) {
   const auto shape = [](const at::Tensor& tensor) { return fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")); };
   const auto is_matrix_or_batch = [](const at::Tensor& tensor) { return tensor.dim() == 2 || tensor.dim() == 3; };
-  TORCH_CHECK_VALUE(is_matrix_or_batch(self) && is_matrix_or_batch(mat2),
-                    fmt::format("[{}] mat_a and mat_b have shapes {} and {}: each must have 2 or 3 dims. Give matrices "
-                                "or batches of matrices.",
-                                kGroupedMm, shape(self), shape(mat2)));
+  SW_CHECK_VALUE(
+      is_matrix_or_batch(self) && is_matrix_or_batch(mat2),
+      "[{}] mat_a and mat_b have shapes {} and {}: each must have 2 or 3 dims. Give matrices or batches of matrices.",
+      kGroupedMm, shape(self), shape(mat2));
   const auto is_served = [](at::ScalarType dtype) {
     return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
   };
-  TORCH_CHECK_VALUE(is_served(self.scalar_type()) && self.scalar_type() == mat2.scalar_type(),
-                    fmt::format("[{}] mat_a is {} and mat_b is {}: both must be Float32, BFloat16 or Float16, and of "
-                                "one dtype. Use .to() for one of them.",
-                                kGroupedMm, c10::toString(self.scalar_type()), c10::toString(mat2.scalar_type())));
-  TORCH_CHECK_VALUE(
-      self.size(-1) == mat2.size(-2),
-      fmt::format("[{}] contraction dimension of mat_a and mat_b must match: shapes {} and {} have {} and {}.",
-                  kGroupedMm, shape(self), shape(mat2), self.size(-1), mat2.size(-2)));
+  SW_CHECK_VALUE(is_served(self.scalar_type()) && self.scalar_type() == mat2.scalar_type(),
+                 "[{}] mat_a is {} and mat_b is {}: both must be Float32, BFloat16 or Float16, and of one dtype. Use "
+                 ".to() for one of them.",
+                 kGroupedMm, c10::toString(self.scalar_type()), c10::toString(mat2.scalar_type()));
+  SW_CHECK_VALUE(self.size(-1) == mat2.size(-2),
+                 "[{}] contraction dimension of mat_a and mat_b must match: shapes {} and {} have {} and {}.",
+                 kGroupedMm, shape(self), shape(mat2), self.size(-1), mat2.size(-2));
   const bool is_batched = self.dim() == 3 && mat2.dim() == 3, has_offs = offs && offs->defined();
-  TORCH_CHECK_VALUE(has_offs != is_batched, fmt::format("[{}] Have to provide offsets if there is a 2d matrix, or no "
-                                                        "offset if both matrices are 3d: got {} and {} with{} offs.",
-                                                        kGroupedMm, shape(self), shape(mat2), has_offs ? "" : "out"));
-  TORCH_CHECK_VALUE(!is_batched || self.size(0) == mat2.size(0),
-                    fmt::format("[{}] matrix batch sizes have to match: shapes {} and {} have {} and {}.", kGroupedMm,
-                                shape(self), shape(mat2), self.size(0), mat2.size(0)));
-  TORCH_CHECK_NOT_IMPLEMENTED(!bias || !bias->defined(),
-                              fmt::format("[{}] Bias not supported yet, by torch neither. Add it to the result, a row "
-                                          "per group: result + bias.repeat_interleave(counts, 0).",
-                                          kGroupedMm));
-  TORCH_CHECK_VALUE(
-      !out_dtype || *out_dtype == self.scalar_type(),
-      fmt::format("[{}] Grouped gemm output dtype must match `mat_a` dtype: out_dtype is {}, and `mat_a` is {}. Use "
-                  ".to() on the result.",
-                  kGroupedMm, out_dtype ? c10::toString(*out_dtype) : "", c10::toString(self.scalar_type())));
+  SW_CHECK_VALUE(has_offs != is_batched,
+                 "[{}] Have to provide offsets if there is a 2d matrix, or no offset if both matrices are 3d: got {} "
+                 "and {} with{} offs.",
+                 kGroupedMm, shape(self), shape(mat2), has_offs ? "" : "out");
+  SW_CHECK_VALUE(!is_batched || self.size(0) == mat2.size(0),
+                 "[{}] matrix batch sizes have to match: shapes {} and {} have {} and {}.", kGroupedMm, shape(self),
+                 shape(mat2), self.size(0), mat2.size(0));
+  SW_CHECK_NOT_IMPLEMENTED(!bias || !bias->defined(),
+                           "[{}] Bias not supported yet, by torch neither. Add it to the result, a row per group: "
+                           "result + bias.repeat_interleave(counts, 0).",
+                           kGroupedMm);
+  SW_CHECK_VALUE(!out_dtype || *out_dtype == self.scalar_type(),
+                 "[{}] Grouped gemm output dtype must match `mat_a` dtype: out_dtype is {}, and `mat_a` is {}. Use "
+                 ".to() on the result.",
+                 kGroupedMm, out_dtype ? c10::toString(*out_dtype) : "", c10::toString(self.scalar_type()));
   if (!has_offs) return;
-  TORCH_CHECK_VALUE(
+  SW_CHECK_VALUE(
       offs->dim() == 1 && offs->scalar_type() == at::kInt,
-      fmt::format(
-          "[{}] Offsets have to be int32, of 1 dim: offs is {} of shape {}. Use counts.cumsum(0, dtype=torch.int32).",
-          kGroupedMm, c10::toString(offs->scalar_type()), shape(*offs)));
+      "[{}] Offsets have to be int32, of 1 dim: offs is {} of shape {}. Use counts.cumsum(0, dtype=torch.int32).",
+      kGroupedMm, c10::toString(offs->scalar_type()), shape(*offs));
   const int64_t n_groups = self.dim() == 3 ? self.size(0) : mat2.dim() == 3 ? mat2.size(0) : offs->size(0);
-  TORCH_CHECK_VALUE(
-      offs->size(0) == n_groups,
-      fmt::format("[{}] matrix batch sizes have to match: offs has {} entries for {} groups. Give one per group.",
-                  kGroupedMm, offs->size(0), n_groups));
+  SW_CHECK_VALUE(offs->size(0) == n_groups,
+                 "[{}] matrix batch sizes have to match: offs has {} entries for {} groups. Give one per group.",
+                 kGroupedMm, offs->size(0), n_groups);
 }
 
 /// aten::_grouped_mm: [T, K] and [E, K, N] give [T, N], two matrices [M, T] and [T, N] give [E, M, N], [E, M, K] and [K, T] give [M, T]; these need

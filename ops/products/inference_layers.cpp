@@ -7,6 +7,7 @@
 #include "ops/support/maybe_tensor.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/plain_operand.h"
+#include "text/check.h"
 
 #include <ATen/ops/_native_multi_head_attention.h>
 #include <ATen/ops/_transformer_encoder_layer_fwd.h>
@@ -18,7 +19,6 @@
 #include <ATen/ops/relu.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/softmax.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -129,14 +129,13 @@ Two multi_head_attention(const Tensor& query, const Tensor& key, const Tensor& v
                          int64_t n_heads, const Tensor& in, const Tensor& in_bias, const Tensor& out,
                          const Tensor& out_bias, const MaybeTensor& given_mask, bool needs_weights, bool averages,
                          std::optional<int64_t> mask_type) {
-  TORCH_CHECK_VALUE(
+  SW_CHECK_VALUE(
       query.dim() == 3 && query.size(2) == embed_dim && query.sizes() == key.sizes() && key.sizes() == value.sizes() &&
           n_heads > 0 && embed_dim % n_heads == 0 && (!is_given(given_mask) || mask_type),
-      fmt::format("[aten::_native_multi_head_attention] query, key and value of [{}], [{}] and [{}] with {} heads{} do "
-                  "not fit. Give tensors [batch, length, {}], a number of heads that divides the last dim, and a "
-                  "mask_type with a mask.",
-                  fmt::join(query.sizes(), ", "), fmt::join(key.sizes(), ", "), fmt::join(value.sizes(), ", "), n_heads,
-                  is_given(given_mask) && !mask_type ? " and a mask without a mask_type" : "", embed_dim));
+      "[aten::_native_multi_head_attention] query, key and value of [{}], [{}] and [{}] with {} heads{} do not fit. "
+      "Give tensors [batch, length, {}], a number of heads that divides the last dim, and a mask_type with a mask.",
+      fmt::join(query.sizes(), ", "), fmt::join(key.sizes(), ", "), fmt::join(value.sizes(), ", "), n_heads,
+      is_given(given_mask) && !mask_type ? " and a mask without a mask_type" : "", embed_dim);
   const MaybeTensor mask = as_bools(given_mask);
   const auto type = static_cast<MaskType>(mask_type.value_or(kOfPairs));
   const bool is_same = query.is_same(key) && key.is_same(value);

@@ -8,6 +8,7 @@
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/api/random.h"
+#include "text/check.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/ops/add.h>
@@ -19,7 +20,6 @@
 #include <ATen/ops/lt.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/topk.h>
-#include <fmt/format.h>
 
 #include <limits>
 
@@ -31,10 +31,10 @@ using MaybeGenerator = std::optional<at::Generator>;
 // Parameter values are checked on all ranks together, by an all-reduce of one bool.
 
 void check_probabilities(const char* op, const at::Tensor& p) {
-  TORCH_CHECK(!any_anywhere(p.lt(0).logical_or_(p.gt(1)).logical_or_(p.isnan())),
-              fmt::format("[{}] Expected p_in >= 0 && p_in <= 1 to be true, but got false: some p is not a "
-                          "probability. Use values in [0, 1].",
-                          op));
+  SW_CHECK(!any_anywhere(p.lt(0).logical_or_(p.gt(1)).logical_or_(p.isnan())),
+           "[{}] Expected p_in >= 0 && p_in <= 1 to be true, but got false: some p is not a probability. Use values in "
+           "[0, 1].",
+           op);
 }
 
 /// Uniform in [0, 1), as doubles: rounding to a narrower dtype would bias a comparison.
@@ -43,10 +43,10 @@ at::Tensor uniform_like(const at::Tensor& self, MaybeGenerator generator) {
 }
 
 at::Tensor& bernoulli_tensor_(at::Tensor& self, const at::Tensor& p, MaybeGenerator generator) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
+  SW_CHECK_NOT_IMPLEMENTED(
       at::isFloatingType(p.scalar_type()),
-      fmt::format("[aten::bernoulli_] is not implemented for probabilities of {}. Convert them to a floating dtype.",
-                  c10::toString(p.scalar_type())));
+      "[aten::bernoulli_] is not implemented for probabilities of {}. Convert them to a floating dtype.",
+      c10::toString(p.scalar_type()));
   if (is_dtensor(p)) check_probabilities("aten::bernoulli_", p);
   return self.copy_(at::lt(uniform_like(self, std::move(generator)), p));
 }

@@ -11,6 +11,7 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/tracing.h"
+#include "text/check.h"
 
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/aminmax.h>
@@ -23,7 +24,6 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
-#include <fmt/format.h>
 
 #include <limits>
 #include <tuple>
@@ -98,11 +98,10 @@ void describe(const OpCall& call, Signature& signature) {
   for (const Operand& operand : call.operands) {
     const std::string& name = arg_name(call, operand);
     signature.inputs.push_back(name == "input" ? input : name == "weight" ? Axes{input[dim]} : target);
-    TORCH_CHECK(operand.sizes.size() == signature.inputs.back().size(),
-                fmt::format("[aten::nll_loss] {} of shape [{}] does not fit input of shape [{}]. Give it the shape of "
-                            "input without the dim of classes.",
-                            name, fmt::join(operand.sizes, ", "),
-                            fmt::join(call.operands[call.operand_at("input")].sizes, ", ")));
+    SW_CHECK(operand.sizes.size() == signature.inputs.back().size(),
+             "[aten::nll_loss] {} of shape [{}] does not fit input of shape [{}]. Give it the shape of input without "
+             "the dim of classes.",
+             name, fmt::join(operand.sizes, ", "), fmt::join(call.operands[call.operand_at("input")].sizes, ", "));
   }
   signature.outputs =
       call.op.n_returns() == 2 ? decltype(signature.outputs){target, target} : decltype(signature.outputs){input};
@@ -166,10 +165,9 @@ void check_weight(const at::Tensor& weight, int64_t n_classes) {
 void check_operands(const at::Tensor& self, const at::Tensor& target, const MaybeTensor& weight, int64_t n_classes) {
   TORCH_CHECK(target.scalar_type() == at::kLong || target.scalar_type() == at::kByte,
               "expected target dtype to be Long or Byte, but got ", target.scalar_type());
-  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(self.scalar_type()),
-                              fmt::format("[aten::nll_loss] is not implemented for {}. Convert the input to a "
-                                          "floating dtype.",
-                                          c10::toString(self.scalar_type())));
+  SW_CHECK_NOT_IMPLEMENTED(at::isFloatingType(self.scalar_type()),
+                           "[aten::nll_loss] is not implemented for {}. Convert the input to a floating dtype.",
+                           c10::toString(self.scalar_type()));
   if (!is_given(weight)) return;
   check_weight(*weight, n_classes);
   TORCH_CHECK(weight->scalar_type() == self.scalar_type(), "expected scalar type ", self.scalar_type(), " but found ",

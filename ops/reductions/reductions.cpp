@@ -8,6 +8,7 @@
 #include "ops/support/torch_composition.h"
 #include "placements/placement_list.h"
 #include "runtime/api/factories.h"
+#include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/abs.h>
@@ -17,7 +18,6 @@
 #include <ATen/ops/sum.h>
 #include <ATen/ops/trace.h>
 #include <ATen/ops/zeros_like.h>
-#include <fmt/format.h>
 
 #include <cmath>
 
@@ -75,9 +75,9 @@ at::ScalarType sum_dtype(at::ScalarType dtype) { return at::isReducedFloatingTyp
 at::Tensor mean_dim(const at::Tensor& self, at::OptionalIntArrayRef dims, bool keepdim,
                     std::optional<at::ScalarType> dtype) {
   const at::ScalarType to = dtype.value_or(self.scalar_type());
-  TORCH_CHECK(at::isFloatingType(to) || at::isComplexType(to),
-              fmt::format("[aten::mean] the mean of {} cannot be {}. Pass a floating dtype=.",
-                          c10::toString(self.scalar_type()), c10::toString(to)));
+  SW_CHECK(at::isFloatingType(to) || at::isComplexType(to),
+           "[aten::mean] the mean of {} cannot be {}. Pass a floating dtype=.", c10::toString(self.scalar_type()),
+           c10::toString(to));
   return at::sum(self, dims, keepdim, sum_dtype(to)).div_(n_reduced(self, dims)).to(to);
 }
 
@@ -102,9 +102,8 @@ at::Tensor vector_norm(const at::Tensor& self, const at::Scalar& ord, at::Option
   const at::Tensor input = dtype ? self.to(*dtype) : self;
   const at::ScalarType to = at::toRealValueType(input.scalar_type());
   const at::ScalarType wide = sum_dtype(to);
-  TORCH_CHECK(at::isFloatingType(to),
-              fmt::format("[aten::linalg_vector_norm] the norm of {} is not defined. Pass a floating dtype=.",
-                          c10::toString(input.scalar_type())));
+  SW_CHECK(at::isFloatingType(to), "[aten::linalg_vector_norm] the norm of {} is not defined. Pass a floating dtype=.",
+           c10::toString(input.scalar_type()));
   if (p < 0) check_not_empty(self, p, dims.value_or(at::IntArrayRef()));
   const at::Tensor sizes = at::abs(input);
   if (p == INFINITY) return at::amax(sizes, dims.value_or(at::IntArrayRef()), keepdim);

@@ -5,6 +5,7 @@
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
 #include "runtime/tensor/derivative_formula.h"
+#include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
@@ -19,8 +20,6 @@
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
-
-#include <fmt/format.h>
 
 namespace shardwise {
 namespace {
@@ -108,8 +107,8 @@ at::Tensor as_scanned(const char* op, const at::Tensor& self, std::optional<at::
   const bool is_integral = at::isIntegralType(self.scalar_type(), /*includeBool=*/true);
   const at::ScalarType to = dtype.value_or(is_integral ? at::kLong : self.scalar_type());
   // torch's kernels say so where there are elements, which not every rank has.
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      to != at::kBool, fmt::format("[{}] is not implemented for bools. Pass an integer or floating dtype=.", op));
+  SW_CHECK_NOT_IMPLEMENTED(to != at::kBool, "[{}] is not implemented for bools. Pass an integer or floating dtype=.",
+                           op);
   return self.to(to);
 }
 
@@ -124,9 +123,8 @@ at::Tensor running_product(const at::Tensor& self, int64_t dim, std::optional<at
 /// The dtype of an in-place scan: the tensor's own.
 at::ScalarType written_dtype(const char* op, const at::Tensor& self, std::optional<at::ScalarType> dtype) {
   const at::ScalarType own = self.scalar_type();
-  TORCH_CHECK(dtype.value_or(own) == own,
-              fmt::format("[{}] dtype={} does not fit the tensor, which is {}. Leave it out.", op,
-                          c10::toString(*dtype), c10::toString(own)));
+  SW_CHECK(dtype.value_or(own) == own, "[{}] dtype={} does not fit the tensor, which is {}. Leave it out.", op,
+           c10::toString(*dtype), c10::toString(own));
   return own;
 }
 
@@ -200,9 +198,9 @@ struct Extremes {
 template <bool is_max>
 std::tuple<at::Tensor, at::Tensor> running_extremes(const at::Tensor& self, int64_t dim) {
   // torch's kernels say so where there are elements, which not every rank has.
-  TORCH_CHECK_NOT_IMPLEMENTED(!self.is_complex() && !at::isFloat8Type(self.scalar_type()),
-                              fmt::format("[{}] is not implemented for {}. Convert the tensor first.",
-                                          is_max ? "aten::cummax" : "aten::cummin", c10::toString(self.scalar_type())));
+  SW_CHECK_NOT_IMPLEMENTED(!self.is_complex() && !at::isFloat8Type(self.scalar_type()),
+                           "[{}] is not implemented for {}. Convert the tensor first.",
+                           is_max ? "aten::cummax" : "aten::cummin", c10::toString(self.scalar_type()));
   const DimPieces along = pieces_along(self, dim);
   const int64_t first = along.intervals[along.own].begin;
   Shards values, indices;

@@ -10,10 +10,10 @@
 #include "runtime/dispatch/view_call.h"
 #include "runtime/dispatch/view_replay.h"
 #include "runtime/rules/propagate.h"
+#include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -117,10 +117,10 @@ at::Tensor differentiable_slice(const at::Tensor& self, int64_t dim, std::option
 at::Tensor select_index(const at::Tensor& self, int64_t dim, int64_t index) {
   TORCH_CHECK_INDEX(self.dim() > 0, "[aten::select] a tensor of 0 dims has no index to select. Use the tensor itself.");
   const int64_t size = self.size(dim);
-  TORCH_CHECK_INDEX(-size <= index && index < size,
-                    fmt::format("[aten::select] index {} is out of range for dim {} of a tensor of shape "
-                                "[{}]. Use an index in [{}, {}).",
-                                index, dim, fmt::join(self.sizes(), ", "), -size, size));
+  SW_CHECK_INDEX(
+      -size <= index && index < size,
+      "[aten::select] index {} is out of range for dim {} of a tensor of shape [{}]. Use an index in [{}, {}).", index,
+      dim, fmt::join(self.sizes(), ", "), -size, size);
   const int64_t first = index < 0 ? index + size : index;
   return self.slice(dim, first, first + 1).squeeze(dim);
 }
@@ -139,10 +139,10 @@ std::vector<at::Tensor> as_one_of_several(std::vector<at::Tensor> views) {
 
 std::vector<at::Tensor> parts_by_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
   const int64_t total = c10::sum_integers(sizes);
-  TORCH_CHECK_VALUE(total == self.size(dim) && std::ranges::all_of(sizes, [](int64_t size) { return size >= 0; }),
-                    fmt::format("[aten::split_with_sizes] sizes [{}] add up to {}, but dim {} has {} elements. Make "
-                                "them add up to that number, none below 0.",
-                                fmt::join(sizes, ", "), total, dim, self.size(dim)));
+  SW_CHECK_VALUE(total == self.size(dim) && std::ranges::all_of(sizes, [](int64_t size) { return size >= 0; }),
+                 "[aten::split_with_sizes] sizes [{}] add up to {}, but dim {} has {} elements. Make them add up to "
+                 "that number, none below 0.",
+                 fmt::join(sizes, ", "), total, dim, self.size(dim));
   std::vector<at::Tensor> parts;
   int64_t begin = 0;
   for (int64_t size : sizes) {
@@ -154,10 +154,9 @@ std::vector<at::Tensor> parts_by_sizes(const at::Tensor& self, c10::IntArrayRef 
 
 std::vector<at::Tensor> parts_evenly(const at::Tensor& self, int64_t size, int64_t dim) {
   const int64_t total = self.size(dim);
-  TORCH_CHECK_VALUE(
-      size > 0 || (size == 0 && total == 0),
-      fmt::format("[aten::split] split size {} does not divide dim {} of {} elements. Use a size above 0.", size, dim,
-                  total));
+  SW_CHECK_VALUE(size > 0 || (size == 0 && total == 0),
+                 "[aten::split] split size {} does not divide dim {} of {} elements. Use a size above 0.", size, dim,
+                 total);
   std::vector<int64_t> sizes;
   for (int64_t begin = 0; begin < total; begin += size) sizes.push_back(std::min(size, total - begin));
   if (sizes.empty()) sizes.push_back(0);  // torch gives one empty part

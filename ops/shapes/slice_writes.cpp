@@ -5,10 +5,10 @@
 #include "ops/indexing/index_operand.h"
 #include "ops/support/kernels.h"
 #include "runtime/api/dtensor.h"
+#include "text/check.h"
 
 #include <ATen/ops/arange.h>
 #include <c10/core/WrapDimMinimal.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -19,9 +19,10 @@ at::Tensor with_slice(const at::Tensor& self, const at::Tensor& src, int64_t dim
                       std::optional<int64_t> end, int64_t step) {
   at::Tensor result = self.clone();
   at::Tensor place = result.slice(dim, start, end, step);
-  TORCH_CHECK(place.sizes() == src.sizes(), fmt::format("[aten::slice_scatter] expected src to have a size equal to "
-                                                        "the slice of self. src size = [{}], slice size = [{}]",
-                                                        fmt::join(src.sizes(), ", "), fmt::join(place.sizes(), ", ")));
+  SW_CHECK(place.sizes() == src.sizes(),
+           "[aten::slice_scatter] expected src to have a size equal to the slice of self. src size = [{}], slice size "
+           "= [{}]",
+           fmt::join(src.sizes(), ", "), fmt::join(place.sizes(), ", "));
   place.copy_(src);
   return result;
 }
@@ -29,9 +30,9 @@ at::Tensor with_slice(const at::Tensor& self, const at::Tensor& src, int64_t dim
 at::Tensor with_index(const at::Tensor& self, const at::Tensor& src, int64_t of_dim, int64_t index) {
   const int64_t dim = c10::maybe_wrap_dim(of_dim, self.dim());
   const int64_t size = self.size(dim);
-  TORCH_CHECK_INDEX(-size <= index && index < size,
-                    fmt::format("[aten::select_scatter] index {} out of range for tensor of size [{}] at dimension {}",
-                                index, fmt::join(self.sizes(), ", "), dim));
+  SW_CHECK_INDEX(-size <= index && index < size,
+                 "[aten::select_scatter] index {} out of range for tensor of size [{}] at dimension {}", index,
+                 fmt::join(self.sizes(), ", "), dim);
   const int64_t first = index < 0 ? index + size : index;
   return with_slice(self, src.unsqueeze(dim), dim, first, first + 1, 1);
 }
@@ -44,8 +45,7 @@ struct Diagonal {
 
   Diagonal(const at::Tensor& self, int64_t offset, int64_t of_dim1, int64_t of_dim2) : n_dims(self.dim()) {
     int64_t dim1 = c10::maybe_wrap_dim(of_dim1, self.dim()), dim2 = c10::maybe_wrap_dim(of_dim2, self.dim());
-    TORCH_CHECK(dim1 != dim2, fmt::format("[aten::diagonal_scatter] diagonal dimensions cannot be identical {}, {}",
-                                          of_dim1, of_dim2));
+    SW_CHECK(dim1 != dim2, "[aten::diagonal_scatter] diagonal dimensions cannot be identical {}, {}", of_dim1, of_dim2);
     const int64_t row = std::max<int64_t>(-offset, 0), column = std::max<int64_t>(offset, 0);
     length = std::max<int64_t>(0, std::min(self.size(dim1) - row, self.size(dim2) - column));
     const MeshPtr& mesh = spec_of(self)->mesh();
@@ -74,9 +74,10 @@ at::Tensor with_diagonal(const at::Tensor& self, const at::Tensor& src, int64_t 
   for (int64_t dim = 0; dim < self.dim(); ++dim)
     if (dim != diagonal.at.dims[0] && dim != diagonal.at.dims[1]) sizes.push_back(self.size(dim));
   sizes.push_back(diagonal.length);
-  TORCH_CHECK(src.sizes() == sizes, fmt::format("[aten::diagonal_scatter] expected src to have a size equal to the "
-                                                "slice of self. src size = [{}], slice size = [{}]",
-                                                fmt::join(src.sizes(), ", "), fmt::join(sizes, ", ")));
+  SW_CHECK(src.sizes() == sizes,
+           "[aten::diagonal_scatter] expected src to have a size equal to the slice of self. src size = [{}], slice "
+           "size = [{}]",
+           fmt::join(src.sizes(), ", "), fmt::join(sizes, ", "));
   if (src.numel() == 0) return self.clone();
   return put(self, diagonal.at, diagonal.as_indexed(src), /*accumulate=*/false);
 }

@@ -9,11 +9,11 @@
 #include "runtime/dispatch/copied_view.h"
 #include "runtime/dispatch/view_begin.h"
 #include "runtime/rules/propagate.h"
+#include "text/check.h"
 
 #include <c10/core/InferenceMode.h>
 #include <c10/core/WrapDimMinimal.h>
 #include <c10/util/accumulate.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <numeric>
@@ -286,11 +286,11 @@ at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntAr
   const Strided strided{sizes, strides, storage_offset.value_or(self.storage_offset())};
   if (sizes == self.sizes() && strides == self.strides() && strided.offset == self.storage_offset())
     return self.alias();
-  TORCH_CHECK(sizes.size() == strides.size() && strided.offset >= 0 &&
-                  std::ranges::all_of(strides, [](int64_t stride) { return stride >= 0; }),
-              fmt::format("[aten::as_strided] sizes [{}], strides [{}] and offset {} do not fit. Give as many strides "
-                          "as sizes, none of them negative.",
-                          fmt::join(sizes, ", "), fmt::join(strides, ", "), strided.offset));
+  SW_CHECK(sizes.size() == strides.size() && strided.offset >= 0 &&
+               std::ranges::all_of(strides, [](int64_t stride) { return stride >= 0; }),
+           "[aten::as_strided] sizes [{}], strides [{}] and offset {} do not fit. Give as many strides as sizes, none "
+           "of them negative.",
+           fmt::join(sizes, ", "), fmt::join(strides, ", "), strided.offset);
   if (strided.is_within(self)) return gathered_as_strided(self, strided);
   if (self.is_view())
     if (const at::Tensor base(self._base()); is_dtensor(base) && strided.is_within(base))

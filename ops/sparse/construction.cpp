@@ -5,12 +5,12 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/sparse.h"
+#include "text/check.h"
 
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -71,13 +71,12 @@ EntryLayout lay_out(const Spec& indices, const Spec& values, int64_t sparse_dim)
 }
 
 void check_parts(const at::Tensor& indices, const at::Tensor& values, c10::IntArrayRef size) {
-  TORCH_CHECK_VALUE(
-      indices.dim() == 2 && values.dim() >= 1 && indices.size(1) == values.size(0) &&
-          indices.size(0) + values.dim() - 1 == static_cast<int64_t>(size.size()) &&
-          values.sizes().slice(1) == size.slice(indices.size(0)),
-      fmt::format("[sparse_coo_tensor] indices of shape [{}] and values of shape [{}] do not make a tensor of shape "
-                  "[{}]. Give indices [dims, n] and values [n, other dims...].",
-                  fmt::join(indices.sizes(), ", "), fmt::join(values.sizes(), ", "), fmt::join(size, ", ")));
+  SW_CHECK_VALUE(indices.dim() == 2 && values.dim() >= 1 && indices.size(1) == values.size(0) &&
+                     indices.size(0) + values.dim() - 1 == static_cast<int64_t>(size.size()) &&
+                     values.sizes().slice(1) == size.slice(indices.size(0)),
+                 "[sparse_coo_tensor] indices of shape [{}] and values of shape [{}] do not make a tensor of shape "
+                 "[{}]. Give indices [dims, n] and values [n, other dims...].",
+                 fmt::join(indices.sizes(), ", "), fmt::join(values.sizes(), ", "), fmt::join(size, ", "));
 }
 
 /// The lowest and the highest index of each dim, on every rank of the mesh.
@@ -90,17 +89,17 @@ void check_range(const at::Tensor& indices, c10::IntArrayRef size) {
   const auto [lowest, highest] = bounds(indices);
   for (int64_t dim = 0; dim < indices.size(0); ++dim) {
     const int64_t low = lowest[dim].item<int64_t>(), high = highest[dim].item<int64_t>();
-    TORCH_CHECK_INDEX(
-        low >= 0 && high < size[dim],
-        fmt::format("[sparse_coo_tensor] index {} is outside dim {} of shape [{}]. Use indices in [0, {}).",
-                    low < 0 ? low : high, dim, fmt::join(size, ", "), size[dim]));
+    SW_CHECK_INDEX(low >= 0 && high < size[dim],
+                   "[sparse_coo_tensor] index {} is outside dim {} of shape [{}]. Use indices in [0, {}).",
+                   low < 0 ? low : high, dim, fmt::join(size, ", "), size[dim]);
   }
 }
 
 at::Tensor as_distributed(const at::Tensor& part, const MeshPtr& mesh) {
-  TORCH_CHECK_VALUE(is_dtensor(part), fmt::format("[sparse_coo_tensor] got a torch.Tensor of shape [{}] next to a "
-                                                  "DTensor. Wrap it with distribute_tensor(x, mesh, [Replicate()]).",
-                                                  fmt::join(part.sizes(), ", ")));
+  SW_CHECK_VALUE(is_dtensor(part),
+                 "[sparse_coo_tensor] got a torch.Tensor of shape [{}] next to a DTensor. Wrap it with "
+                 "distribute_tensor(x, mesh, [Replicate()]).",
+                 fmt::join(part.sizes(), ", "));
   check_same_mesh("sparse_coo_tensor", mesh, spec_of(part)->mesh());
   return part;
 }
@@ -131,11 +130,10 @@ at::Tensor from_entries(int64_t sparse_dim, int64_t dense_dim, c10::SymIntArrayR
                         const at::Tensor& values, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                         std::optional<at::Device>, std::optional<bool>, std::optional<bool> is_coalesced) {
   const auto sizes = C10_AS_INTARRAYREF_SLOW(size);
-  TORCH_CHECK_VALUE(
-      indices.dim() == 2 && indices.size(0) == sparse_dim && values.dim() == dense_dim + 1,
-      fmt::format("[sparse_coo_tensor] indices of shape [{}] and values of shape [{}] do not have {} sparse and {} "
-                  "dense dims. Give indices [sparse dims, n] and values [n, dense dims...].",
-                  fmt::join(indices.sizes(), ", "), fmt::join(values.sizes(), ", "), sparse_dim, dense_dim));
+  SW_CHECK_VALUE(indices.dim() == 2 && indices.size(0) == sparse_dim && values.dim() == dense_dim + 1,
+                 "[sparse_coo_tensor] indices of shape [{}] and values of shape [{}] do not have {} sparse and {} "
+                 "dense dims. Give indices [sparse dims, n] and values [n, dense dims...].",
+                 fmt::join(indices.sizes(), ", "), fmt::join(values.sizes(), ", "), sparse_dim, dense_dim);
   return sparse_of(indices, dtype && is_dtensor(values) ? values.to(*dtype) : values, sizes,
                    is_coalesced.value_or(false));
 }
@@ -145,10 +143,10 @@ template <class Sizes>
 at::Tensor from_entries_of_size(const at::Tensor& indices, const at::Tensor& values, Sizes size,
                                 std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                                 std::optional<at::Device>, std::optional<bool>, std::optional<bool> is_coalesced) {
-  TORCH_CHECK_VALUE(indices.dim() == 2 && values.dim() >= 1,
-                    fmt::format("[sparse_coo_tensor] got indices of shape [{}] and values of shape [{}]. Give [dims, "
-                                "n] and [n, other dims...].",
-                                fmt::join(indices.sizes(), ", "), fmt::join(values.sizes(), ", ")));
+  SW_CHECK_VALUE(
+      indices.dim() == 2 && values.dim() >= 1,
+      "[sparse_coo_tensor] got indices of shape [{}] and values of shape [{}]. Give [dims, n] and [n, other dims...].",
+      fmt::join(indices.sizes(), ", "), fmt::join(values.sizes(), ", "));
   const auto options = values.options().layout(at::kSparse).dtype(dtype.value_or(values.scalar_type()));
   return at::symint::_sparse_coo_tensor_with_dims_and_tensors<typename Sizes::value_type>(
       indices.size(0), values.dim() - 1, size, indices, values, options, is_coalesced);
@@ -158,10 +156,10 @@ at::Tensor from_entries_of_size(const at::Tensor& indices, const at::Tensor& val
 at::Tensor from_entries_alone(const at::Tensor& indices, const at::Tensor& values, std::optional<at::ScalarType> dtype,
                               std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>,
                               std::optional<bool> is_coalesced) {
-  TORCH_CHECK_VALUE(is_dtensor(indices) && indices.dim() == 2 && values.dim() >= 1,
-                    fmt::format("[sparse_coo_tensor] got indices of shape [{}] and values of shape [{}]. Give a "
-                                "DTensor [dims, n] and one [n, other dims...].",
-                                fmt::join(indices.sizes(), ", "), fmt::join(values.sizes(), ", ")));
+  SW_CHECK_VALUE(is_dtensor(indices) && indices.dim() == 2 && values.dim() >= 1,
+                 "[sparse_coo_tensor] got indices of shape [{}] and values of shape [{}]. Give a DTensor [dims, n] and "
+                 "one [n, other dims...].",
+                 fmt::join(indices.sizes(), ", "), fmt::join(values.sizes(), ", "));
   TORCH_CHECK_NOT_IMPLEMENTED(
       spec_of(indices)->is_member(),
       "[sparse_coo_tensor] without a size depends on values that ranks outside the mesh do not have. Give the size.");
@@ -186,9 +184,9 @@ void validate(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 at::Tensor to_sparse(const at::Tensor& self, int64_t sparse_dim) {
   const SpecPtr& spec = spec_of(self);
-  TORCH_CHECK_VALUE(sparse_dim > 0 && sparse_dim <= self.dim(),
-                    fmt::format("[to_sparse] {} sparse dims are impossible for a tensor of shape [{}]. Use 1 to {}.",
-                                sparse_dim, fmt::join(self.sizes(), ", "), self.dim()));
+  SW_CHECK_VALUE(sparse_dim > 0 && sparse_dim <= self.dim(),
+                 "[to_sparse] {} sparse dims are impossible for a tensor of shape [{}]. Use 1 to {}.", sparse_dim,
+                 fmt::join(self.sizes(), ", "), self.dim());
   const Placements given = spec->layout().joined_dim() ? without_boxes(spec->placements()) : spec->placements().vec();
   const Placements placements = replicated_where(given, [&](const Placement& each) {
     return each.terms() || each.split_dim() >= sparse_dim;  // whether an index has an entry depends on its whole row
@@ -197,9 +195,9 @@ at::Tensor to_sparse(const at::Tensor& self, int64_t sparse_dim) {
   const auto* impl = maybe_dtensor(laid_out);
   for (const Box& box : impl->spec()->boxes())
     for (int64_t dim = sparse_dim; dim < self.dim(); ++dim)
-      TORCH_CHECK_NOT_IMPLEMENTED(
-          box.sizes[dim] == self.size(dim),
-          fmt::format("[to_sparse] {} is sharded along dense dim {}. Redistribute first.", to_string(*spec), dim));
+      SW_CHECK_NOT_IMPLEMENTED(box.sizes[dim] == self.size(dim),
+                               "[to_sparse] {} is sharded along dense dim {}. Redistribute first.", to_string(*spec),
+                               dim);
   BelowAutograd guard;
   Shards pieces;
   for (const at::Tensor& piece : impl->shards()) pieces.push_back(piece.to_sparse(sparse_dim));

@@ -5,9 +5,9 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/sparse.h"
+#include "text/check.h"
 
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
 namespace shardwise {
 namespace {
@@ -76,8 +76,8 @@ int64_t dense_dim(const at::Tensor& self) { return self.dim() - sparse_dim(self)
 bool is_coalesced(const at::Tensor& self) { return maybe_sparse(self)->entries()->is_coalesced; }
 
 void check_coalesced(const char* what, const at::Tensor& self) {
-  TORCH_CHECK_VALUE(is_coalesced(self), fmt::format("[{}] the tensor is not coalesced: {}. Use coalesce() first.", what,
-                                                    to_string(*spec_of(self))));
+  SW_CHECK_VALUE(is_coalesced(self), "[{}] the tensor is not coalesced: {}. Use coalesce() first.", what,
+                 to_string(*spec_of(self)));
 }
 
 at::Tensor coalesced_indices(const at::Tensor& self) {
@@ -92,9 +92,8 @@ at::Tensor coalesced_values(const at::Tensor& self) {
 
 at::Tensor& mark_coalesced(at::Tensor& self, bool is_coalesced) {
   auto* impl = maybe_sparse(self);
-  TORCH_CHECK_VALUE(
-      !is_coalesced || !impl->spec()->layout().has_terms(),
-      fmt::format("[_coalesced_] a Partial is not coalesced: {}. Use coalesce().", to_string(*impl->spec())));
+  SW_CHECK_VALUE(!is_coalesced || !impl->spec()->layout().has_terms(),
+                 "[_coalesced_] a Partial is not coalesced: {}. Use coalesce().", to_string(*impl->spec()));
   impl->entries()->is_coalesced = is_coalesced;
   for (const at::Tensor& piece : impl->shards()) piece._coalesced_(is_coalesced);
   return self;
@@ -107,9 +106,9 @@ at::Tensor itself(const at::Tensor& self, std::optional<at::Layout> layout, at::
 }
 
 at::Tensor itself_of_dims(const at::Tensor& self, int64_t n_dims) {
-  TORCH_CHECK_VALUE(n_dims == sparse_dim(self),
-                    fmt::format("[to_sparse] the tensor has {} sparse dims already, not {}. Use to_dense() first.",
-                                sparse_dim(self), n_dims));
+  SW_CHECK_VALUE(n_dims == sparse_dim(self),
+                 "[to_sparse] the tensor has {} sparse dims already, not {}. Use to_dense() first.", sparse_dim(self),
+                 n_dims);
   return self;
 }
 

@@ -1,12 +1,12 @@
 // ops/sparse/reductions.cpp: sums, norms and any() over all values; indices without an entry count as 0.
 #include "ops/sparse/sparse.h"
 #include "runtime/api/dtensor.h"
+#include "text/check.h"
 
 #include <ATen/ops/_coalesce.h>
 #include <ATen/ops/any.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/sum.h>
-#include <fmt/format.h>
 
 namespace shardwise {
 namespace {
@@ -22,10 +22,9 @@ at::Tensor sum_of_all(const at::Tensor& self, std::optional<at::ScalarType> dtyp
 at::Tensor any_of_all(const at::Tensor& self) { return at::any(self._values()); }
 
 void check_all_dims(const char* op, const at::Tensor& self, at::OptionalIntArrayRef dims) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !dims || dims->empty() || static_cast<int64_t>(dims->size()) == self.dim(),
-      fmt::format("[{}] of a sparse DTensor goes over all dims, not [{}] of {}. Use to_dense().", op,
-                  fmt::join(*dims, ", "), self.dim()));
+  SW_CHECK_NOT_IMPLEMENTED(!dims || dims->empty() || static_cast<int64_t>(dims->size()) == self.dim(),
+                           "[{}] of a sparse DTensor goes over all dims, not [{}] of {}. Use to_dense().", op,
+                           fmt::join(*dims, ", "), self.dim());
 }
 
 at::Tensor sum_over(const at::Tensor& self, at::OptionalIntArrayRef dims, bool keepdim,
@@ -37,9 +36,10 @@ at::Tensor sum_over(const at::Tensor& self, at::OptionalIntArrayRef dims, bool k
 at::Tensor vector_norm(const at::Tensor& self, const at::Scalar& ord, at::OptionalIntArrayRef dims, bool keepdim,
                        std::optional<at::ScalarType> dtype) {
   check_all_dims("linalg_vector_norm", self, dims);
-  TORCH_CHECK_VALUE(ord.toDouble() >= 0, fmt::format("[linalg_vector_norm] order {} of a sparse DTensor depends on the "
-                                                     "zeros that it does not store. Use to_dense().",
-                                                     ord.toDouble()));
+  SW_CHECK_VALUE(
+      ord.toDouble() >= 0,
+      "[linalg_vector_norm] order {} of a sparse DTensor depends on the zeros that it does not store. Use to_dense().",
+      ord.toDouble());
   const at::Tensor values = summed_values(self);
   const Dims sizes(keepdim ? self.dim() : 0, 1);
   if (values.numel() == 0) {  // torch rejects the maximum of an empty tensor

@@ -3,8 +3,7 @@
 #include "ops/sparse/sparse_rule.h"
 #include "runtime/rules/aten_operators.h"
 #include "runtime/tensor/registrations.h"
-
-#include <fmt/format.h>
+#include "text/check.h"
 
 #include <memory>
 
@@ -14,9 +13,8 @@ namespace {
 constexpr auto kSparseKey = c10::DispatchKey::SparsePrivateUse2;
 
 [[noreturn]] void refuse(const std::string& op) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false,
-      fmt::format("[{}] is not implemented for sparse DTensors. Use to_dense(), or work on coalesce().values().", op));
+  SW_CHECK_NOT_IMPLEMENTED(
+      false, "[{}] is not implemented for sparse DTensors. Use to_dense(), or work on coalesce().values().", op);
 }
 
 class SparseKernel final : public c10::OperatorKernel {

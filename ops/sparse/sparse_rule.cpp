@@ -7,12 +7,12 @@
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/sparse.h"
+#include "text/check.h"
 
 #include <ATen/ops/_coalesce.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -125,9 +125,9 @@ class SparseCall {
   }
 
   void check_not_in_place(const char* what) const {
-    TORCH_CHECK_VALUE(!is_in_place(), fmt::format("[{}] cannot write to {}: {}. Use the operator that gives a new "
-                                                  "tensor, or coalesce() first.",
-                                                  op_.name, what, to_string(*leader().spec())));
+    SW_CHECK_VALUE(!is_in_place(),
+                   "[{}] cannot write to {}: {}. Use the operator that gives a new tensor, or coalesce() first.",
+                   op_.name, what, to_string(*leader().spec()));
   }
 
   void move_others() {
@@ -136,12 +136,10 @@ class SparseCall {
     for (Given& operand : operands_) {
       if (&operand == &operands_[leader_] || !is_dtensor(operand.tensor)) continue;
       const bool is_number = operand.is_number();
-      TORCH_CHECK_NOT_IMPLEMENTED(
-          is_number || operand.tensor.sizes() == spec.sizes(),
-          fmt::format(
-              "[{}] got operands of shapes [{}] and [{}]: sparse DTensors are not broadcast. Expand one, or use "
-              "to_dense().",
-              op_.name, fmt::join(spec.sizes(), ", "), fmt::join(operand.tensor.sizes(), ", ")));
+      SW_CHECK_NOT_IMPLEMENTED(is_number || operand.tensor.sizes() == spec.sizes(),
+                               "[{}] got operands of shapes [{}] and [{}]: sparse DTensors are not broadcast. Expand "
+                               "one, or use to_dense().",
+                               op_.name, fmt::join(spec.sizes(), ", "), fmt::join(operand.tensor.sizes(), ", "));
       Placements to = is_number ? Placements(spec.placements().size()) : spec.placements().vec();
       operand.tensor = redistribute(operand.tensor, std::move(to));
     }

@@ -1,8 +1,8 @@
 #include "ops/support/derivative.h"
 
 #include "runtime/tensor/autograd_node.h"
+#include "text/check.h"
 
-#include <fmt/format.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include <algorithm>
@@ -37,9 +37,9 @@ struct OwnBackward final : torch::autograd::Node {
 at::Tensor with_derivative(c10::ArrayRef<at::Tensor> inputs, at::Tensor result, const variable_list& saved,
                            const char* name, Derivative derivative) {
   for (const at::Tensor& input : inputs)
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !input._fw_grad(/*level=*/0).defined() || result._fw_grad(/*level=*/0).defined(),
-        fmt::format("[{}] has no forward-mode derivative. Use the backward, or the operator on plain tensors.", name));
+    SW_CHECK_NOT_IMPLEMENTED(!input._fw_grad(/*level=*/0).defined() || result._fw_grad(/*level=*/0).defined(),
+                             "[{}] has no forward-mode derivative. Use the backward, or the operator on plain tensors.",
+                             name);
   const bool requires_grad = std::ranges::any_of(inputs, [](const at::Tensor& input) { return input.requires_grad(); });
   if (!requires_grad || !c10::GradMode::is_enabled()) return result;
   auto node = make_node<OwnBackward>();

@@ -1,10 +1,10 @@
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "python/mesh_args.h"
+#include "text/check.h"
 #include "wrappers/parallel_layers.h"
 
 #include <ATen/core/Reduction.h>
-#include <fmt/format.h>
 #include <torch/csrc/Exceptions.h>
 
 namespace shardwise {
@@ -30,10 +30,8 @@ at::Tensor py_embedding(const at::Tensor& ids, const at::Tensor& weight, std::op
 int64_t reduction_of(const std::string& name) {
   if (name == "mean") return at::Reduction::Mean;
   if (name == "sum") return at::Reduction::Sum;
-  TORCH_CHECK_VALUE(name == "none",
-                    fmt::format("[vocab_parallel_cross_entropy] \"{}\" is no reduction. Use \"mean\", \"sum\" or "
-                                "\"none\".",
-                                name));
+  SW_CHECK_VALUE(name == "none",
+                 "[vocab_parallel_cross_entropy] \"{}\" is no reduction. Use \"mean\", \"sum\" or \"none\".", name);
   return at::Reduction::None;
 }
 

@@ -10,6 +10,7 @@
 #include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/subclass_parts.h"
+#include "text/check.h"
 
 #include <fmt/ranges.h>
 
@@ -48,11 +49,11 @@ void check_plain(const at::Tensor& tensor) {
       tensor.layout() == c10::kStrided && !keys.has(c10::DispatchKey::Python) &&
       (keys.has_backend(c10::BackendComponent::CPUBit) || keys.has_backend(c10::BackendComponent::CUDABit) ||
        keys.has_backend(c10::BackendComponent::MetaBit));
-  TORCH_CHECK_VALUE(
-      is_dense, fmt::format("[distribute_tensor] a tensor of {} cannot be sharded. Give a dense torch.Tensor; for a "
-                            "LocalShardsWrapper use DTensor.from_local.",
-                            tensor.layout() == c10::kStrided ? "a class of its own"
-                                                             : fmt::format("layout {}", c10::str(tensor.layout()))));
+  SW_CHECK_VALUE(
+      is_dense,
+      "[distribute_tensor] a tensor of {} cannot be sharded. Give a dense torch.Tensor; for a LocalShardsWrapper use "
+      "DTensor.from_local.",
+      tensor.layout() == c10::kStrided ? "a class of its own" : fmt::format("layout {}", c10::str(tensor.layout())));
 }
 
 /// Each rank cuts its part from its own object, with the operators of its class. Nothing is sent. A rank cuts the parts of all ranks, so that all
@@ -125,18 +126,16 @@ Given agreed_on(const Given& own, const DeviceMesh& mesh, int64_t root) {
   std::vector<Given> all;
   for (const Facts& facts : agree(group, "distribute_tensor", own.facts())) all.push_back(Given::of(facts));
   for (size_t i = 1; i < all.size(); ++i)
-    TORCH_CHECK_VALUE(
-        all[i].is_alike(all[0]),
-        fmt::format("[distribute_tensor] rank {} gives a tensor {}, but rank {} gives a tensor {}. Give the same "
-                    "shape, dtype and kind on every rank; only the values of src_data_rank count.",
-                    group.ranks[0], all[0].words(), group.ranks[i], all[i].words()));
+    SW_CHECK_VALUE(all[i].is_alike(all[0]),
+                   "[distribute_tensor] rank {} gives a tensor {}, but rank {} gives a tensor {}. Give the same shape, "
+                   "dtype and kind on every rank; only the values of src_data_rank count.",
+                   group.ranks[0], all[0].words(), group.ranks[i], all[i].words());
   Given& of_root = all[group.index_of(root)];
   const auto filled = std::ranges::find(all, false, &Given::is_on_meta);
-  TORCH_CHECK_VALUE(
-      !of_root.is_on_meta || filled == all.end(),
-      fmt::format("[distribute_tensor] rank {} is src_data_rank and gives a tensor on meta, but rank {} gives a tensor "
-                  "with values. Use a rank that has values as src_data_rank, or give a tensor on meta on every rank.",
-                  root, group.ranks[filled - all.begin()]));
+  SW_CHECK_VALUE(!of_root.is_on_meta || filled == all.end(),
+                 "[distribute_tensor] rank {} is src_data_rank and gives a tensor on meta, but rank {} gives a tensor "
+                 "with values. Use a rank that has values as src_data_rank, or give a tensor on meta on every rank.",
+                 root, group.ranks[filled - all.begin()]);
   return std::move(of_root);
 }
 
@@ -164,10 +163,10 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& given_mesh
   Given given = Given::of(tensor);
   int64_t root = given_mesh->rank();
   if (scatters) {
-    TORCH_CHECK_VALUE(*src_data_rank >= 0 && *src_data_rank < given_mesh->size(),
-                      fmt::format("[distribute_tensor] src_data_rank {} is not a place in the mesh {} of {} ranks. Use "
-                                  "a place in [0, {}), or none.",
-                                  *src_data_rank, to_string(*given_mesh), given_mesh->size(), given_mesh->size()));
+    SW_CHECK_VALUE(*src_data_rank >= 0 && *src_data_rank < given_mesh->size(),
+                   "[distribute_tensor] src_data_rank {} is not a place in the mesh {} of {} ranks. Use a place in [0, "
+                   "{}), or none.",
+                   *src_data_rank, to_string(*given_mesh), given_mesh->size(), given_mesh->size());
     root = given_mesh->grid().ranks[*src_data_rank];
     given = agreed_on(given, *given_mesh, root);
   }

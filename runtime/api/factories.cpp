@@ -2,10 +2,10 @@
 
 #include "placements/placement_list.h"
 #include "runtime/tensor/below_autograd.h"
+#include "text/check.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -27,8 +27,8 @@ at::Tensor make(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placemen
 
 at::Tensor full(c10::IntArrayRef sizes, const at::Scalar& value, const MeshPtr& mesh, Placements placements,
                 at::ScalarType dtype) {
-  TORCH_CHECK_VALUE(mesh_dims_with_terms(placements).empty(),
-                    fmt::format("[full] cannot fill a tensor as {}: use Shard or Replicate.", to_string(placements)));
+  SW_CHECK_VALUE(mesh_dims_with_terms(placements).empty(), "[full] cannot fill a tensor as {}: use Shard or Replicate.",
+                 to_string(placements));
   return make(sizes, mesh, std::move(placements), dtype,
               [&](const Box& box, const at::TensorOptions& options) { return at::full(box.sizes, value, options); });
 }

@@ -9,9 +9,9 @@
 #include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/sparse.h"
 #include "runtime/tensor/subclass.h"
+#include "text/check.h"
 
 #include <ATen/ops/zeros_like.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -137,20 +137,20 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
   const MeshPtr& mesh = local.is_meta() == given_mesh->is_meta() ? given_mesh : given_mesh->on(local.device().type());
   const bool is_ragged = std::ranges::any_of(placements, [](const Placement& each) { return each.n_flattened() > 0; });
   const bool is_joined = std::ranges::any_of(placements, &Placement::joins_boxes);
-  TORCH_CHECK_VALUE(!is_ragged || options.shape,
-                    fmt::format("[from_local] a local tensor of shape [{}] does not determine the global shape under "
-                                "{}. Give shape= of the whole tensor.",
-                                fmt::join(local.sizes(), ", "), to_string(placements)));
+  SW_CHECK_VALUE(!is_ragged || options.shape,
+                 "[from_local] a local tensor of shape [{}] does not determine the global shape under {}. Give shape= "
+                 "of the whole tensor.",
+                 fmt::join(local.sizes(), ", "), to_string(placements));
   const Dims sizes = options.shape ? *options.shape : sizes_of_even_shards(local.sizes(), *mesh, placements);
   const bool is_sparse = local.is_sparse();
   TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !options.run_check,
                               "[from_local] run_check compares dense tensors. Use run_check=False for a sparse one.");
   if (options.shape && (options.run_check || (is_subclass(local) && says_places(local))))
     placements = with_sizes_of_ranks(local, *mesh, std::move(placements), sizes);
-  TORCH_CHECK_VALUE(!mesh->is_member() || is_ragged || static_cast<int64_t>(sizes.size()) == local.dim(),
-                    fmt::format("[from_local] shape [{}] has {} dims, but the local tensor of shape [{}] has {}. Give "
-                                "the size of each dim of the whole tensor.",
-                                fmt::join(sizes, ", "), sizes.size(), fmt::join(local.sizes(), ", "), local.dim()));
+  SW_CHECK_VALUE(!mesh->is_member() || is_ragged || static_cast<int64_t>(sizes.size()) == local.dim(),
+                 "[from_local] shape [{}] has {} dims, but the local tensor of shape [{}] has {}. Give the size of "
+                 "each dim of the whole tensor.",
+                 fmt::join(sizes, ", "), sizes.size(), fmt::join(local.sizes(), ", "), local.dim());
   const bool is_sparse = local.is_sparse();
   TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !options.run_check,
                               "[from_local] run_check compares dense tensors. Use run_check=False for a sparse one.");
@@ -160,10 +160,10 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
   const Dims strides = options.stride    ? *options.stride
                        : has_own_strides ? dense_strides(sizes, local.strides())
                                          : row_major_strides(sizes);
-  TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !is_joined,
-                              fmt::format("[from_local] {} cannot place a sparse tensor: it divides dense memory. Use "
-                                          "Shard or EnumerableShard.",
-                                          to_string(placements)));
+  SW_CHECK_NOT_IMPLEMENTED(
+      !is_sparse || !is_joined,
+      "[from_local] {} cannot place a sparse tensor: it divides dense memory. Use Shard or EnumerableShard.",
+      to_string(placements));
   auto spec = Spec::intern(mesh, sizes, std::move(placements), strides, local.scalar_type());
   at::Tensor piece = local;
   if (options.run_check) {
@@ -196,11 +196,11 @@ void check_loadable(const Spec& spec, int64_t saved_by) {
   const bool is_member = layout.grid().coord_of(saved_by).has_value();
   const bool have_same_pieces =
       !layout.has_terms() && is_member == spec.is_member() && layout.boxes(saved_by) == layout.boxes(rank);
-  TORCH_CHECK_VALUE(rank == saved_by || have_same_pieces,
-                    fmt::format("[load] rank {} saved its part of a tensor, {}, but rank {}, which has another part, "
-                                "loads it. Save and load one file per rank, or use torch.distributed.checkpoint, with "
-                                "which every rank reads the parts that it needs.",
-                                saved_by, to_string(spec), rank));
+  SW_CHECK_VALUE(
+      rank == saved_by || have_same_pieces,
+      "[load] rank {} saved its part of a tensor, {}, but rank {}, which has another part, loads it. Save and load one "
+      "file per rank, or use torch.distributed.checkpoint, with which every rank reads the parts that it needs.",
+      saved_by, to_string(spec), rank);
 }
 
 at::Tensor replica_of(const at::Tensor& tensor, const MeshPtr& mesh) {

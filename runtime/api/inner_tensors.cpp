@@ -6,8 +6,7 @@
 #include "runtime/comm/agreement.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/subclass_parts.h"
-
-#include <fmt/format.h>
+#include "text/check.h"
 
 #include <algorithm>
 
@@ -95,12 +94,11 @@ class InnerTensors {
     const Scaling given{dim, inner_size, facts.number()};
     Scaling& known = scaling(i, d);
     if (known.dim == Scaling::kUnknown) known = given;
-    TORCH_CHECK_VALUE(
-        given.dim == Scaling::kUnknown || known.is_alike(given),
-        fmt::format("[{}] on rank {}, {} indices of inner tensor {} of a {} belong to {} indices of dim {}; on another "
-                    "rank, {} belong to {}. Make the parts from one object, with distribute_tensor.",
-                    kOp, group_.ranks[rank], given.inner_size, parts_.names[i], class_of(object_), given.size, dims_[d],
-                    known.inner_size, known.size));
+    SW_CHECK_VALUE(given.dim == Scaling::kUnknown || known.is_alike(given),
+                   "[{}] on rank {}, {} indices of inner tensor {} of a {} belong to {} indices of dim {}; on another "
+                   "rank, {} belong to {}. Make the parts from one object, with distribute_tensor.",
+                   kOp, group_.ranks[rank], given.inner_size, parts_.names[i], class_of(object_), given.size, dims_[d],
+                   known.inner_size, known.size);
   }
 
   /// Checks inner tensors that a slice does not cut. There is one for the whole object, so ranks that hold different slices must have equal
@@ -129,12 +127,11 @@ class InnerTensors {
     for (size_t k = 0; k < common.size(); ++k)
       for (int64_t a = 0; a < group_.size(); ++a)
         for (int64_t b = 0; b < a; ++b)
-          TORCH_CHECK_VALUE(
+          SW_CHECK_VALUE(
               values[a][k] == values[b][k] || !is_shared(common[k], a, b),
-              fmt::format("[{}] ranks {} and {} have different values in inner tensor {} of a {}. A slice does not cut "
-                          "this tensor, so all ranks must have the same values. Make the parts from one object, with "
-                          "distribute_tensor.",
-                          kOp, group_.ranks[b], group_.ranks[a], parts_.names[common[k]], class_of(object_)));
+              "[{}] ranks {} and {} have different values in inner tensor {} of a {}. A slice does not cut this "
+              "tensor, so all ranks must have the same values. Make the parts from one object, with distribute_tensor.",
+              kOp, group_.ranks[b], group_.ranks[a], parts_.names[common[k]], class_of(object_));
   }
 
   /// True if members `a` and `b` must have equal values of inner tensor `i`. False if they differ along a mesh dim that replicates, or that

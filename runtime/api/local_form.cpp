@@ -2,9 +2,9 @@
 
 #include "runtime/api/dtensor.h"
 #include "runtime/tensor/registrations.h"
+#include "text/check.h"
 
 #include <ATen/RedispatchFunctions.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -94,9 +94,10 @@ const LocalForm* local_form_named(const std::string& name) {
     const auto form = std::ranges::find(each.forms, name, &LocalForm::name);
     return form == each.forms.end() ? nullptr : *form;
   });
-  TORCH_CHECK_VALUE(found, fmt::format("[load] the local part was saved as \"{}\", but no imported class has this "
-                                       "name. Import the library that defines it before you load.",
-                                       name));
+  SW_CHECK_VALUE(found,
+                 "[load] the local part was saved as \"{}\", but no imported class has this name. Import the library "
+                 "that defines it before you load.",
+                 name);
   return found;
 }
 

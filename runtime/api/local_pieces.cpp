@@ -6,8 +6,8 @@
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/tensor/subclass.h"
+#include "text/check.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -22,12 +22,11 @@ constexpr const char* kGiveShape =
     "differ in size.";
 
 void check_piece(const at::Tensor& piece, size_t i, const Spec& spec) {
-  TORCH_CHECK_VALUE(piece.scalar_type() == spec.dtype(),
-                    fmt::format("[from_local] piece {} is {}, the tensor {}. Use one dtype.", i,
-                                c10::toString(piece.scalar_type()), c10::toString(spec.dtype())));
-  TORCH_CHECK_VALUE(piece.device().type() == spec.mesh()->device_type(),
-                    fmt::format("[from_local] piece {} is on {}, the mesh on {}. Move one of them.", i,
-                                piece.device().str(), c10::DeviceTypeName(spec.mesh()->device_type(), true)));
+  SW_CHECK_VALUE(piece.scalar_type() == spec.dtype(), "[from_local] piece {} is {}, the tensor {}. Use one dtype.", i,
+                 c10::toString(piece.scalar_type()), c10::toString(spec.dtype()));
+  SW_CHECK_VALUE(piece.device().type() == spec.mesh()->device_type(),
+                 "[from_local] piece {} is on {}, the mesh on {}. Move one of them.", i, piece.device().str(),
+                 c10::DeviceTypeName(spec.mesh()->device_type(), true));
 }
 
 /// The facts that one rank has about the tensor.
@@ -61,11 +60,11 @@ std::vector<PieceFacts> facts_of_all(const Group& group, const at::Tensor& local
 }  // namespace
 
 void check_has_sizes(const char* op, const at::Tensor& tensor) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
+  SW_CHECK_NOT_IMPLEMENTED(
       !tensor.is_nested() && tensor.layout() != c10::kJagged,
-      fmt::format("[{}] a nested tensor of {} dims has no fixed sizes, so placements do not apply to it. Give its "
-                  "values() and keep the offsets separately, or give torch.nested.to_padded_tensor(tensor, 0).",
-                  op, tensor.dim()));
+      "[{}] a nested tensor of {} dims has no fixed sizes, so placements do not apply to it. Give its values() and "
+      "keep the offsets separately, or give torch.nested.to_padded_tensor(tensor, 0).",
+      op, tensor.dim());
 }
 
 Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const std::vector<Placement>& placements) {
@@ -102,16 +101,14 @@ std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const Device
     FactReader reader(facts);
     const Dims whole = reader.list(), piece = reader.list();
     if (all.empty()) first = whole;
-    TORCH_CHECK_VALUE(
-        whole == first,
-        fmt::format("[from_local] rank {} gives shape [{}], rank {} gives shape [{}]. Give the shape of "
-                    "the whole tensor, the same on all ranks.",
-                    group.ranks[0], fmt::join(first, ", "), group.ranks[all.size()], fmt::join(whole, ", ")));
-    TORCH_CHECK_VALUE(
+    SW_CHECK_VALUE(whole == first,
+                   "[from_local] rank {} gives shape [{}], rank {} gives shape [{}]. Give the shape of the whole "
+                   "tensor, the same on all ranks.",
+                   group.ranks[0], fmt::join(first, ", "), group.ranks[all.size()], fmt::join(whole, ", "));
+    SW_CHECK_VALUE(
         piece.size() == whole.size(),
-        fmt::format(
-            "[from_local] a local tensor of shape [{}] has another number of dims than the tensor of shape [{}]. {}",
-            fmt::join(piece, ", "), fmt::join(whole, ", "), kGiveShape));
+        "[from_local] a local tensor of shape [{}] has another number of dims than the tensor of shape [{}]. {}",
+        fmt::join(piece, ", "), fmt::join(whole, ", "), kGiveShape);
     all.push_back(piece);
   }
   for (Placement& each : placements) each = each.with_dim_from_zero(static_cast<int64_t>(sizes.size()));
@@ -123,17 +120,16 @@ std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const Device
     Dims lengths(mesh.size(static_cast<int64_t>(m)), -1);
     for (size_t i = 0; i < all.size(); ++i) {
       int64_t& length = lengths[(*mesh.grid().coord_of(group.ranks[i]))[m]];
-      TORCH_CHECK_VALUE(length == -1 || length == all[i][dim],
-                        fmt::format("[from_local] rank {} gives a local tensor of shape [{}], but another rank with "
-                                    "the same coordinate on mesh dim {} gives {} indices in dim {}. {}",
-                                    group.ranks[i], fmt::join(all[i], ", "), m, length, dim, kGiveShape));
+      SW_CHECK_VALUE(length == -1 || length == all[i][dim],
+                     "[from_local] rank {} gives a local tensor of shape [{}], but another rank with the same "
+                     "coordinate on mesh dim {} gives {} indices in dim {}. {}",
+                     group.ranks[i], fmt::join(all[i], ", "), m, length, dim, kGiveShape);
       length = all[i][dim];
     }
-    TORCH_CHECK_VALUE(
+    SW_CHECK_VALUE(
         std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) == sizes[dim],
-        fmt::format(
-            "[from_local] the ranks' local tensors have {} indices in dim {}, but the tensor of shape [{}] has {}. {}",
-            fmt::join(lengths, " + "), dim, fmt::join(sizes, ", "), sizes[dim], kGiveShape));
+        "[from_local] the ranks' local tensors have {} indices in dim {}, but the tensor of shape [{}] has {}. {}",
+        fmt::join(lengths, " + "), dim, fmt::join(sizes, ", "), sizes[dim], kGiveShape);
     if (lengths != chunk_sizes(sizes[dim], static_cast<int64_t>(lengths.size())))
       placements[m] = Placement::shard(dim, lengths);
   }
@@ -142,33 +138,30 @@ std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const Device
 
 void check_pieces(const std::vector<at::Tensor>& pieces, const Spec& spec) {
   const auto boxes = spec.boxes();
-  TORCH_CHECK_VALUE(
-      pieces.size() == boxes.size(),
-      fmt::format("[from_local] rank {} gives {} pieces, but {} has {} on this rank. Give one tensor per piece.",
-                  spec.mesh()->rank(), pieces.size(), to_string(spec), boxes.size()));
+  SW_CHECK_VALUE(pieces.size() == boxes.size(),
+                 "[from_local] rank {} gives {} pieces, but {} has {} on this rank. Give one tensor per piece.",
+                 spec.mesh()->rank(), pieces.size(), to_string(spec), boxes.size());
   for (size_t i = 0; i < boxes.size(); ++i) {
     check_piece(pieces[i], i, spec);
-    TORCH_CHECK_VALUE(pieces[i].sizes() == boxes[i].sizes,
-                      fmt::format("[from_local] rank {} gives a piece of shape [{}], but {} has {} on this rank. {}",
-                                  spec.mesh()->rank(), fmt::join(pieces[i].sizes(), ", "), to_string(spec),
-                                  to_string(boxes[i]), kGiveShape));
+    SW_CHECK_VALUE(pieces[i].sizes() == boxes[i].sizes,
+                   "[from_local] rank {} gives a piece of shape [{}], but {} has {} on this rank. {}",
+                   spec.mesh()->rank(), fmt::join(pieces[i].sizes(), ", "), to_string(spec), to_string(boxes[i]),
+                   kGiveShape);
   }
 }
 
 void check_flat_part(const at::Tensor& flat, const Spec& spec) {
   check_piece(flat, 0, spec);
-  TORCH_CHECK_VALUE(
-      flat.sizes() == c10::IntArrayRef(*spec.flat_sizes()),
-      fmt::format("[from_local] rank {} gives a piece of shape [{}], but {} has a part of shape [{}] on "
-                  "this rank{}. Give that part, and shape= of the whole tensor.",
-                  spec.mesh()->rank(), fmt::join(flat.sizes(), ", "), to_string(spec),
-                  fmt::join(*spec.flat_sizes(), ", "),
-                  spec.layout().joined_dim() ? "" : ": [elements of the flattened dims, *the other dims]"));
-  TORCH_CHECK_VALUE(spec.layout().joined_dim() || flat.is_contiguous(),
-                    fmt::format("[from_local] rank {} gives a piece of shape [{}] and strides [{}] for {}: a range is "
-                                "contiguous memory. Call contiguous().",
-                                spec.mesh()->rank(), fmt::join(flat.sizes(), ", "), fmt::join(flat.strides(), ", "),
-                                to_string(spec)));
+  SW_CHECK_VALUE(flat.sizes() == c10::IntArrayRef(*spec.flat_sizes()),
+                 "[from_local] rank {} gives a piece of shape [{}], but {} has a part of shape [{}] on this rank{}. "
+                 "Give that part, and shape= of the whole tensor.",
+                 spec.mesh()->rank(), fmt::join(flat.sizes(), ", "), to_string(spec),
+                 fmt::join(*spec.flat_sizes(), ", "),
+                 spec.layout().joined_dim() ? "" : ": [elements of the flattened dims, *the other dims]");
+  SW_CHECK_VALUE(spec.layout().joined_dim() || flat.is_contiguous(),
+                 "[from_local] rank {} gives a piece of shape [{}] and strides [{}] for {}: a range is contiguous "
+                 "memory. Call contiguous().",
+                 spec.mesh()->rank(), fmt::join(flat.sizes(), ", "), fmt::join(flat.strides(), ", "), to_string(spec));
 }
 
 void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
@@ -177,33 +170,31 @@ void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
   const std::vector<PieceFacts> facts = facts_of_all(group, local, spec);
   for (size_t i = 1; i < facts.size(); ++i) {
     const PieceFacts &first = facts[0], &other = facts[i];
-    TORCH_CHECK_VALUE(first.dtype == other.dtype && first.sizes == other.sizes,
-                      fmt::format("[from_local] the pieces [{}] of rank {} and [{}] of rank {} belong to different "
-                                  "tensors: {} [{}] and {} [{}]. {}",
-                                  fmt::join(first.piece, ", "), group.ranks[0], fmt::join(other.piece, ", "),
-                                  group.ranks[i], c10::toString(first.dtype), fmt::join(first.sizes, ", "),
-                                  c10::toString(other.dtype), fmt::join(other.sizes, ", "), kGiveShape));
+    SW_CHECK_VALUE(first.dtype == other.dtype && first.sizes == other.sizes,
+                   "[from_local] the pieces [{}] of rank {} and [{}] of rank {} belong to different tensors: {} [{}] "
+                   "and {} [{}]. {}",
+                   fmt::join(first.piece, ", "), group.ranks[0], fmt::join(other.piece, ", "), group.ranks[i],
+                   c10::toString(first.dtype), fmt::join(first.sizes, ", "), c10::toString(other.dtype),
+                   fmt::join(other.sizes, ", "), kGiveShape);
     const auto [on_meta, filled] = first.is_meta ? std::pair(size_t{0}, i) : std::pair(i, size_t{0});
-    TORCH_CHECK_VALUE(first.is_meta == other.is_meta,
-                      fmt::format("[from_local] the piece of rank {} is on meta, but the piece of rank {} has values. "
-                                  "Give values on all ranks, or on none.",
-                                  group.ranks[on_meta], group.ranks[filled]));
+    SW_CHECK_VALUE(first.is_meta == other.is_meta,
+                   "[from_local] the piece of rank {} is on meta, but the piece of rank {} has values. Give values on "
+                   "all ranks, or on none.",
+                   group.ranks[on_meta], group.ranks[filled]);
     const auto [recorded, plain] = first.is_recorded ? std::pair(size_t{0}, i) : std::pair(i, size_t{0});
-    TORCH_CHECK_VALUE(
+    SW_CHECK_VALUE(
         first.is_recorded == other.is_recorded,
-        fmt::format(
-            "[from_local] the piece of rank {} requires a gradient, but the piece of rank {} does not: one rank would "
-            "wait for the other in the backward. Call requires_grad_() on the pieces of all ranks, or of none.",
-            group.ranks[recorded], group.ranks[plain]));
+        "[from_local] the piece of rank {} requires a gradient, but the piece of rank {} does not: one rank would wait "
+        "for the other in the backward. Call requires_grad_() on the pieces of all ranks, or of none.",
+        group.ranks[recorded], group.ranks[plain]);
   }
   const bool has_one_each = !spec.layout().has_listed_boxes();
   for (size_t i = 0; i < facts.size() && has_one_each; ++i) {
     const Dims expected = spec.layout().local_sizes(group.ranks[i]);
-    TORCH_CHECK_VALUE(
-        facts[i].piece == expected,
-        fmt::format("[from_local] rank {} gives a piece of shape [{}], but {} has shape [{}] on this rank. {}",
-                    group.ranks[i], fmt::join(facts[i].piece, ", "), to_string(spec), fmt::join(expected, ", "),
-                    kGiveShape));
+    SW_CHECK_VALUE(facts[i].piece == expected,
+                   "[from_local] rank {} gives a piece of shape [{}], but {} has shape [{}] on this rank. {}",
+                   group.ranks[i], fmt::join(facts[i].piece, ", "), to_string(spec), fmt::join(expected, ", "),
+                   kGiveShape);
   }
 }
 

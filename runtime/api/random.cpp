@@ -8,10 +8,10 @@
 #include "runtime/comm/order_check.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/tensor/below_autograd.h"
+#include "text/check.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Dispatch.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
@@ -50,10 +50,10 @@ void compare_seeds(const DeviceMesh& mesh, uint64_t seed) {
 }
 
 void check_drawable(const char* op, const Placements& placements, at::ScalarType dtype) {
-  TORCH_CHECK_VALUE(mesh_dims_with_terms(placements).empty(),
-                    fmt::format("[{}] cannot draw a tensor as {}. Use Shard or Replicate.", op, to_string(placements)));
-  TORCH_CHECK_TYPE(c10::isFloatingType(dtype),
-                   fmt::format("[{}] draws no {} numbers. Use a floating-point dtype.", op, c10::toString(dtype)));
+  SW_CHECK_VALUE(mesh_dims_with_terms(placements).empty(), "[{}] cannot draw a tensor as {}. Use Shard or Replicate.",
+                 op, to_string(placements));
+  SW_CHECK_TYPE(c10::isFloatingType(dtype), "[{}] draws no {} numbers. Use a floating-point dtype.", op,
+                c10::toString(dtype));
 }
 
 /// A new tensor after `fill(piece, box, seed)` for each of this rank's pieces.

@@ -7,10 +7,10 @@
 #include "runtime/redistribute/execute.h"
 #include "runtime/redistribute/sparse_move.h"
 #include "runtime/tensor/spec_value.h"
+#include "text/check.h"
 
 #include <ATen/ops/alias.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -169,14 +169,12 @@ at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placement
 std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors,
                                           const std::vector<Placements>& placements, const PlanOptions& options,
                                           int64_t bucket_bytes) {
-  TORCH_CHECK_VALUE(
-      tensors.size() == placements.size(),
-      fmt::format("[redistribute_many] got {} tensors and {} lists of placements. Give one list per tensor.",
-                  tensors.size(), placements.size()));
-  TORCH_CHECK_VALUE(
-      bucket_bytes >= 0,
-      fmt::format("[redistribute_many] bucket_bytes is {}: it cannot be negative. Use 0 to share no messages.",
-                  bucket_bytes));
+  SW_CHECK_VALUE(tensors.size() == placements.size(),
+                 "[redistribute_many] got {} tensors and {} lists of placements. Give one list per tensor.",
+                 tensors.size(), placements.size());
+  SW_CHECK_VALUE(bucket_bytes >= 0,
+                 "[redistribute_many] bucket_bytes is {}: it cannot be negative. Use 0 to share no messages.",
+                 bucket_bytes);
   std::vector<SpecPtr> to;
   for (size_t i = 0; i < tensors.size(); ++i) to.push_back(spec_of(tensors[i])->with_placements(placements[i]));
 

@@ -9,12 +9,12 @@
 #include "runtime/tensor/local_reads.h"
 #include "runtime/tensor/subclass.h"
 #include "runtime/tensor/traced_pieces.h"
+#include "text/check.h"
 
 #include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -104,10 +104,9 @@ at::Tensor to_piece(const at::Tensor& tensor, std::optional<Placements> grad_pla
   const DTensorImpl& impl = *maybe_dtensor(tensor);
   const Shards& shards = shards_read_by(impl, "to_local");
   const bool is_flat = spec->flat_sizes() && !impl.is_sparse();
-  TORCH_CHECK_VALUE(shards.size() <= 1 || is_flat,
-                    fmt::format("[to_piece] rank {} holds {} pieces of {}. Use to_pieces(), or to_local() for a "
-                                "LocalShardsWrapper.",
-                                spec->mesh()->rank(), shards.size(), to_string(*spec)));
+  SW_CHECK_VALUE(shards.size() <= 1 || is_flat,
+                 "[to_piece] rank {} holds {} pieces of {}. Use to_pieces(), or to_local() for a LocalShardsWrapper.",
+                 spec->mesh()->rank(), shards.size(), to_string(*spec));
   if (shards.empty() && !is_flat) {
     const auto options = at::TensorOptions().dtype(spec->dtype()).device(tensor.device()).layout(tensor.layout());
     const bool is_zero = AnswersOutside::are_on() && tensor.dim() == 0 && !spec->mesh()->is_member();
@@ -138,12 +137,11 @@ at::Tensor whole_piece(const at::Tensor& tensor, const char* reader) {
   const Spec& spec = *spec_of(tensor);
   const std::vector<at::Tensor> pieces = detached_pieces(tensor, reader);
   const bool is_whole = pieces.size() == 1 && pieces[0].sizes() == spec.sizes() && !spec.layout().has_terms();
-  TORCH_CHECK_VALUE(
-      is_whole && (pieces[0].numel() < 2 || pieces[0].strides() == tensor.strides()),
-      fmt::format("[{}] rank {} does not hold all values of {}{}. Use to_local() for the rank's values or "
-                  "full_tensor() for all values; for a whole model use "
-                  "torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True.",
-                  reader, spec.mesh()->rank(), to_string(spec), is_whole ? " in the order of its strides" : ""));
+  SW_CHECK_VALUE(is_whole && (pieces[0].numel() < 2 || pieces[0].strides() == tensor.strides()),
+                 "[{}] rank {} does not hold all values of {}{}. Use to_local() for the rank's values or full_tensor() "
+                 "for all values; for a whole model use torch.distributed.checkpoint.state_dict.get_model_state_dict "
+                 "with full_state_dict=True.",
+                 reader, spec.mesh()->rank(), to_string(spec), is_whole ? " in the order of its strides" : "");
   return pieces[0];
 }
 

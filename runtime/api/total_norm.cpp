@@ -7,6 +7,7 @@
 #include "runtime/comm/digest.h"
 #include "runtime/redistribute/mesh_agreement.h"
 #include "runtime/tensor/below_autograd.h"
+#include "text/check.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -14,7 +15,6 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -98,12 +98,12 @@ class GivenTensors {
     const auto first = texts_of(all_lengths[0], all[0]), second = texts_of(all_lengths[place], all[place]);
     const size_t n = std::ranges::mismatch(first, second).in1 - first.begin();
     const auto shown = [n](const std::vector<std::string>& texts) { return n < texts.size() ? texts[n] : "none"; };
-    TORCH_CHECK_VALUE(
-        false, fmt::format("[total_norm] rank {} gives {} gradients and rank {} gives {}. The first difference is "
-                           "gradient {}: {} on rank {} and {} on rank {}. A parameter must have a gradient on all "
-                           "ranks or on none. Look for a parameter that the loss of one rank does not use.",
-                           group.ranks[0], first.size(), group.ranks[place], second.size(), n, shown(first),
-                           group.ranks[0], shown(second), group.ranks[place]));
+    SW_CHECK_VALUE(false,
+                   "[total_norm] rank {} gives {} gradients and rank {} gives {}. The first difference is gradient {}: "
+                   "{} on rank {} and {} on rank {}. A parameter must have a gradient on all ranks or on none. Look "
+                   "for a parameter that the loss of one rank does not use.",
+                   group.ranks[0], first.size(), group.ranks[place], second.size(), n, shown(first), group.ranks[0],
+                   shown(second), group.ranks[place]);
   }
 
  private:
@@ -181,11 +181,10 @@ std::vector<at::Tensor> reduced(const std::vector<Part>& parts, const PowerSum& 
     }
   // Checked only after the messages: other members wait for this rank's terms.
   const auto outside = std::ranges::find_if(parts, [](const Part& part) { return !part.mesh->is_member(); });
-  TORCH_CHECK_VALUE(
-      outside == parts.end(),
-      fmt::format("[total_norm] tensors are on {} meshes, and no mesh has the ranks of all others. Rank {} is outside "
-                  "{}, so it does not know the total norm. Clip the tensors of each mesh separately.",
-                  parts.size(), outside->mesh->rank(), to_string(*outside->mesh)));
+  SW_CHECK_VALUE(outside == parts.end(),
+                 "[total_norm] tensors are on {} meshes, and no mesh has the ranks of all others. Rank {} is outside "
+                 "{}, so it does not know the total norm. Clip the tensors of each mesh separately.",
+                 parts.size(), outside->mesh->rank(), to_string(*outside->mesh));
   return sums;
 }
 

@@ -5,11 +5,11 @@
 #include "runtime/comm/digest.h"
 #include "runtime/comm/error_text.h"
 #include "runtime/comm/group_backend.h"
+#include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
@@ -119,11 +119,10 @@ std::vector<Words> gather_words(const Group& group, const char* what, const Word
   std::vector<Words> result;
   const auto* next = rows.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < group.size(); ++i, next += sent.size()) {
-    TORCH_CHECK_VALUE(
-        !says_purpose || next[0] == *rows.const_data_ptr<int64_t>(),
-        fmt::format("[{}] ranks {} and {} make different calls; this rank calls {}. All ranks of a group must make the "
-                    "same calls in the same order: SHARDWISE_CHECK=1 names the first that differ.",
-                    what, group.ranks[0], group.ranks[i], CommScope::current_op()));
+    SW_CHECK_VALUE(!says_purpose || next[0] == *rows.const_data_ptr<int64_t>(),
+                   "[{}] ranks {} and {} make different calls; this rank calls {}. All ranks of a group must make the "
+                   "same calls in the same order: SHARDWISE_CHECK=1 names the first that differ.",
+                   what, group.ranks[0], group.ranks[i], CommScope::current_op());
     result.emplace_back(next + (says_purpose ? 1 : 0), next + sent.size());
   }
   return result;
@@ -191,9 +190,8 @@ std::vector<Facts> agree(const Group& group, const char* op, const Facts& own, c
   const std::string name = FactReader(result[0]).name();
   for (size_t i = 1; i < result.size(); ++i) {
     const std::string other = FactReader(result[i]).name();
-    TORCH_CHECK_VALUE(other == name,
-                      fmt::format("[{}] rank {} gives {}, but rank {} gives {}. Give the same kind on every rank.", op,
-                                  group.ranks[0], name, group.ranks[i], other));
+    SW_CHECK_VALUE(other == name, "[{}] rank {} gives {}, but rank {} gives {}. Give the same kind on every rank.", op,
+                   group.ranks[0], name, group.ranks[i], other);
   }
   return result;
 }

@@ -6,10 +6,10 @@
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/reduce_dtype.h"
 #include "runtime/comm/tagged_messages.h"
+#include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -22,10 +22,10 @@ void check_splits(const Group& group, const char* which, const at::Tensor& tenso
   const bool is_right = static_cast<int64_t>(splits.size()) == group.size() && tensor.dim() == 1 &&
                         std::all_of(splits.begin(), splits.end(), [](int64_t n) { return n >= 0; }) &&
                         std::accumulate(splits.begin(), splits.end(), int64_t{0}) == tensor.numel();
-  TORCH_CHECK_VALUE(is_right,
-                    fmt::format("[all_to_all] {} splits {} do not split a tensor of shape {} among {} ranks. Give one "
-                                "count per rank that add up to the elements of a flat tensor.",
-                                which, splits, tensor.sizes(), group.size()));
+  SW_CHECK_VALUE(is_right,
+                 "[all_to_all] {} splits {} do not split a tensor of shape {} among {} ranks. Give one count per rank "
+                 "that add up to the elements of a flat tensor.",
+                 which, splits, tensor.sizes(), group.size());
 }
 
 void check_policy(const char* collective) {
@@ -40,9 +40,8 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
   check_contiguous("all_to_all", input);
   check_splits(group, "receive", output, receive_splits);
   check_splits(group, "send", input, send_splits);
-  TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(),
-                    fmt::format("[all_to_all] sends {} but receives {}. Use one dtype.",
-                                at::toString(input.scalar_type()), at::toString(output.scalar_type())));
+  SW_CHECK_VALUE(output.scalar_type() == input.scalar_type(), "[all_to_all] sends {} but receives {}. Use one dtype.",
+                 at::toString(input.scalar_type()), at::toString(output.scalar_type()));
   if (output.is_meta()) return;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (group.size() == 1) {
@@ -160,10 +159,9 @@ void all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce) {
 
 void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index) {
   check_contiguous("broadcast", tensor);
-  TORCH_CHECK_VALUE(
-      root_index >= 0 && root_index < group.size(),
-      fmt::format("[broadcast] root index {} does not exist: the group has {} ranks. Use an index in [0, {}).",
-                  root_index, group.size(), group.size()));
+  SW_CHECK_VALUE(root_index >= 0 && root_index < group.size(),
+                 "[broadcast] root index {} does not exist: the group has {} ranks. Use an index in [0, {}).",
+                 root_index, group.size(), group.size());
   if (group.size() == 1 || tensor.numel() == 0 || tensor.is_meta()) return;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   std::vector<at::Tensor> bytes{bytes_of(tensor)};

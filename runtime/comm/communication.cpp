@@ -10,9 +10,9 @@
 #include "runtime/comm/lost_groups.h"
 #include "runtime/comm/order_check.h"
 #include "runtime/comm/tracing.h"
+#include "text/check.h"
 
 #include <c10/util/ApproximateClock.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <chrono>
@@ -29,11 +29,10 @@ std::string name_of(const char* name, const char* op) {
 }
 
 [[noreturn]] void refuse_under_reader(const CommThread& thread, const char* name) {
-  TORCH_CHECK(
-      false,
-      fmt::format("[{}] would have sent {}: a reader starts no message, since one rank may read alone. This is a "
-                  "fault of Shardwise. Please report it.",
-                  thread.reader, name_of(name, thread.op)));
+  SW_CHECK(false,
+           "[{}] would have sent {}: a reader starts no message, since one rank may read alone. This is a fault of "
+           "Shardwise. Please report it.",
+           thread.reader, name_of(name, thread.op));
 }
 
 CommThread& thread_that_may_send(const Group& group, const char* name) {

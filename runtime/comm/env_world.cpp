@@ -1,6 +1,7 @@
 #include "runtime/comm/env_world.h"
 
-#include <fmt/format.h>
+#include "text/check.h"
+
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -31,11 +32,10 @@ using c10d::ProcessGroup;
 
 std::string text_variable(const char* name) {
   const char* const value = std::getenv(name);
-  TORCH_CHECK_VALUE(
-      value != nullptr && *value != '\0',
-      fmt::format("[init_from_env] the environment variable {} is not set. Start the program with torchrun "
-                  "--no-python, or call single_world() in a program of one process.",
-                  name));
+  SW_CHECK_VALUE(value != nullptr && *value != '\0',
+                 "[init_from_env] the environment variable {} is not set. Start the program with torchrun --no-python, "
+                 "or call single_world() in a program of one process.",
+                 name);
   return value;
 }
 
@@ -43,11 +43,10 @@ int64_t number_variable(const char* name, int64_t begin, int64_t end) {
   const std::string text = text_variable(name);
   int64_t number = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  TORCH_CHECK_VALUE(
+  SW_CHECK_VALUE(
       error == std::errc() && stop == text.data() + text.size() && number >= begin && number < end,
-      fmt::format(
-          "[init_from_env] the environment variable {} is \"{}\". Give it a number in [{}, {}), as torchrun does.",
-          name, text, begin, end));
+      "[init_from_env] the environment variable {} is \"{}\". Give it a number in [{}, {}), as torchrun does.", name,
+      text, begin, end);
   return number;
 }
 

@@ -1,11 +1,11 @@
 #include "runtime/comm/flight_dump.h"
 
 #include "runtime/comm/caller.h"
+#include "text/check.h"
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/ApproximateClock.h>
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <unistd.h>
@@ -95,10 +95,9 @@ void write_file(const std::filesystem::path& path, const std::string& text) {
   if (file) std::filesystem::rename(partial, path, error);
   const bool is_written = file && !error;
   if (!is_written) std::filesystem::remove(partial, error);
-  TORCH_CHECK(
-      is_written,
-      fmt::format("[dump] {} cannot be written. Give a writable folder, with SHARDWISE_DUMP_FOLDER or dump(folder).",
-                  path.string()));
+  SW_CHECK(is_written,
+           "[dump] {} cannot be written. Give a writable folder, with SHARDWISE_DUMP_FOLDER or dump(folder).",
+           path.string());
 }
 
 }  // namespace

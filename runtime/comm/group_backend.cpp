@@ -4,31 +4,30 @@
 #include "runtime/comm/communication.h"
 #include "runtime/comm/tagged_messages.h"
 #include "runtime/comm/torch_versions.h"
+#include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 namespace shardwise {
 
 c10d::ProcessGroup& open_group(const Group& group, const char* op) {
-  TORCH_CHECK_VALUE(
-      group.process_group,
-      fmt::format("[{}] the process group of ranks {} was destroyed or never made "
-                  "(DeviceMesh(_init_backend=False), or a mesh that was sent to a process that is no rank), or the "
-                  "program is ending. Make meshes and DTensors after init_process_group(), with their groups.",
-                  op, group.ranks));
+  SW_CHECK_VALUE(group.process_group,
+                 "[{}] the process group of ranks {} was destroyed or never made (DeviceMesh(_init_backend=False), or "
+                 "a mesh that was sent to a process that is no rank), or the program is ending. Make meshes and "
+                 "DTensors after init_process_group(), with their groups.",
+                 op, group.ranks);
   return *group.process_group;
 }
 
 c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op, c10::DeviceType device) {
   c10d::ProcessGroup& process_group = open_group(group, op);
-  TORCH_CHECK_VALUE(has_backend_for(process_group, device),
-                    fmt::format("[{}] the group of ranks {} has no backend for {} tensors. Start the ranks with one: "
-                                "\"cpu:gloo,cuda:nccl\" serves both.",
-                                op, group.ranks, c10::DeviceTypeName(device, /*lower_case=*/true)));
+  SW_CHECK_VALUE(has_backend_for(process_group, device),
+                 "[{}] the group of ranks {} has no backend for {} tensors. Start the ranks with one: "
+                 "\"cpu:gloo,cuda:nccl\" serves both.",
+                 op, group.ranks, c10::DeviceTypeName(device, /*lower_case=*/true));
   return process_group.getBackend(device);
 }
 
@@ -49,10 +48,9 @@ void connect(const Group& group, const char* op, c10::Device device) {
 }
 
 void check_contiguous(const char* op, const at::Tensor& tensor) {
-  TORCH_CHECK_VALUE(tensor.is_contiguous(),
-                    fmt::format("[{}] got a tensor of shape {} and strides {}, which is not contiguous. "
-                                "Call contiguous() first.",
-                                op, tensor.sizes(), tensor.strides()));
+  SW_CHECK_VALUE(tensor.is_contiguous(),
+                 "[{}] got a tensor of shape {} and strides {}, which is not contiguous. Call contiguous() first.", op,
+                 tensor.sizes(), tensor.strides());
 }
 
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.as_strided({tensor.numel()}, {1}).view(at::kByte); }

@@ -1,6 +1,7 @@
 #include "runtime/comm/lost_groups.h"
 
-#include <fmt/format.h>
+#include "text/check.h"
+
 #include <fmt/ranges.h>
 
 #include <pthread.h>
@@ -28,12 +29,11 @@ void lose_group(GroupRecord& group, const std::string& why) {
 }
 
 void check_not_lost(const Group& group, const std::string& call) {
-  TORCH_CHECK_VALUE(
+  SW_CHECK_VALUE(
       group.record->number() > last_before_fork.load(),
-      fmt::format(
-          "[{}] this process was forked from a rank and is not a rank itself: only its parent can send messages in the "
-          "group of ranks {}. Use plain tensors in a forked process, as in the dataset of a DataLoader with workers.",
-          call, group.ranks));
+      "[{}] this process was forked from a rank and is not a rank itself: only its parent can send messages in the "
+      "group of ranks {}. Use plain tensors in a forked process, as in the dataset of a DataLoader with workers.",
+      call, group.ranks);
   const std::string loss = group.record->loss();
   TORCH_CHECK_WITH(DistBackendError, loss.empty(),
                    fmt::format("[{}] the group of ranks {} takes no more messages, because one failed before: {}\n"

@@ -6,9 +6,9 @@
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/message_pattern.h"
 #include "runtime/comm/tagged_messages.h"
+#include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <fmt/format.h>
 
 #include <exception>
 #include <utility>
@@ -29,20 +29,16 @@ ByteMessages byte_messages_of(const Group& group, const std::vector<Message>& me
   ByteMessages result;
   for (const auto& [rank, tensor, fill] : messages) {
     check_contiguous("exchange", tensor);
-    TORCH_CHECK_VALUE(tensor.numel() > 0,
-                      fmt::format("[exchange] the message {} rank {} is empty, of shape {}. Leave it "
-                                  "out on both ends.",
-                                  direction, rank, tensor.sizes()));
-    TORCH_CHECK_VALUE(
+    SW_CHECK_VALUE(tensor.numel() > 0,
+                   "[exchange] the message {} rank {} is empty, of shape {}. Leave it out on both ends.", direction,
+                   rank, tensor.sizes());
+    SW_CHECK_VALUE(
         tensor.device().type() == device,
-        fmt::format("[exchange] the message {} rank {} is on {}, but the exchange is of {} tensors. Move it there "
-                    "first.",
-                    direction, rank, tensor.device().str(), c10::DeviceTypeName(device, true)));
+        "[exchange] the message {} rank {} is on {}, but the exchange is of {} tensors. Move it there first.",
+        direction, rank, tensor.device().str(), c10::DeviceTypeName(device, true));
     const int64_t index = group.index_of(rank);
-    TORCH_CHECK_VALUE(index != group.index,
-                      fmt::format("[exchange] rank {} has a message {} itself, of shape {}. Copy it "
-                                  "instead.",
-                                  rank, direction, tensor.sizes()));
+    SW_CHECK_VALUE(index != group.index, "[exchange] rank {} has a message {} itself, of shape {}. Copy it instead.",
+                   rank, direction, tensor.sizes());
     result.push_back({index, bytes_of(tensor), fill});
   }
   return result;
@@ -136,7 +132,7 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
     if (!traits.delivers) message.bytes.zero_();
   Works works = communication->launch([&] {
     return traits.groups_messages ? start_grouped(*communication, *backend, outgoing, incoming)
-                                               : start_each(*communication, *backend, outgoing, incoming);
+                                  : start_each(*communication, *backend, outgoing, incoming);
   });
   std::vector<at::Tensor> tensors;
   for (const ByteMessages* messages : {&outgoing, &incoming})

@@ -5,12 +5,12 @@
 #include "runtime/comm/digest.h"
 #include "runtime/comm/error_text.h"
 #include "runtime/comm/group_backend.h"
+#include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -69,11 +69,10 @@ std::chrono::milliseconds check_limit() {
     if (value == nullptr || *value == '\0') return std::chrono::milliseconds(static_cast<int64_t>(kDefault * 1000));
     char* end = nullptr;
     const double seconds = std::strtod(value, &end);
-    TORCH_CHECK_VALUE(
-        *end == '\0' && seconds >= 0.001 && seconds <= 1e6,
-        fmt::format("[check] SHARDWISE_CHECK_SECONDS is \"{}\", which is no number of seconds above 0. Give "
-                    "the time that a rank may be late, such as 60.",
-                    value));
+    SW_CHECK_VALUE(*end == '\0' && seconds >= 0.001 && seconds <= 1e6,
+                   "[check] SHARDWISE_CHECK_SECONDS is \"{}\", which is no number of seconds above 0. Give the time "
+                   "that a rank may be late, such as 60.",
+                   value);
     return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
   }();
   return limit;

@@ -1,12 +1,12 @@
 #include "runtime/comm/reduce_dtype.h"
 
 #include "placements/placement_list.h"
+#include "text/check.h"
 
 #include <ATen/Dispatch_v2.h>
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
-#include <fmt/format.h>
 
 #include <limits>
 
@@ -94,14 +94,13 @@ c10::ScalarType reduce_dtype(c10::ScalarType dtype, Reduce reduce) {
 void check_reducible(const at::Tensor& tensor, Reduce reduce) {
   const at::ScalarType dtype = tensor.scalar_type();
   const bool is_averageable = tensor.is_floating_point() || tensor.is_complex();
-  TORCH_CHECK_TYPE(
-      reduce != Reduce::kAvg || is_averageable,
-      fmt::format("[all_reduce] avg of {} has no exact result: avg needs floating point. Use sum, or convert first.",
-                  at::toString(dtype)));
+  SW_CHECK_TYPE(reduce != Reduce::kAvg || is_averageable,
+                "[all_reduce] avg of {} has no exact result: avg needs floating point. Use sum, or convert first.",
+                at::toString(dtype));
   const bool has_meaning = tensor.is_complex() ? !is_extremum(reduce) && reduce != Reduce::kProduct
                                                : dtype != at::kUInt64 || !is_extremum(reduce);
-  TORCH_CHECK_TYPE(has_meaning, fmt::format("[all_reduce] {} of {} is not supported. Convert the tensor first.",
-                                            to_string(reduce), at::toString(dtype)));
+  SW_CHECK_TYPE(has_meaning, "[all_reduce] {} of {} is not supported. Convert the tensor first.", to_string(reduce),
+                at::toString(dtype));
 }
 
 ReduceForm to_reduce_form(const at::Tensor& tensor, Reduce reduce) {

@@ -1,8 +1,9 @@
 #include "runtime/comm/tracing.h"
 
+#include "text/check.h"
+
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 
 namespace shardwise {
 
@@ -16,11 +17,11 @@ bool is_tracing() {
 void check_not_traced(const char* operation) {
   if (!is_tracing()) [[likely]]
     return;
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, fmt::format("[{}] cannot be part of a graph: the program is being traced, and its tensors have no values "
-                         "yet. Call it outside of the code that torch.export and make_fx trace. torch.compile breaks "
-                         "the graph here and runs this call untraced, except with fullgraph=True.",
-                         operation));
+  SW_CHECK_NOT_IMPLEMENTED(false,
+                           "[{}] cannot be part of a graph: the program is being traced, and its tensors have no "
+                           "values yet. Call it outside of the code that torch.export and make_fx trace. torch.compile "
+                           "breaks the graph here and runs this call untraced, except with fullgraph=True.",
+                           operation);
 }
 
 }  // namespace shardwise

@@ -4,8 +4,8 @@
 #include "runtime/comm/flight_watch.h"
 #include "runtime/comm/gil_release.h"
 #include "runtime/comm/given_groups.h"
+#include "text/check.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -67,12 +67,11 @@ std::vector<int64_t> checked_members(c10::ArrayRef<int64_t> ranks, int64_t n_ran
   std::sort(members.begin(), members.end());
   TORCH_CHECK_VALUE(!members.empty(), "[group] got no ranks. Name at least one.");
   for (const int64_t rank : {members.front(), members.back()})
-    TORCH_CHECK_VALUE(rank >= 0 && rank < n_ranks,
-                      fmt::format("[group] rank {} of {} does not exist: the world has {} ranks. Use ranks in [0, {}).",
-                                  rank, ranks.vec(), n_ranks, n_ranks));
+    SW_CHECK_VALUE(rank >= 0 && rank < n_ranks,
+                   "[group] rank {} of {} does not exist: the world has {} ranks. Use ranks in [0, {}).", rank,
+                   ranks.vec(), n_ranks, n_ranks);
   const auto twin = std::adjacent_find(members.begin(), members.end());
-  TORCH_CHECK_VALUE(twin == members.end(),
-                    fmt::format("[group] rank {} occurs twice in {}. Name each rank once.", *twin, ranks.vec()));
+  SW_CHECK_VALUE(twin == members.end(), "[group] rank {} occurs twice in {}. Name each rank once.", *twin, ranks.vec());
   return members;
 }
 
@@ -85,9 +84,8 @@ World::World(int64_t rank, int64_t size, c10::intrusive_ptr<c10d::ProcessGroup> 
       everyone_(std::move(everyone)),
       make_group_(std::move(make_group)),
       make_by_members_(std::move(make_by_members)) {
-  TORCH_CHECK_VALUE(
-      rank >= 0 && rank < size,
-      fmt::format("[world] rank {} does not fit a world of {} ranks. Use a rank in [0, {}).", rank, size, size));
+  SW_CHECK_VALUE(rank >= 0 && rank < size, "[world] rank {} does not fit a world of {} ranks. Use a rank in [0, {}).",
+                 rank, size, size);
   TORCH_CHECK_VALUE(everyone_ || size == 1 || !make_group_,  // without both it has no groups
                     fmt::format("[world] a world of {} ranks needs a process group. Pass one.", size));
 }

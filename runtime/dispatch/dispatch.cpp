@@ -13,8 +13,8 @@
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/registrations.h"
 #include "runtime/tensor/subclass.h"
+#include "text/check.h"
 
-#include <fmt/format.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <exception>
@@ -184,11 +184,11 @@ void check_takes_gradients(const BoundCall& call) {
   for (const BoundOperand& operand : call.operands) {
     if (!operand.impl || !operand.impl->holds_subclass()) continue;
     const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(operand.impl->autograd_meta());
-    TORCH_CHECK_VALUE(!meta || !meta->requires_grad_ || !is_quantised(operand.impl->local_tensors()[0]),
-                      fmt::format("[{}] a quantised {} requires a gradient, but no optimizer can update it. Call "
-                                  "requires_grad_(False), or train a tensor that holds its values as {}.",
-                                  call.op.name, class_of(operand.impl->local_tensors()[0]),
-                                  c10::toString(operand.impl->spec()->dtype())));
+    SW_CHECK_VALUE(!meta || !meta->requires_grad_ || !is_quantised(operand.impl->local_tensors()[0]),
+                   "[{}] a quantised {} requires a gradient, but no optimizer can update it. Call "
+                   "requires_grad_(False), or train a tensor that holds its values as {}.",
+                   call.op.name, class_of(operand.impl->local_tensors()[0]),
+                   c10::toString(operand.impl->spec()->dtype()));
   }
 }
 
@@ -232,10 +232,10 @@ void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
   prepare_arguments(op, *stack);
   BoundCall call(op, *stack);
   // A per-element list may also contain the view's base, and would see the write too late.
-  TORCH_CHECK_VALUE(call.written_views.empty() || !rule || !rule->is_per_element(),
-                    fmt::format("[{}] the list of tensors to write to holds a view whose values were moved from other "
-                                "ranks. Write to this view separately, with the operator for one tensor.",
-                                op.name));
+  SW_CHECK_VALUE(call.written_views.empty() || !rule || !rule->is_per_element(),
+                 "[{}] the list of tensors to write to holds a view whose values were moved from other ranks. Write to "
+                 "this view separately, with the operator for one tensor.",
+                 op.name);
   if (OpSpan span; span.is_open()) [[unlikely]]
     run_traced(call, span);
   else
@@ -246,16 +246,17 @@ void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
 
 void add_user_rule(const std::string& op, const Rule& rule) {
   const auto handle = find_operator(op);
-  TORCH_CHECK_VALUE(handle, fmt::format("[register_rule] torch knows no operator {}. Register it with torch first; "
-                                        "overloads are named as in aten::add.Tensor.",
-                                        op));
+  SW_CHECK_VALUE(handle,
+                 "[register_rule] torch knows no operator {}. Register it with torch first; overloads are named as in "
+                 "aten::add.Tensor.",
+                 op);
   const std::lock_guard lock(rules_mutex());
   const bool is_ours = op.starts_with("aten::");
   OpInfo* const info = infos_without_rule().find(op);
-  TORCH_CHECK_VALUE(!is_ours || info,
-                    fmt::format("[register_rule] Shardwise already handles {}. Register rules only for operators that "
-                                "explain() shows as replicated.",
-                                op));
+  SW_CHECK_VALUE(!is_ours || info,
+                 "[register_rule] Shardwise already handles {}. Register rules only for operators that explain() shows "
+                 "as replicated.",
+                 op);
   RuleTable::global().add(op, rule);
   if (is_ours)
     info->rule = RuleTable::global().find(op);

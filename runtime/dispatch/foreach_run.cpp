@@ -8,8 +8,7 @@
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/traced_pieces.h"
-
-#include <fmt/format.h>
+#include "text/check.h"
 
 #include <algorithm>
 
@@ -198,10 +197,10 @@ bool is_distributed_number(const c10::IValue& value) {
 /// The value of a distributed number, for a call with plain elements.
 c10::IValue plain_number(const OpInfo& op, const at::Tensor& number) {
   const SpecPtr& spec = spec_of(number);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      spec->is_member(), fmt::format("[{}] mixes plain tensors with a number on the mesh {}. Rank {} is outside that "
-                                     "mesh and does not have the number's value. Give the number as a plain tensor.",
-                                     op.name, to_string(*spec->mesh()), spec->mesh()->rank()));
+  SW_CHECK_NOT_IMPLEMENTED(spec->is_member(),
+                           "[{}] mixes plain tensors with a number on the mesh {}. Rank {} is outside that mesh and "
+                           "does not have the number's value. Give the number as a plain tensor.",
+                           op.name, to_string(*spec->mesh()), spec->mesh()->rank());
   const CommScope scope(op.name.c_str());
   return move(spec, maybe_dtensor(number)->shards(), spec->replicated()).at(0);
 }

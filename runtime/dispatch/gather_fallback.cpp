@@ -9,8 +9,7 @@
 #include "runtime/redistribute/execute.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
-
-#include <fmt/format.h>
+#include "text/check.h"
 
 #include <mutex>
 #include <unordered_set>
@@ -176,10 +175,10 @@ class ReplicatedRun {
 }  // namespace
 
 void refuse_outside(const std::string& op, const DeviceMesh& mesh) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false,
-                              fmt::format("[{}] returns a result that depends on values, which rank {} does not have "
-                                          "because it is outside the mesh {}. Call it only on ranks of the mesh.",
-                                          op, mesh.rank(), to_string(mesh)));
+  SW_CHECK_NOT_IMPLEMENTED(false,
+                           "[{}] returns a result that depends on values, which rank {} does not have because it is "
+                           "outside the mesh {}. Call it only on ranks of the mesh.",
+                           op, mesh.rank(), to_string(mesh));
 }
 
 void run_gathered(BoundCall& call) {

@@ -14,9 +14,9 @@
 #include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/subclass.h"
 #include "runtime/tensor/traced_pieces.h"
+#include "text/check.h"
 
 #include <ATen/ops/full.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 namespace shardwise {
@@ -277,12 +277,11 @@ class LocalRun {
 
   /// The subclass's own operator made the object, so a mismatch is reported as the class's error, not as an internal one.
   void check_form(const at::Tensor& object, const Spec& spec, c10::IntArrayRef sizes) const {
-    TORCH_CHECK_VALUE(object.sizes() == sizes && object.scalar_type() == spec.dtype(),
-                      fmt::format("[{}] a {} returns {} [{}], but torch's operator returns {} [{}] on rank {}. Correct "
-                                  "its __torch_dispatch__.",
-                                  call_.op.name, class_of(call_.subclass->local_tensors()[0]),
-                                  c10::toString(object.scalar_type()), fmt::join(object.sizes(), ", "),
-                                  c10::toString(spec.dtype()), fmt::join(sizes, ", "), spec.mesh()->rank()));
+    SW_CHECK_VALUE(
+        object.sizes() == sizes && object.scalar_type() == spec.dtype(),
+        "[{}] a {} returns {} [{}], but torch's operator returns {} [{}] on rank {}. Correct its __torch_dispatch__.",
+        call_.op.name, class_of(call_.subclass->local_tensors()[0]), c10::toString(object.scalar_type()),
+        fmt::join(object.sizes(), ", "), c10::toString(spec.dtype()), fmt::join(sizes, ", "), spec.mesh()->rank());
   }
 
   /// The device of the operands, unless an argument names one.

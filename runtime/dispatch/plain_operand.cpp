@@ -6,8 +6,8 @@
 #include "runtime/comm/order_check.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/dispatch/plain_gradient.h"
+#include "text/check.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/function.h>
@@ -84,7 +84,7 @@ void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg, const Me
   const auto objection = objection_to_plain(plain, role, mesh, as, /*is_read=*/!op.args[arg].is_written);
   if (objection) check_not_traced(op.name.c_str());  // outside the graph its forward may allow it
   // ValueError, not TypeError: torch's arithmetic takes a TypeError for "not implemented" and drops its text.
-  TORCH_CHECK_VALUE(!objection, fmt::format("[{}] {}", op.name, *objection));
+  SW_CHECK_VALUE(!objection, "[{}] {}", op.name, *objection);
   if (mesh->is_member() && records(plain)) keep_gradient_plain(plain);
 }
 

@@ -7,8 +7,8 @@
 #include "runtime/dispatch/plain_gradient.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/rules/rule.h"
+#include "text/check.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <span>
@@ -108,10 +108,10 @@ void prepare_arguments(const OpInfo& op, torch::jit::Stack& stack) { ArgumentPre
 void check_writable(const std::string& op, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   if (c10::multiply_integers(sizes) == 0) return;
   for (size_t dim = 0; dim < sizes.size(); ++dim)
-    TORCH_CHECK(sizes[dim] < 2 || strides[dim] != 0,
-                fmt::format("[{}] cannot write to an expanded tensor of shape [{}]: along dim {} its elements share "
-                            "memory. Write to a clone() of it.",
-                            op, fmt::join(sizes, ", "), dim));
+    SW_CHECK(sizes[dim] < 2 || strides[dim] != 0,
+             "[{}] cannot write to an expanded tensor of shape [{}]: along dim {} its elements share memory. Write to "
+             "a clone() of it.",
+             op, fmt::join(sizes, ", "), dim);
 }
 
 }  // namespace shardwise

@@ -5,9 +5,9 @@
 #include "runtime/tensor/derivative_formula.h"
 #include "runtime/tensor/dtensor_impl.h"
 #include "runtime/tensor/registrations.h"
+#include "text/check.h"
 
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <memory>
@@ -49,10 +49,10 @@ bool gives_view(const c10::FunctionSchema& schema) {
 void replace_answer(const std::string& op, const Rule& rule) {
   const auto handle = find_operator(op);
   TORCH_INTERNAL_ASSERT(handle, "torch knows no operator ", op);
-  TORCH_CHECK_VALUE(!handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd),
-                    fmt::format("[register_sharding] torch composes {} of other operators, which determine its layout. "
-                                "Register shardings for the operators that explain() shows.",
-                                op));
+  SW_CHECK_VALUE(!handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd),
+                 "[register_sharding] torch composes {} of other operators, which determine its layout. Register "
+                 "shardings for the operators that explain() shows.",
+                 op);
   const size_t space = op.find("::");
   const std::string name_space = op.substr(0, space), name = op.substr(space + 2);
   Silent silent;

@@ -1,8 +1,7 @@
 #include "runtime/redistribute/mesh_agreement.h"
 
 #include "runtime/comm/agreement.h"
-
-#include <fmt/format.h>
+#include "text/check.h"
 
 namespace shardwise {
 namespace {
@@ -30,13 +29,12 @@ bool agree(const DeviceMesh& from, const DeviceMesh& to) {
 
 void check_same_meshes(const DeviceMesh& from, const DeviceMesh& to) {
   if (have_same_ranks(from, to)) return;
-  TORCH_CHECK_VALUE(
+  SW_CHECK_VALUE(
       agree(from, to),
-      fmt::format(
-          "[redistribute] a tensor cannot move from the mesh {} to the mesh {}: the ranks disagree about the two "
-          "meshes, because a slice of a mesh has different ranks on each rank. Move it within one mesh, or wrap its "
-          "value on the other mesh: DTensor.from_local(x.full_tensor(), mesh, [Replicate()] * mesh.ndim).",
-          to_string(from), to_string(to)));
+      "[redistribute] a tensor cannot move from the mesh {} to the mesh {}: the ranks disagree about the two meshes, "
+      "because a slice of a mesh has different ranks on each rank. Move it within one mesh, or wrap its value on the "
+      "other mesh: DTensor.from_local(x.full_tensor(), mesh, [Replicate()] * mesh.ndim).",
+      to_string(from), to_string(to));
 }
 
 }  // namespace shardwise

@@ -5,27 +5,25 @@
 #include "runtime/comm/reduce_dtype.h"
 #include "runtime/redistribute/mesh_agreement.h"
 #include "runtime/tensor/flat_part.h"
+#include "text/check.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/hash.h>
-#include <fmt/format.h>
 
 namespace shardwise {
 
 void check_move(const SpecPtr& source, const SpecPtr& destination) {
   TORCH_INTERNAL_ASSERT(source->sizes() == destination->sizes() && source->dtype() == destination->dtype(),
                         to_string(*source), " cannot become ", to_string(*destination));
-  TORCH_CHECK_VALUE(
-      source->mesh()->world() == destination->mesh()->world() &&
-          source->mesh()->with_memory()->device_type() == destination->mesh()->with_memory()->device_type(),
-      fmt::format("[redistribute] the meshes {} and {} belong to different worlds or kinds of device. Make both in the "
-                  "current world, for one kind of device.",
-                  to_string(*source->mesh()), to_string(*destination->mesh())));
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !source->mesh()->is_meta() || destination->mesh()->is_meta(),
-      fmt::format("[redistribute] Cannot copy out of meta tensor; no data! {} has no values to move. Use "
-                  "torch.empty_like(x, device=...) or Module.to_empty(), and fill it.",
-                  to_string(*source)));
+  SW_CHECK_VALUE(source->mesh()->world() == destination->mesh()->world() &&
+                     source->mesh()->with_memory()->device_type() == destination->mesh()->with_memory()->device_type(),
+                 "[redistribute] the meshes {} and {} belong to different worlds or kinds of device. Make both in the "
+                 "current world, for one kind of device.",
+                 to_string(*source->mesh()), to_string(*destination->mesh()));
+  SW_CHECK_NOT_IMPLEMENTED(!source->mesh()->is_meta() || destination->mesh()->is_meta(),
+                           "[redistribute] Cannot copy out of meta tensor; no data! {} has no values to move. Use "
+                           "torch.empty_like(x, device=...) or Module.to_empty(), and fill it.",
+                           to_string(*source));
   if (source->mesh() != destination->mesh() && !destination->mesh()->is_meta())
     check_same_meshes(*source->mesh(), *destination->mesh());
 }

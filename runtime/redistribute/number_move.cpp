@@ -6,9 +6,9 @@
 #include "runtime/comm/tracing.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/tensor/below_autograd.h"
+#include "text/check.h"
 
 #include <ATen/ops/empty.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -50,13 +50,11 @@ std::optional<NumberBytes> common_value(const Group& group, const std::optional<
   for (size_t i = 0; i < rows.size(); ++i) {
     if (!rows[i][0]) continue;
     const NumberBytes bytes{rows[i][1], rows[i][2]};
-    TORCH_CHECK_VALUE(
-        !value || *value == bytes,
-        fmt::format(
-            "[{}] a number is used with a tensor on the mesh {}, but ranks {} and {} of that mesh have different "
-            "values for it, {} and {}. Make them equal, or pass each rank's own value: number.item().",
-            CommScope::current_op(), to_string(*spec.mesh()), of_rank, group.ranks[i], words(*value, spec),
-            words(bytes, spec)));
+    SW_CHECK_VALUE(!value || *value == bytes,
+                   "[{}] a number is used with a tensor on the mesh {}, but ranks {} and {} of that mesh have "
+                   "different values for it, {} and {}. Make them equal, or pass each rank's own value: number.item().",
+                   CommScope::current_op(), to_string(*spec.mesh()), of_rank, group.ranks[i], words(*value, spec),
+                   words(bytes, spec));
     if (!value) value = bytes, of_rank = group.ranks[i];
   }
   return value;

@@ -4,13 +4,13 @@
 #include "runtime/comm/group_backend.h"
 #include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/below_autograd.h"
+#include "text/check.h"
 
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -209,14 +209,14 @@ class SparseMove {
 
 Shards move_sparse(const DTensorImpl& source, const SpecPtr& to) {
   const Spec& from = *source.spec();
-  TORCH_CHECK_NOT_IMPLEMENTED(
+  SW_CHECK_NOT_IMPLEMENTED(
       from.mesh() == to->mesh(),
-      fmt::format("[redistribute] a sparse tensor moves within its mesh only, not from {} to {}. Move to_dense().",
-                  to_string(*from.mesh()), to_string(*to->mesh())));
+      "[redistribute] a sparse tensor moves within its mesh only, not from {} to {}. Move to_dense().",
+      to_string(*from.mesh()), to_string(*to->mesh()));
   for (const Placement& placement : to->placements())
-    TORCH_CHECK_VALUE(placement.terms().value_or(Reduce::kSum) == Reduce::kSum,
-                      fmt::format("[redistribute] a sparse tensor cannot be {}: its parts are sums. Use Partial().",
-                                  to_string(placement)));
+    SW_CHECK_VALUE(placement.terms().value_or(Reduce::kSum) == Reduce::kSum,
+                   "[redistribute] a sparse tensor cannot be {}: its parts are sums. Use Partial().",
+                   to_string(placement));
   if (!from.is_member()) return {};
   BelowAutograd guard;
   return SparseMove(source, *to).run();

@@ -9,9 +9,9 @@
 #include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/subclass_parts.h"
+#include "text/check.h"
 
 #include <ATen/ops/empty_strided.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <optional>
@@ -134,11 +134,11 @@ class SubclassMove {
       return {flattened(part), Dims(part.strides())};
     } catch (const std::exception& refusal) {
       const std::string text = taken_error(refusal);
-      TORCH_CHECK_NOT_IMPLEMENTED(
+      SW_CHECK_NOT_IMPLEMENTED(
           false,
-          fmt::format("[{}] a {} cannot be sent to another rank: {}. Give the class __tensor_flatten__ and "
-                      "__tensor_unflatten__, which torch.compile also uses, or move the values before you wrap them.",
-                      kOp, class_of(part), text));
+          "[{}] a {} cannot be sent to another rank: {}. Give the class __tensor_flatten__ and __tensor_unflatten__, "
+          "which torch.compile also uses, or move the values before you wrap them.",
+          kOp, class_of(part), text);
     }
   }
 
@@ -191,10 +191,10 @@ class SubclassMove {
 void check_movable(const DTensorImpl& source, const Spec& to) {
   const Spec& from = *source.spec();
   const std::string name = class_of(source.local_tensors()[0]);
-  TORCH_CHECK_NOT_IMPLEMENTED(from.mesh() == to.mesh(),
-                              fmt::format("[{}] a {} moves within its mesh only, not from {} to {}. Move the plain "
-                                          "values, and wrap them on the other mesh.",
-                                          kOp, name, to_string(*from.mesh()), to_string(*to.mesh())));
+  SW_CHECK_NOT_IMPLEMENTED(from.mesh() == to.mesh(),
+                           "[{}] a {} moves within its mesh only, not from {} to {}. Move the plain values, and wrap "
+                           "them on the other mesh.",
+                           kOp, name, to_string(*from.mesh()), to_string(*to.mesh()));
   for (const Spec* spec : {&from, &to}) check_placed(kOp, source.local_tensors()[0], spec->layout());
 }
 

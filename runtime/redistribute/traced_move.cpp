@@ -3,10 +3,10 @@
 #include "runtime/redistribute/execute.h"
 #include "runtime/redistribute/plan_cache.h"
 #include "runtime/tensor/device_mesh.h"
+#include "text/check.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_strided.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/library.h>
 
@@ -107,10 +107,10 @@ std::unique_ptr<PendingMove> start_traced_move(const TracedMove& move, const Sha
 const TracedMove& traced_move_of(const std::string& what) {
   const std::lock_guard lock(moves_mutex());
   const auto found = moves().find(what);
-  TORCH_CHECK_VALUE(found != moves().end(),
-                    fmt::format("[move] a compiled graph asks for a move that this process has not traced: {}. Compile "
-                                "the program in the process that runs it.",
-                                what));
+  SW_CHECK_VALUE(found != moves().end(),
+                 "[move] a compiled graph asks for a move that this process has not traced: {}. Compile the program in "
+                 "the process that runs it.",
+                 what);
   return found->second;
 }
 

@@ -2,8 +2,7 @@
 
 #include "placements/placement_list.h"
 #include "runtime/rules/move_bytes.h"
-
-#include <fmt/format.h>
+#include "text/check.h"
 
 #include <algorithm>
 #include <map>
@@ -30,9 +29,9 @@ struct PlacedTensor {
 
 Placement with_positive_dim(const OpCall& call, const Placement& placement, size_t n_dims) {
   const auto n = static_cast<int64_t>(n_dims);
-  TORCH_CHECK_INDEX(placement.fits_dims(n),
-                    fmt::format("[register_sharding] {} of {} is for a tensor of {} dims. Use a dim in [{}, {}).",
-                                to_string(placement), call.op.name, n, -n, n));
+  SW_CHECK_INDEX(placement.fits_dims(n),
+                 "[register_sharding] {} of {} is for a tensor of {} dims. Use a dim in [{}, {}).",
+                 to_string(placement), call.op.name, n, -n, n);
   return placement.is_shard() ? Placement::shard(placement.with_dim_from_zero(n).dim()) : placement;
 }
 
@@ -62,12 +61,11 @@ class ShardingChoice {
 
  private:
   AcceptableSharding checked(const AcceptableSharding& given) const {
-    TORCH_CHECK_VALUE(
+    SW_CHECK_VALUE(
         given.inputs.size() == call_.operands.size() && given.outputs.size() == call_.outputs.size(),
-        fmt::format(
-            "[register_sharding] a sharding of {} has {} output and {} input placements, but the call has {} outputs "
-            "and {} input tensors. Give one placement per tensor, and None for an argument that is not a tensor.",
-            call_.op.name, given.outputs.size(), given.inputs.size(), call_.outputs.size(), call_.operands.size()));
+        "[register_sharding] a sharding of {} has {} output and {} input placements, but the call has {} outputs and "
+        "{} input tensors. Give one placement per tensor, and None for an argument that is not a tensor.",
+        call_.op.name, given.outputs.size(), given.inputs.size(), call_.outputs.size(), call_.operands.size());
     AcceptableSharding result;
     for (size_t i = 0; i < given.inputs.size(); ++i)
       result.inputs.push_back(

@@ -2,11 +2,11 @@
 
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
+#include "text/check.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/full.h>
 #include <c10/util/accumulate.h>
-#include <fmt/format.h>
 
 #include <exception>
 #include <string_view>
@@ -74,10 +74,10 @@ void check_sizes(const OpCall& call, const Signature& signature) {
     for (size_t dim = 0; dim < sizes.size(); ++dim) {
       const Axis& axis = signature.inputs[i][dim];
       const int64_t expected = axis.factor < 0 ? 1 : signature.factors[axis.factor].size * axis.scale;
-      TORCH_CHECK(sizes[dim] == expected,
-                  fmt::format("[{}] dim {} of the tensor of shape [{}] does not match the other tensors, whose size is "
-                              "{} there. Give tensors whose sizes agree.",
-                              call.op.name, dim, fmt::join(sizes, ", "), expected));
+      SW_CHECK(sizes[dim] == expected,
+               "[{}] dim {} of the tensor of shape [{}] does not match the other tensors, whose size is {} there. Give "
+               "tensors whose sizes agree.",
+               call.op.name, dim, fmt::join(sizes, ", "), expected);
     }
   }
 }

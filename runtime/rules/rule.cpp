@@ -1,8 +1,7 @@
 #include "runtime/rules/rule.h"
 
 #include "runtime/comm/torch_versions.h"
-
-#include <fmt/format.h>
+#include "text/check.h"
 
 #include <algorithm>
 
@@ -23,15 +22,14 @@ std::vector<std::string> split(std::string_view terms) {
 
 Sides parse(std::string_view notation) {
   const size_t arrow = notation.find("->");
-  TORCH_CHECK_VALUE(
-      arrow != std::string_view::npos,
-      fmt::format("[rule] \"{}\" has no \"->\". Write operands, an arrow, outputs: \"mk,kn->mn\".", notation));
+  SW_CHECK_VALUE(arrow != std::string_view::npos,
+                 "[rule] \"{}\" has no \"->\". Write operands, an arrow, outputs: \"mk,kn->mn\".", notation);
   Sides sides{split(notation.substr(0, arrow)), split(notation.substr(arrow + 2))};
   for (const auto* side : {&sides.first, &sides.second})
     for (const std::string& term : *side)
       for (char letter : term)
-        TORCH_CHECK_VALUE(std::islower(static_cast<unsigned char>(letter)),
-                          fmt::format("[rule] '{}' in \"{}\" is no factor. Use letters a to z.", letter, notation));
+        SW_CHECK_VALUE(std::islower(static_cast<unsigned char>(letter)),
+                       "[rule] '{}' in \"{}\" is no factor. Use letters a to z.", letter, notation);
   return sides;
 }
 
@@ -52,10 +50,10 @@ std::string describe_notation(std::string_view notation) {
 void apply_notation(const Sides& sides, const OpCall& call, Signature& signature) {
   std::unordered_map<char, int> factors;
   auto axes_of = [&](const std::string& term, c10::IntArrayRef sizes) {
-    TORCH_CHECK_VALUE(term.size() == sizes.size(),
-                      fmt::format("[{}] a tensor of {} dims [{}] does not match \"{}\" in the rule. Give a function as "
-                                  "the rule, which returns None for calls that it does not support.",
-                                  call.op.name, sizes.size(), fmt::join(sizes, ", "), term));
+    SW_CHECK_VALUE(term.size() == sizes.size(),
+                   "[{}] a tensor of {} dims [{}] does not match \"{}\" in the rule. Give a function as the rule, "
+                   "which returns None for calls that it does not support.",
+                   call.op.name, sizes.size(), fmt::join(sizes, ", "), term);
     Axes axes;
     for (size_t dim = 0; dim < term.size(); ++dim) {
       auto [found, is_new] = factors.try_emplace(term[dim], 0);
@@ -69,10 +67,9 @@ void apply_notation(const Sides& sides, const OpCall& call, Signature& signature
     for (char letter : term) axes.push_back({factors.at(letter)});
     return axes;
   };
-  TORCH_CHECK_VALUE(
-      call.operands.size() == sides.first.size() && call.outputs.size() == sides.second.size(),
-      fmt::format("[{}] has {} tensors and {} outputs, but its rule has terms for {} and {}. Write a term for each.",
-                  call.op.name, call.operands.size(), call.outputs.size(), sides.first.size(), sides.second.size()));
+  SW_CHECK_VALUE(call.operands.size() == sides.first.size() && call.outputs.size() == sides.second.size(),
+                 "[{}] has {} tensors and {} outputs, but its rule has terms for {} and {}. Write a term for each.",
+                 call.op.name, call.operands.size(), call.outputs.size(), sides.first.size(), sides.second.size());
   for (size_t i = 0; i < sides.first.size(); ++i)
     signature.inputs.push_back(axes_of(sides.first[i], call.operands[i].sizes));
   for (size_t i = 0; i < sides.second.size(); ++i) {
@@ -178,7 +175,7 @@ Rule Rule::gathered() {
 Rule Rule::computed_by(std::string_view op) const {
   Rule rule = *this;
   rule.kernel_ = find_operator(op);
-  TORCH_CHECK_VALUE(rule.kernel_, fmt::format("[rule] torch has no operator {}. Name one that it registers.", op));
+  SW_CHECK_VALUE(rule.kernel_, "[rule] torch has no operator {}. Name one that it registers.", op);
   return rule;
 }
 
@@ -282,13 +279,12 @@ RuleTable& RuleTable::global() {
 void RuleTable::add(std::string_view op, Rule rule) {
   const bool is_there = find_operator(op).has_value();
   if (!is_there && is_of_some_versions(op)) return;
-  TORCH_CHECK_VALUE(is_there,
-                    fmt::format("[rule] torch has no operator {}. Define it before its rule; overloads are named as in "
-                                "aten::add.Tensor.",
-                                op));
+  SW_CHECK_VALUE(
+      is_there,
+      "[rule] torch has no operator {}. Define it before its rule; overloads are named as in aten::add.Tensor.", op);
   const std::lock_guard lock(mutex_);
   const bool is_new = rules_.emplace(op, std::move(rule)).second;
-  TORCH_CHECK_VALUE(is_new, fmt::format("[rule] {} has a rule already. State each operator once.", op));
+  SW_CHECK_VALUE(is_new, "[rule] {} has a rule already. State each operator once.", op);
 }
 
 void RuleTable::add(std::initializer_list<std::string_view> ops, const Rule& rule) {

@@ -6,10 +6,10 @@
 #include "runtime/tensor/mesh_families.h"
 #include "runtime/tensor/mesh_ranks.h"
 #include "runtime/tensor/unused_meshes.h"
+#include "text/check.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -55,14 +55,13 @@ std::shared_ptr<const Line> shared_list(Line ranks) {
 
 void check_names(const RankGrid& grid, const DimNames& names) {
   if (names.empty()) return;
-  TORCH_CHECK_VALUE(
-      names.size() == grid.shape.size(),
-      fmt::format("[device_mesh] mesh_dim_names [{}] has {} names for a mesh of {} dims. Give one per dim.",
-                  fmt::join(names, ", "), names.size(), grid.shape.size()));
+  SW_CHECK_VALUE(names.size() == grid.shape.size(),
+                 "[device_mesh] mesh_dim_names [{}] has {} names for a mesh of {} dims. Give one per dim.",
+                 fmt::join(names, ", "), names.size(), grid.shape.size());
   for (size_t i = 0; i < names.size(); ++i)
-    TORCH_CHECK_VALUE(std::count(names.begin(), names.end(), names[i]) == 1,
-                      fmt::format("[device_mesh] mesh_dim_names [{}] has \"{}\" twice. Names must differ.",
-                                  fmt::join(names, ", "), names[i]));
+    SW_CHECK_VALUE(std::count(names.begin(), names.end(), names[i]) == 1,
+                   "[device_mesh] mesh_dim_names [{}] has \"{}\" twice. Names must differ.", fmt::join(names, ", "),
+                   names[i]);
 }
 
 }  // namespace
@@ -97,9 +96,8 @@ MeshPtr DeviceMesh::create_by_members(std::shared_ptr<World> world, c10::DeviceT
   check_names(grid, names);
   if (world->size() == 1) check_has_ranks(*world, grid.shape);  // perhaps started without torchrun
   for (int64_t rank : grid.ranks)
-    TORCH_CHECK_VALUE(rank < world->size(),
-                      fmt::format("[device_mesh] rank {} is not in the world of {} ranks. Use ranks in [0, {}).", rank,
-                                  world->size(), world->size()));
+    SW_CHECK_VALUE(rank < world->size(), "[device_mesh] rank {} is not in the world of {} ranks. Use ranks in [0, {}).",
+                   rank, world->size(), world->size());
 
   const std::shared_ptr<DeviceMesh> mesh(new DeviceMesh, &end);
   mesh->coord_ = grid.coord_of(world->rank());
@@ -171,16 +169,17 @@ int64_t DeviceMesh::dim_of(const std::string& name) const {
 }
 
 int64_t DeviceMesh::checked_dim(int64_t mesh_dim) const {
-  TORCH_CHECK_INDEX(mesh_dim >= -ndim() && mesh_dim < ndim(),
-                    fmt::format("[device_mesh] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).",
-                                mesh_dim, to_string(*this), -ndim(), ndim()));
+  SW_CHECK_INDEX(mesh_dim >= -ndim() && mesh_dim < ndim(),
+                 "[device_mesh] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).", mesh_dim,
+                 to_string(*this), -ndim(), ndim());
   return mesh_dim < 0 ? mesh_dim + ndim() : mesh_dim;
 }
 
 int64_t DeviceMesh::coord_along(int64_t mesh_dim) const {
-  TORCH_CHECK_VALUE(coord_, fmt::format("[device_mesh] rank {} is outside the mesh {}: it has no place in it. Ask "
-                                        "get_coordinate(), which has no value there.",
-                                        rank(), to_string(*this)));
+  SW_CHECK_VALUE(coord_,
+                 "[device_mesh] rank {} is outside the mesh {}: it has no place in it. Ask get_coordinate(), which has "
+                 "no value there.",
+                 rank(), to_string(*this));
   return (*coord_)[mesh_dim];
 }
 
@@ -207,13 +206,11 @@ bool has_all_ranks_of(const DeviceMesh& mesh, const DeviceMesh& other) {
 }
 
 void check_same_mesh(std::string_view op, const MeshPtr& mesh, const MeshPtr& other) {
-  TORCH_CHECK_VALUE(
-      mesh->is_meta() == other->is_meta(),
-      fmt::format(
-          "[{}] operands live on meta and on {}. Give all of them memory, with torch.empty_like(x, device=\"{}\") or "
-          "Module.to_empty(), or none: x.to(\"meta\").",
-          op, c10::DeviceTypeName((mesh->is_meta() ? other : mesh)->device_type(), true),
-          c10::DeviceTypeName((mesh->is_meta() ? other : mesh)->device_type(), true)));
+  SW_CHECK_VALUE(mesh->is_meta() == other->is_meta(),
+                 "[{}] operands live on meta and on {}. Give all of them memory, with torch.empty_like(x, "
+                 "device=\"{}\") or Module.to_empty(), or none: x.to(\"meta\").",
+                 op, c10::DeviceTypeName((mesh->is_meta() ? other : mesh)->device_type(), true),
+                 c10::DeviceTypeName((mesh->is_meta() ? other : mesh)->device_type(), true));
   TORCH_CHECK(mesh == other,  // a RuntimeError, as torch's
               fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).",
                           op, to_string(*mesh), to_string(*other)));

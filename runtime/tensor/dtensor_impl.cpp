@@ -8,12 +8,12 @@
 #include "runtime/tensor/sparse.h"
 #include "runtime/tensor/traced_pieces.h"
 #include "runtime/tensor/view_link.h"
+#include "text/check.h"
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <fmt/format.h>
 
 #include <atomic>
 #include <exception>
@@ -135,10 +135,10 @@ MemoryWrite DTensorImpl::begin_write() const {
 void DTensorImpl::check_has_memory() const {
   if (!holds_subclass()) return;
   const std::string op = CommScope::current_op();
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, fmt::format("[{}] the local tensor is a {}. Only its own operators can read its memory, but this call "
-                         "reads memory directly. Use to_local(), or redistribute before you wrap the parts.",
-                         op.empty() ? "DTensor" : op, class_of(shards_[0])));
+  SW_CHECK_NOT_IMPLEMENTED(false,
+                           "[{}] the local tensor is a {}. Only its own operators can read its memory, but this call "
+                           "reads memory directly. Use to_local(), or redistribute before you wrap the parts.",
+                           op.empty() ? "DTensor" : op, class_of(shards_[0]));
 }
 
 void DTensorImpl::make_ready() const {

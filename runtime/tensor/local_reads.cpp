@@ -1,17 +1,15 @@
 #include "runtime/tensor/local_reads.h"
 
 #include "runtime/comm/no_messages.h"
-
-#include <fmt/format.h>
+#include "text/check.h"
 
 namespace shardwise {
 
 const Shards& shards_read_by(const DTensorImpl& tensor, const char* reader) {
-  TORCH_CHECK_VALUE(
-      !tensor.is_stale(),
-      fmt::format("[{}] reads this rank's values and sends nothing, but this tensor is a view whose values come from "
-                  "other ranks, and its source has been written to. Call clone() on all ranks, and read the result.",
-                  reader));
+  SW_CHECK_VALUE(!tensor.is_stale(),
+                 "[{}] reads this rank's values and sends nothing, but this tensor is a view whose values come from "
+                 "other ranks, and its source has been written to. Call clone() on all ranks, and read the result.",
+                 reader);
   if (tensor.is_ready()) return tensor.shards();
   const Reading guard(reader);
   return tensor.local_tensors();

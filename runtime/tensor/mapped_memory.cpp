@@ -1,8 +1,9 @@
 #include "runtime/tensor/mapped_memory.h"
 
+#include "text/check.h"
+
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 
 #include <cerrno>
 #include <cstring>
@@ -42,10 +43,9 @@ struct OpenFile {
 
 std::unique_ptr<Mapping> new_mapping(const std::string& folder, size_t n_bytes) {
   const auto check = [&](bool is_well, int error, const char* what) {
-    TORCH_CHECK_VALUE(is_well,
-                      fmt::format("[mapped memory] cannot {} a file of {} bytes in {}: {}. Give a folder on a disk "
-                                  "with that much room.",
-                                  what, n_bytes, folder, std::strerror(error)));
+    SW_CHECK_VALUE(
+        is_well, "[mapped memory] cannot {} a file of {} bytes in {}: {}. Give a folder on a disk with that much room.",
+        what, n_bytes, folder, std::strerror(error));
   };
   std::string name = folder + "/shardwise-XXXXXX";
   const OpenFile file{mkostemp(name.data(), O_CLOEXEC)};
@@ -60,10 +60,9 @@ std::unique_ptr<Mapping> new_mapping(const std::string& folder, size_t n_bytes) 
 }
 #else
 std::unique_ptr<Mapping> new_mapping(const std::string& folder, size_t n_bytes) {
-  TORCH_CHECK_VALUE(
-      false,
-      fmt::format("[mapped memory] a file of {} bytes in {}: memory-mapped tables need Linux. Keep the table in RAM.",
-                  n_bytes, folder));
+  SW_CHECK_VALUE(false,
+                 "[mapped memory] a file of {} bytes in {}: memory-mapped tables need Linux. Keep the table in RAM.",
+                 n_bytes, folder);
 }
 #endif
 

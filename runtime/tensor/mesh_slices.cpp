@@ -2,9 +2,9 @@
 
 #include "placements/split_order.h"
 #include "runtime/tensor/mesh_families.h"
+#include "text/check.h"
 
 #include <c10/util/accumulate.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <numeric>
@@ -202,9 +202,9 @@ MeshPtr DeviceMesh::submesh(const DimNames& names) const {
   }
   const MergedDims numbers = positions(names_, dims);
   for (const std::string& dim : all_dims)
-    TORCH_CHECK_VALUE(std::ranges::count(all_dims, dim) == 1,
-                      fmt::format("[device_mesh] dim \"{}\" is named twice in a submesh of {}. Name each dim once.",
-                                  dim, to_string(*this)));
+    SW_CHECK_VALUE(std::ranges::count(all_dims, dim) == 1,
+                   "[device_mesh] dim \"{}\" is named twice in a submesh of {}. Name each dim once.", dim,
+                   to_string(*this));
   MeshPtr slice = slice_of(*this, numbers, names, given);
   if (is_plain) {
     const std::lock_guard lock(parts_->mutex);
@@ -225,15 +225,15 @@ MeshPtr DeviceMesh::flatten(std::string name) const {
   if (name.empty()) name = fmt::format("{}", fmt::join(names_, "_"));
   if (names_ == DimNames{name}) return shared_from_this();
   const MeshPtr root = this->root();
-  TORCH_CHECK_VALUE(!root->has_dim(name), fmt::format("[device_mesh] \"{}\" already exists as a dim of {}. Specify "
-                                                      "another valid mesh_dim_name.",
-                                                      name, to_string(*root)));
+  SW_CHECK_VALUE(!root->has_dim(name),
+                 "[device_mesh] \"{}\" already exists as a dim of {}. Specify another valid mesh_dim_name.", name,
+                 to_string(*root));
   if (std::ranges::count(root->flattened(), name) > 0) {
     MeshPtr known = root->submesh({name});
-    TORCH_CHECK_VALUE(known->grid().ranks == grid().ranks,
-                      fmt::format("[device_mesh] a flattened mesh \"{}\" of other ranks has been created before. "
-                                  "Specify another valid mesh_dim_name.",
-                                  name));
+    SW_CHECK_VALUE(known->grid().ranks == grid().ranks,
+                   "[device_mesh] a flattened mesh \"{}\" of other ranks has been created before. Specify another "
+                   "valid mesh_dim_name.",
+                   name);
     return known;
   }
   MeshPtr line = as_line(name);
@@ -252,20 +252,19 @@ DimNames DeviceMesh::flattened() const {
 }
 
 MeshPtr DeviceMesh::unflatten(int64_t mesh_dim, c10::IntArrayRef sizes, const DimNames& names) const {
-  TORCH_CHECK(sizes.size() == names.size(),
-              fmt::format("[device_mesh] mesh_sizes [{}] and mesh_dim_names [{}] should have same length.",
-                          fmt::join(sizes, ", "), fmt::join(names, ", ")));
-  TORCH_CHECK(!names_.empty() || ndim() == 1,
-              fmt::format("[device_mesh] {} has no mesh_dim_names. Give them to init_device_mesh.", to_string(*this)));
-  TORCH_CHECK_VALUE(mesh_dim >= -ndim() && mesh_dim < ndim(),
-                    fmt::format("[device_mesh] there is no dim {} in {}. Use one of its names, or a dim in [0, {}).",
-                                mesh_dim, to_string(*this), ndim()));
+  SW_CHECK(sizes.size() == names.size(),
+           "[device_mesh] mesh_sizes [{}] and mesh_dim_names [{}] should have same length.", fmt::join(sizes, ", "),
+           fmt::join(names, ", "));
+  SW_CHECK(!names_.empty() || ndim() == 1, "[device_mesh] {} has no mesh_dim_names. Give them to init_device_mesh.",
+           to_string(*this));
+  SW_CHECK_VALUE(mesh_dim >= -ndim() && mesh_dim < ndim(),
+                 "[device_mesh] there is no dim {} in {}. Use one of its names, or a dim in [0, {}).", mesh_dim,
+                 to_string(*this), ndim());
   const int64_t dim = checked_dim(mesh_dim), n_ranks = c10::multiply_integers(sizes);
-  TORCH_CHECK_VALUE(
-      n_ranks == size(dim),
-      fmt::format("[device_mesh] dim {} of {} has {} ranks, and the sizes [{}] have the product {}. Give sizes with "
-                  "the number of ranks as their product.",
-                  dim, to_string(*this), size(dim), fmt::join(sizes, ", "), n_ranks));
+  SW_CHECK_VALUE(n_ranks == size(dim),
+                 "[device_mesh] dim {} of {} has {} ranks, and the sizes [{}] have the product {}. Give sizes with the "
+                 "number of ranks as their product.",
+                 dim, to_string(*this), size(dim), fmt::join(sizes, ", "), n_ranks);
   const auto split = [&](auto list, const auto& parts) {
     if (!list.empty()) list.erase(list.begin() + dim);
     list.insert(list.begin() + dim, parts.begin(), parts.end());
@@ -307,10 +306,10 @@ MeshPtr DeviceMesh::concatenate(c10::ArrayRef<MeshPtr> meshes) {
   const bool is_twice =
       std::ranges::any_of(names, [&](const auto& name) { return std::ranges::count(names, name) > 1; });
   const MeshPtr root = is_twice || meshes.empty() ? nullptr : common_root(meshes);
-  TORCH_CHECK(root,
-              fmt::format("[device_mesh] Cannot concatenate DeviceMeshes {}: they are not slices of one mesh along "
-                          "different dims. Give slices of one mesh: mesh[\"dp\"] and mesh[\"tp\"].",
-                          fmt::join(texts, ", ")));
+  SW_CHECK(root,
+           "[device_mesh] Cannot concatenate DeviceMeshes {}: they are not slices of one mesh along different dims. "
+           "Give slices of one mesh: mesh[\"dp\"] and mesh[\"tp\"].",
+           fmt::join(texts, ", "));
   return root->submesh(names);
 }
 

@@ -3,8 +3,8 @@
 // torch would write the tensor's storage, which is that of this rank's first piece, with the global sizes: an unreadable file. Before that
 // it asks for metadata of the device type, and this is where we throw.
 #include "runtime/tensor/dtensor_impl.h"
+#include "text/check.h"
 
-#include <fmt/format.h>
 #include <torch/csrc/jit/serialization/pickler.h>
 
 namespace shardwise {
@@ -12,10 +12,10 @@ namespace {
 
 void refuse(const at::Tensor& tensor, std::unordered_map<std::string, bool>& /*metadata*/) {
   const auto* const impl = maybe_dtensor(tensor);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !impl, fmt::format("[save] got a DTensor, {}, but a file would hold only this rank's piece. Save the result of "
-                         "full_tensor() on one rank; in Python use torch.distributed.checkpoint or state_dict().",
-                         impl ? to_string(*impl->spec()) : ""));
+  SW_CHECK_NOT_IMPLEMENTED(!impl,
+                           "[save] got a DTensor, {}, but a file would hold only this rank's piece. Save the result of "
+                           "full_tensor() on one rank; in Python use torch.distributed.checkpoint or state_dict().",
+                           impl ? to_string(*impl->spec()) : "");
 }
 
 bool refuse_distributed() {

@@ -3,8 +3,7 @@
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/tensor/object_lock.h"
-
-#include <fmt/format.h>
+#include "text/check.h"
 
 namespace shardwise {
 namespace {
@@ -26,10 +25,10 @@ EntryCounts exchanged(const Spec& spec, const std::vector<int64_t>& own) {
 
 /// Specs for entries in one row: the pieces' entries one after another, by rank and box.
 EntrySpecs specs_by_piece(const Spec& spec, int64_t sparse_dim, const EntryCounts& counts) {
-  TORCH_CHECK_NOT_IMPLEMENTED(spec.mesh()->ndim() == 1,
-                              fmt::format("[sparse] entries of {} are in pieces on a mesh of several dims. "
-                                          "Redistribute the tensor first, with Shard or Replicate in their place.",
-                                          to_string(spec)));
+  SW_CHECK_NOT_IMPLEMENTED(spec.mesh()->ndim() == 1,
+                           "[sparse] entries of {} are in pieces on a mesh of several dims. Redistribute the tensor "
+                           "first, with Shard or Replicate in their place.",
+                           to_string(spec));
   Dims values{0};
   for (int64_t dim = sparse_dim; dim < spec.dim(); ++dim) values.push_back(spec.sizes()[dim]);
   Dims indices{sparse_dim, 0};
@@ -61,10 +60,10 @@ class SplitEntries {
     parts_.assign(n_parts, -1);
     for (size_t i = 0; i < counts.size(); ++i) {
       int64_t& part = parts_[part_of(*grid_.coord_of(grid_.ranks[i]))];
-      TORCH_CHECK_VALUE(part < 0 || part == counts[i][0],
-                        fmt::format("[sparse] rank {} holds {} entries, but ranks with the same part hold {}, of {}. "
-                                    "Give ranks with the same part the same indices.",
-                                    grid_.ranks[i], counts[i][0], part, to_string(spec)));
+      SW_CHECK_VALUE(part < 0 || part == counts[i][0],
+                     "[sparse] rank {} holds {} entries, but ranks with the same part hold {}, of {}. Give ranks with "
+                     "the same part the same indices.",
+                     grid_.ranks[i], counts[i][0], part, to_string(spec));
       part = counts[i][0];
     }
   }

@@ -2,10 +2,10 @@
 
 #include "placements/placement_list.h"
 #include "runtime/tensor/unused_meshes.h"
+#include "text/check.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/hash.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <mutex>
@@ -82,9 +82,9 @@ bool Spec::same(const DeviceMesh* mesh, const Layout& layout, c10::IntArrayRef s
 }
 
 SpecPtr Spec::intern(MeshPtr mesh, Layout layout, c10::IntArrayRef strides, c10::ScalarType dtype) {
-  TORCH_CHECK_VALUE(strides.size() == layout.sizes().size(),
-                    fmt::format("[spec] stride has {} entries for a tensor of {} dims. Give one per dim.",
-                                strides.size(), layout.sizes().size()));
+  SW_CHECK_VALUE(strides.size() == layout.sizes().size(),
+                 "[spec] stride has {} entries for a tensor of {} dims. Give one per dim.", strides.size(),
+                 layout.sizes().size());
   const bool has_ranges = layout.has_joined_boxes() && !layout.joined_dim();
   const Dims row_major = has_ranges ? row_major_strides(layout.sizes()) : Dims();
   if (has_ranges) strides = row_major;

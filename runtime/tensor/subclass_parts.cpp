@@ -1,6 +1,7 @@
 #include "runtime/tensor/subclass_parts.h"
 
 #include "runtime/tensor/spec.h"
+#include "text/check.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_strided.h>
@@ -9,7 +10,6 @@
 #include <ATen/ops/slice.h>
 #include <ATen/ops/split.h>
 #include <ATen/ops/split_with_sizes.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -56,11 +56,11 @@ at::Tensor part_along(const char* op, const at::Tensor& object, int64_t dim, int
       [&] { return at::split_with_sizes(object, {begin, n, object.size(dim) - begin - n}, dim)[1]; },
   };
   const auto [part, refusal] = first_answer(ways);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      part.defined(), fmt::format("[{}] a {} does not give its indices {} to {} along dim {}: {}. Choose sizes that it "
-                                  "gives, implement aten.slice, aten.narrow, aten.split or aten.split_with_sizes in "
-                                  "its __torch_dispatch__, or make each rank's part and use DTensor.from_local.",
-                                  op, class_of(object), begin, begin + n, dim, refusal));
+  SW_CHECK_NOT_IMPLEMENTED(part.defined(),
+                           "[{}] a {} does not give its indices {} to {} along dim {}: {}. Choose sizes that it gives, "
+                           "implement aten.slice, aten.narrow, aten.split or aten.split_with_sizes in its "
+                           "__torch_dispatch__, or make each rank's part and use DTensor.from_local.",
+                           op, class_of(object), begin, begin + n, dim, refusal);
   return part;
 }
 
@@ -95,11 +95,11 @@ class Row {
     const at::Tensor& largest =
         *std::ranges::max_element(objects_, {}, [&](const at::Tensor& object) { return object.size(dim_); });
     const Cut cut = cut_of(op_, largest, dim_);
-    TORCH_CHECK_NOT_IMPLEMENTED(cut.keeps_context,
-                                fmt::format("[{}] a {} has no aten.cat for these parts{}{}, and a slice along dim {} "
-                                            "changes the context of its __tensor_flatten__, so the parts cannot be "
-                                            "joined without aten.cat. Implement aten.cat in its __torch_dispatch__.",
-                                            op_, class_of(largest), refusal.empty() ? "" : ": ", refusal, dim_));
+    SW_CHECK_NOT_IMPLEMENTED(cut.keeps_context,
+                             "[{}] a {} has no aten.cat for these parts{}{}, and a slice along dim {} changes the "
+                             "context of its __tensor_flatten__, so the parts cannot be joined without aten.cat. "
+                             "Implement aten.cat in its __torch_dispatch__.",
+                             op_, class_of(largest), refusal.empty() ? "" : ": ", refusal, dim_);
     std::vector<Flattened> parts;
     for (const at::Tensor& object : objects_) parts.push_back(flattened(object));
     Flattened whole = parts[&largest - objects_.data()];
@@ -135,9 +135,10 @@ class Row {
   }
 
   void check_alike(bool is_alike, const std::string& what) const {
-    TORCH_CHECK_VALUE(is_alike, fmt::format("[{}] parts of a {} differ in {}, which slices of one object along dim {} "
-                                            "have in common. Make the parts from one object, with distribute_tensor.",
-                                            op_, class_of(objects_[0]), what, dim_));
+    SW_CHECK_VALUE(is_alike,
+                   "[{}] parts of a {} differ in {}, which slices of one object along dim {} have in common. Make the "
+                   "parts from one object, with distribute_tensor.",
+                   op_, class_of(objects_[0]), what, dim_);
   }
 
   const char* op_;
@@ -148,11 +149,11 @@ class Row {
 }  // namespace
 
 void check_placed(const char* op, const at::Tensor& object, const Layout& layout) {
-  TORCH_CHECK_VALUE(layout.has_one_box_each() && !layout.has_terms(),
-                    fmt::format("[{}] a {} cannot be placed as {}: a tensor subclass can only be sharded along dims or "
-                                "replicated; its values cannot be summed. Use Shard and Replicate, or give plain "
-                                "values, such as the result of its dequantize().",
-                                op, class_of(object), to_string(layout.placements())));
+  SW_CHECK_VALUE(
+      layout.has_one_box_each() && !layout.has_terms(),
+      "[{}] a {} cannot be placed as {}: a tensor subclass can only be sharded along dims or replicated; its values "
+      "cannot be summed. Use Shard and Replicate, or give plain values, such as the result of its dequantize().",
+      op, class_of(object), to_string(layout.placements()));
 }
 
 at::Tensor part_of(const char* op, at::Tensor object, const Box& held, const Box& wanted) {
@@ -173,10 +174,10 @@ at::Tensor copy_of(const char* op, const at::Tensor& object) {
       },
   };
   const auto [copy, refusal] = first_answer(ways);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      copy.defined(), fmt::format("[{}] a {} does not implement aten.clone, so its parts would share the memory of "
-                                  "another tensor: {}. Implement aten.clone in its __torch_dispatch__.",
-                                  op, class_of(object), refusal));
+  SW_CHECK_NOT_IMPLEMENTED(copy.defined(),
+                           "[{}] a {} does not implement aten.clone, so its parts would share the memory of another "
+                           "tensor: {}. Implement aten.clone in its __torch_dispatch__.",
+                           op, class_of(object), refusal);
   return copy;
 }
 
@@ -194,11 +195,11 @@ Cut cut_of(const char* op, const at::Tensor& object, int64_t dim) {
   const bool is_alike = of_whole.names == of_part.names;
   for (size_t i = 0; i < of_whole.names.size(); ++i) {
     const auto cut = is_alike ? dim_cut(of_part.inner[i], of_whole.inner[i], n, n_whole) : std::nullopt;
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        cut, fmt::format("[{}] a slice of {} of the {} indices of dim {} of a {} does not cut its inner tensor {} in "
-                         "proportion along one dim, so it is unknown how the ranks' parts form the whole. Implement "
-                         "aten.cat in the class, or save it with __create_write_items__.",
-                         op, n, n_whole, dim, class_of(object), of_whole.names[i]));
+    SW_CHECK_NOT_IMPLEMENTED(cut,
+                             "[{}] a slice of {} of the {} indices of dim {} of a {} does not cut its inner tensor {} "
+                             "in proportion along one dim, so it is unknown how the ranks' parts form the whole. "
+                             "Implement aten.cat in the class, or save it with __create_write_items__.",
+                             op, n, n_whole, dim, class_of(object), of_whole.names[i]);
     result.dims.push_back(*cut);
   }
   return result;

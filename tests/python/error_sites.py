@@ -4,7 +4,7 @@
     python tests/python/error_sites.py --all      # all sites, by room
     python tests/python/error_sites.py --table    # numbers per room, as a table of Markdown
 
-A site is a TORCH_CHECK_VALUE and its like in C++, or a raise with words in Python. A message of the page belongs to a site if the words that stand
+A site is a SW_CHECK_VALUE (text/check.h), a TORCH_CHECK_VALUE and their like in C++, or a raise with words in Python. A message of the page belongs to a site if the words that stand
 in the sources come in it, in their order. Not counted: internal assertions, kernels/cuda, shardwise/ (C++ alone), compat's and the command line's
 messages for arguments, and errors that only pass on another one.
 
@@ -25,7 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "_generated" / "errors.txt"
 ROOMS = ("placements", "plans", "text", "pictures", "runtime", "ops", "threads", "wrappers", "python")
-MACRO = re.compile(r"\b(?:TORCH_CHECK(?:_VALUE|_INDEX|_TYPE|_NOT_IMPLEMENTED|_WITH)?|C10_THROW_ERROR)\(")
+MACRO = re.compile(r"\b(?:(?:TORCH|SW)_CHECK(?:_VALUE|_INDEX|_TYPE|_NOT_IMPLEMENTED|_WITH)?|C10_THROW_ERROR)\(")
+DEFINED = "text/check.h"  # has the macros
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 HOLE = "\0"  # where a value stands in a message
 
@@ -203,13 +204,13 @@ def literal_words(argument: str) -> str | None:
     return "".join(literal.replace('\\"', '"').replace("\\n", "\n") for literal in LITERAL.findall(argument))
 
 
-def cpp_words(arguments: list[str]) -> str:
-    """The literals of a message's parts, and HOLE for what is a value."""
+def cpp_words(arguments: list[str], are_formatted: bool) -> str:
+    """The literals of a message's parts, and HOLE for what is a value. `are_formatted`: the parts are fmt::format's arguments."""
     parts = []
-    for argument in arguments:
-        formatted = argument.startswith("fmt::format(")
-        words = literal_words(split_arguments(call_at(argument, len("fmt::format(")))[0] if formatted else argument)
-        if formatted and words is not None:
+    for argument in arguments[:1] if are_formatted else arguments:
+        calls_format = argument.startswith("fmt::format(")
+        words = literal_words(split_arguments(call_at(argument, len("fmt::format(")))[0] if calls_format else argument)
+        if (calls_format or are_formatted) and words is not None:
             words = re.sub(r"(?<!\{)\{[\w:.,]*\}(?!\})", HOLE, words).replace("{{", "{").replace("}}", "}")
         parts.append(HOLE if words is None else words)
     return re.sub(f"{HOLE}+", HOLE, "".join(parts))
@@ -219,7 +220,8 @@ def cpp_sites(path: Path, room: str) -> Iterator[Site]:
     text = re.sub(r"^[ \t]*//.*$", lambda line: " " * len(line[0]), path.read_text(), flags=re.MULTILINE)
     for macro in MACRO.finditer(text):
         n_before = 2 if macro[0] == "TORCH_CHECK_WITH(" else 1  # the condition, the exception's type
-        words = cpp_words(split_arguments(call_at(text, macro.end()))[n_before:])
+        arguments = split_arguments(call_at(text, macro.end()))[n_before:]
+        words = cpp_words(arguments, are_formatted=macro[0].startswith("SW_"))
         if len(re.sub(rf"\W|{HOLE}", "", words)) >= 12:
             yield Site(room, str(path.relative_to(ROOT)), text.count("\n", 0, macro.start()) + 1, words)
 
@@ -247,7 +249,7 @@ def sites() -> list[Site]:
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*")):
             name = str(path.relative_to(ROOT))
-            if path.suffix in (".cpp", ".h"):
+            if path.suffix in (".cpp", ".h") and name != DEFINED:
                 found += cpp_sites(path, room)
             elif path.suffix == ".py" and not re.search(
                 r"shardwise/(compat/|__main__|_command|_embedding_command)", name

@@ -3,9 +3,8 @@
 #include "runtime/comm/comm_scope.h"
 #include "runtime/dispatch/gradient_layout.h"
 #include "runtime/tensor/below_autograd.h"
+#include "text/check.h"
 #include "wrappers/distributed_embedding/whole_tables.h"
-
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -13,58 +12,55 @@ namespace shardwise {
 namespace {
 
 void check_may_concatenate(const LayerTables& layer, bool dp_input) {
-  TORCH_CHECK_VALUE(dp_input, fmt::format("[{}] concatenate=True needs dp_input=True. Use torch.cat.", kLayer));
-  TORCH_CHECK_VALUE(!layer.features.empty(), fmt::format("[{}] there are no inputs to concatenate.", kLayer));
+  SW_CHECK_VALUE(dp_input, "[{}] concatenate=True needs dp_input=True. Use torch.cat.", kLayer);
+  SW_CHECK_VALUE(!layer.features.empty(), "[{}] there are no inputs to concatenate.", kLayer);
   for (const Feature& feature : layer.features) {
-    TORCH_CHECK_VALUE(
+    SW_CHECK_VALUE(
         feature.combiner != Combiner::kNone,
-        fmt::format(
-            "[{}] feature {} is not combined: concatenate=True needs one vector per sample. Give its table a combiner.",
-            kLayer, feature.name));
+        "[{}] feature {} is not combined: concatenate=True needs one vector per sample. Give its table a combiner.",
+        kLayer, feature.name);
     const Spec &own = *layer.lanes.tables[feature.table].spec,
                &first = *layer.lanes.tables[layer.features[0].table].spec;
-    TORCH_CHECK_TYPE(own.dtype() == first.dtype(),
-                     fmt::format("[{}] table {} is {}, but the table of the first feature is {}: concatenate=True "
-                                 "needs one dtype. Use one dtype, or torch.cat.",
-                                 kLayer, layer.lanes.tables[feature.table].name, c10::toString(own.dtype()),
-                                 c10::toString(first.dtype())));
+    SW_CHECK_TYPE(own.dtype() == first.dtype(),
+                  "[{}] table {} is {}, but the table of the first feature is {}: concatenate=True needs one dtype. "
+                  "Use one dtype, or torch.cat.",
+                  kLayer, layer.lanes.tables[feature.table].name, c10::toString(own.dtype()),
+                  c10::toString(first.dtype()));
   }
 }
 
 void check_features(const std::vector<Feature>& features, const TableLanes& lanes) {
   std::vector<bool> is_used(lanes.tables.size());
   for (const Feature& feature : features) {
-    TORCH_CHECK_VALUE(
-        feature.table < lanes.tables.size(),
-        fmt::format("[{}] feature {} uses table {}, but there are only {} tables. Use an index below this number.",
-                    kLayer, feature.name, feature.table, lanes.tables.size()));
+    SW_CHECK_VALUE(feature.table < lanes.tables.size(),
+                   "[{}] feature {} uses table {}, but there are only {} tables. Use an index below this number.",
+                   kLayer, feature.name, feature.table, lanes.tables.size());
     is_used[feature.table] = true;
   }
   for (size_t t = 0; t < is_used.size(); ++t)
-    TORCH_CHECK_VALUE(is_used[t],
-                      fmt::format("[{}] table {} has no input. Leave it out, or name it in input_table_map.", kLayer,
-                                  lanes.tables[t].name));
+    SW_CHECK_VALUE(is_used[t], "[{}] table {} has no input. Leave it out, or name it in input_table_map.", kLayer,
+                   lanes.tables[t].name);
 }
 
 /// Throws: c10::ValueError if results cannot be concatenated.
 void check_concatenation(const std::vector<Feature>& features, const std::vector<FeatureIds>& ids) {
   for (size_t f = 1; f < ids.size(); ++f)
-    TORCH_CHECK_VALUE(ids[f].sizes == ids[0].sizes,
-                      fmt::format("[{}] feature {} has {} samples, but feature {} has {}: their vectors cannot be "
-                                  "concatenated. Give the same number for all, or use concatenate=False.",
-                                  kLayer, features[f].name, ids[f].sizes[0], features[0].name, ids[0].sizes[0]));
+    SW_CHECK_VALUE(ids[f].sizes == ids[0].sizes,
+                   "[{}] feature {} has {} samples, but feature {} has {}: their vectors cannot be concatenated. Give "
+                   "the same number for all, or use concatenate=False.",
+                   kLayer, features[f].name, ids[f].sizes[0], features[0].name, ids[0].sizes[0]);
 }
 
 std::vector<FeatureIds> ids_of(const std::vector<Feature>& features, const DistributedEmbedding::Inputs& inputs,
                                const TableLanes& lanes) {
-  TORCH_CHECK_VALUE(inputs.size() == features.size(),
-                    fmt::format("[{}] got {} inputs for {} features. Give one for each, in their order.", kLayer,
-                                inputs.size(), features.size()));
+  SW_CHECK_VALUE(inputs.size() == features.size(),
+                 "[{}] got {} inputs for {} features. Give one for each, in their order.", kLayer, inputs.size(),
+                 features.size());
   std::vector<FeatureIds> ids;
   for (size_t f = 0; f < features.size(); ++f) {
     const LayerTable& table = lanes.tables[features[f].table];
-    TORCH_CHECK_VALUE(inputs[f], fmt::format("[{}] feature {} has no ids. Give an empty tensor where there are none.",
-                                             kLayer, features[f].name));
+    SW_CHECK_VALUE(inputs[f], "[{}] feature {} has no ids. Give an empty tensor where there are none.", kLayer,
+                   features[f].name);
     ids.push_back(FeatureIds::of(features[f], *inputs[f], table.spec->dtype(), c10::Device(lanes.mesh->device_type())));
     if (table.is_replicated) check_range(features[f], ids.back().ids, table);
   }
@@ -216,7 +212,7 @@ void DistributedEmbedding::Lookup::try_fetch() noexcept {
 }
 
 std::vector<at::Tensor> DistributedEmbedding::Lookup::wait() {
-  TORCH_CHECK(step_.layer, fmt::format("[{}] this lookup was waited for already. start() another.", kLayer));
+  SW_CHECK(step_.layer, "[{}] this lookup was waited for already. start() another.", kLayer);
   ++counts_->n_waited;
   fetch();
   const auto tables = std::exchange(tables_, {});

@@ -1,12 +1,12 @@
 #include "wrappers/distributed_embedding/feature_ids.h"
 
 #include "runtime/tensor/dtensor_impl.h"
+#include "text/check.h"
 #include "wrappers/distributed_embedding/table_lanes.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 namespace shardwise {
@@ -31,13 +31,13 @@ bool is_integral(const at::Tensor& tensor) {
 }
 
 void check_plain(const Feature& feature, const char* what, const at::Tensor& tensor) {
-  TORCH_CHECK_TYPE(!is_dtensor(tensor),
-                   fmt::format("[{}] the {} of feature {} are a DTensor, laid out as {}. Each rank gives its own part "
-                               "as a plain tensor: to_local().",
-                               kLayer, what, feature.name, to_string(spec_of(tensor)->placements())));
-  TORCH_CHECK_TYPE(tensor.layout() == at::kStrided && !tensor.is_meta(),
-                   fmt::format("[{}] the {} of feature {} are sparse or on meta. Give a dense tensor with values.",
-                               kLayer, what, feature.name));
+  SW_CHECK_TYPE(!is_dtensor(tensor),
+                "[{}] the {} of feature {} are a DTensor, laid out as {}. Each rank gives its own part as a plain "
+                "tensor: to_local().",
+                kLayer, what, feature.name, to_string(spec_of(tensor)->placements()));
+  SW_CHECK_TYPE(tensor.layout() == at::kStrided && !tensor.is_meta(),
+                "[{}] the {} of feature {} are sparse or on meta. Give a dense tensor with values.", kLayer, what,
+                feature.name);
 }
 
 at::Tensor flat_copy(const at::Tensor& tensor, const at::TensorOptions& options) {
@@ -47,48 +47,46 @@ at::Tensor flat_copy(const at::Tensor& tensor, const at::TensorOptions& options)
 
 /// [samples + 1], on the CPU.
 at::Tensor checked_offsets(const Feature& feature, at::Tensor offsets, int64_t n_ids) {
-  TORCH_CHECK_TYPE(is_integral(offsets), fmt::format("[{}] the offsets of feature {} are {}. Give int64 or int32.",
-                                                     kLayer, feature.name, c10::toString(offsets.scalar_type())));
+  SW_CHECK_TYPE(is_integral(offsets), "[{}] the offsets of feature {} are {}. Give int64 or int32.", kLayer,
+                feature.name, c10::toString(offsets.scalar_type()));
   offsets = offsets.cpu().to(at::kLong).contiguous();
-  TORCH_CHECK_VALUE(offsets.dim() == 1 && offsets.numel() > 0,
-                    fmt::format("[{}] the offsets of feature {} have shape [{}]. Give [samples + 1].", kLayer,
-                                feature.name, fmt::join(offsets.sizes(), ", ")));
+  SW_CHECK_VALUE(offsets.dim() == 1 && offsets.numel() > 0,
+                 "[{}] the offsets of feature {} have shape [{}]. Give [samples + 1].", kLayer, feature.name,
+                 fmt::join(offsets.sizes(), ", "));
   const auto* values = offsets.const_data_ptr<int64_t>();
   const int64_t n = offsets.numel();
-  TORCH_CHECK_VALUE(values[0] == 0 && values[n - 1] == n_ids,
-                    fmt::format("[{}] the offsets of feature {} go from {} to {}, but it has {} ids. Begin at 0 and "
-                                "end at the number of ids.",
-                                kLayer, feature.name, values[0], values[n - 1], n_ids));
+  SW_CHECK_VALUE(
+      values[0] == 0 && values[n - 1] == n_ids,
+      "[{}] the offsets of feature {} go from {} to {}, but it has {} ids. Begin at 0 and end at the number of ids.",
+      kLayer, feature.name, values[0], values[n - 1], n_ids);
   for (int64_t i = 1; i < n; ++i)
-    TORCH_CHECK_VALUE(
-        values[i] >= values[i - 1],
-        fmt::format("[{}] the offsets of feature {} fall from {} to {} at sample {}. Give them in ascending order.",
-                    kLayer, feature.name, values[i - 1], values[i], i - 1));
+    SW_CHECK_VALUE(values[i] >= values[i - 1],
+                   "[{}] the offsets of feature {} fall from {} to {} at sample {}. Give them in ascending order.",
+                   kLayer, feature.name, values[i - 1], values[i], i - 1);
   return offsets;
 }
 
 at::Tensor offsets_of_lengths(const Feature& feature, const at::Tensor& given, int64_t n_ids) {
-  TORCH_CHECK_TYPE(is_integral(given), fmt::format("[{}] the lengths of feature {} are {}. Give int64 or int32.",
-                                                   kLayer, feature.name, c10::toString(given.scalar_type())));
-  TORCH_CHECK_VALUE(given.dim() == 1, fmt::format("[{}] the lengths of feature {} have shape [{}]. Give [samples].",
-                                                  kLayer, feature.name, fmt::join(given.sizes(), ", ")));
+  SW_CHECK_TYPE(is_integral(given), "[{}] the lengths of feature {} are {}. Give int64 or int32.", kLayer, feature.name,
+                c10::toString(given.scalar_type()));
+  SW_CHECK_VALUE(given.dim() == 1, "[{}] the lengths of feature {} have shape [{}]. Give [samples].", kLayer,
+                 feature.name, fmt::join(given.sizes(), ", "));
   const at::Tensor lengths = given.cpu().to(at::kLong).contiguous();
   const at::Tensor offsets = at::zeros({lengths.numel() + 1}, at::kLong);
   auto* values = offsets.mutable_data_ptr<int64_t>();
   const auto* each = lengths.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < lengths.numel(); ++i) {
-    TORCH_CHECK_VALUE(each[i] >= 0, fmt::format("[{}] sample {} of feature {} has length {}. Use 0 or more.", kLayer, i,
-                                                feature.name, each[i]));
-    TORCH_CHECK_VALUE(each[i] <= n_ids - values[i],
-                      fmt::format("[{}] the lengths of feature {} add up to more than its {} ids at sample {}, which "
-                                  "has {}. Give each sample's number of ids.",
-                                  kLayer, feature.name, n_ids, i, each[i]));
+    SW_CHECK_VALUE(each[i] >= 0, "[{}] sample {} of feature {} has length {}. Use 0 or more.", kLayer, i, feature.name,
+                   each[i]);
+    SW_CHECK_VALUE(each[i] <= n_ids - values[i],
+                   "[{}] the lengths of feature {} add up to more than its {} ids at sample {}, which has {}. Give "
+                   "each sample's number of ids.",
+                   kLayer, feature.name, n_ids, i, each[i]);
     values[i + 1] = values[i] + each[i];
   }
-  TORCH_CHECK_VALUE(
-      values[lengths.numel()] == n_ids,
-      fmt::format("[{}] the lengths of feature {} add up to {}, but it has {} ids. Give each sample's number of ids.",
-                  kLayer, feature.name, values[lengths.numel()], n_ids));
+  SW_CHECK_VALUE(values[lengths.numel()] == n_ids,
+                 "[{}] the lengths of feature {} add up to {}, but it has {} ids. Give each sample's number of ids.",
+                 kLayer, feature.name, values[lengths.numel()], n_ids);
   return offsets;
 }
 
@@ -114,15 +112,15 @@ at::Tensor FeatureIds::combined(const at::Tensor& rows, const at::Tensor& number
 FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, at::ScalarType table_dtype,
                           c10::Device device) {
   check_plain(feature, "ids", input.ids);
-  TORCH_CHECK_TYPE(is_integral(input.ids), fmt::format("[{}] the ids of feature {} are {}. Give int64 or int32.",
-                                                       kLayer, feature.name, c10::toString(input.ids.scalar_type())));
+  SW_CHECK_TYPE(is_integral(input.ids), "[{}] the ids of feature {} are {}. Give int64 or int32.", kLayer, feature.name,
+                c10::toString(input.ids.scalar_type()));
   const bool is_ragged = input.offsets || input.lengths;
-  TORCH_CHECK_VALUE(!(input.offsets && input.lengths),
-                    fmt::format("[{}] feature {} has offsets and lengths. Give one of them.", kLayer, feature.name));
-  TORCH_CHECK_VALUE(is_ragged ? input.ids.dim() == 1 : input.ids.dim() == 1 || input.ids.dim() == 2,
-                    fmt::format("[{}] the ids of feature {} have shape [{}]. Give [samples], [samples, ids per "
-                                "sample], or flat ids with offsets or lengths.",
-                                kLayer, feature.name, fmt::join(input.ids.sizes(), ", ")));
+  SW_CHECK_VALUE(!(input.offsets && input.lengths), "[{}] feature {} has offsets and lengths. Give one of them.",
+                 kLayer, feature.name);
+  SW_CHECK_VALUE(is_ragged ? input.ids.dim() == 1 : input.ids.dim() == 1 || input.ids.dim() == 2,
+                 "[{}] the ids of feature {} have shape [{}]. Give [samples], [samples, ids per sample], or flat ids "
+                 "with offsets or lengths.",
+                 kLayer, feature.name, fmt::join(input.ids.sizes(), ", "));
   // Copies the input: a program may overwrite its tensors before the backward, or while ids are being sent.
   FeatureIds result{flat_copy(input.ids, at::TensorOptions().dtype(at::kLong).device(at::kCPU)),
                     pooling_of(feature.combiner),
@@ -148,17 +146,15 @@ FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, at:
   }
   if (!input.weights) return result;
   check_plain(feature, "weights", *input.weights);
-  TORCH_CHECK_VALUE(feature.combiner == Combiner::kSum || feature.combiner == Combiner::kMean,
-                    fmt::format("[{}] feature {} has weights and combiner {}. Weights go with sum and mean.", kLayer,
-                                feature.name, to_string(feature.combiner)));
-  TORCH_CHECK_VALUE(
-      input.weights->sizes() == input.ids.sizes(),
-      fmt::format(
-          "[{}] the weights of feature {} have shape [{}], but its ids have shape [{}]. Give one weight per id.",
-          kLayer, feature.name, fmt::join(input.weights->sizes(), ", "), fmt::join(input.ids.sizes(), ", ")));
-  TORCH_CHECK_TYPE(input.weights->scalar_type() == table_dtype,
-                   fmt::format("[{}] the weights of feature {} are {}, but its table is {}. Use one dtype.", kLayer,
-                               feature.name, c10::toString(input.weights->scalar_type()), c10::toString(table_dtype)));
+  SW_CHECK_VALUE(feature.combiner == Combiner::kSum || feature.combiner == Combiner::kMean,
+                 "[{}] feature {} has weights and combiner {}. Weights go with sum and mean.", kLayer, feature.name,
+                 to_string(feature.combiner));
+  SW_CHECK_VALUE(input.weights->sizes() == input.ids.sizes(),
+                 "[{}] the weights of feature {} have shape [{}], but its ids have shape [{}]. Give one weight per id.",
+                 kLayer, feature.name, fmt::join(input.weights->sizes(), ", "), fmt::join(input.ids.sizes(), ", "));
+  SW_CHECK_TYPE(input.weights->scalar_type() == table_dtype,
+                "[{}] the weights of feature {} are {}, but its table is {}. Use one dtype.", kLayer, feature.name,
+                c10::toString(input.weights->scalar_type()), c10::toString(table_dtype));
   result.weights = flat_copy(input.weights->detach(), input.weights->options().device(device));
   return result;
 }

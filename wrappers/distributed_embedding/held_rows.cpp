@@ -1,8 +1,9 @@
 #include "wrappers/distributed_embedding/held_rows.h"
 
+#include "text/check.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -10,15 +11,14 @@ namespace shardwise {
 
 void CacheShortage::raise(const TableLanes& lanes, int64_t rank) const {
   const Lane& of = lanes.lanes[static_cast<size_t>(lane)];
-  TORCH_CHECK_VALUE(
+  SW_CHECK_VALUE(
       false,
-      fmt::format(
-          "[{}] this lookup uses {} distinct rows of table {} on rank {}{}. They stay in the cache until the backward "
-          "is over, but the cache has {} rows. Set cache_rows of the table's storage to {} or more (the table has {} "
-          "rows on this rank), or look up fewer samples at a time.",
-          kLayer, n_rows, lanes.tables[of.stored->first].name, rank,
-          n_held == 0 ? "" : fmt::format(", in addition to {} rows of lookups whose backward is not over", n_held),
-          n_slots, n_rows + n_held, of.heights[static_cast<size_t>(rank)]));
+      "[{}] this lookup uses {} distinct rows of table {} on rank {}{}. They stay in the cache until the backward is "
+      "over, but the cache has {} rows. Set cache_rows of the table's storage to {} or more (the table has {} rows on "
+      "this rank), or look up fewer samples at a time.",
+      kLayer, n_rows, lanes.tables[of.stored->first].name, rank,
+      n_held == 0 ? "" : fmt::format(", in addition to {} rows of lookups whose backward is not over", n_held), n_slots,
+      n_rows + n_held, of.heights[static_cast<size_t>(rank)]);
 }
 
 HeldRows::HeldRows(const TableLanes& lanes, const TableMemory& memory, const IncomingRows& incoming) : lanes_(&lanes) {

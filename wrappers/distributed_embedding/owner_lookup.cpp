@@ -5,10 +5,10 @@
 #include "runtime/comm/comm_scope.h"
 #include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/below_autograd.h"
+#include "text/check.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -125,10 +125,9 @@ std::vector<int64_t> numbers_of(const LayerTablesPtr& layer, const std::vector<s
     numbers.push_back(knows ? rows_code_of(*ids[f]) : -1);
     if (!knows) continue;
     int64_t& samples = numbers[layer->lanes.tables[layer->features[f].table].is_replicated ? 2 : 1];
-    TORCH_CHECK_VALUE(
-        samples == -1 || samples == n_samples_of(*ids[f]),
-        fmt::format("[{}] feature {} has {} samples, but the features before it have {}. Give the same number for all.",
-                    kLayer, layer->features[f].name, n_samples_of(*ids[f]), samples));
+    SW_CHECK_VALUE(samples == -1 || samples == n_samples_of(*ids[f]),
+                   "[{}] feature {} has {} samples, but the features before it have {}. Give the same number for all.",
+                   kLayer, layer->features[f].name, n_samples_of(*ids[f]), samples);
     samples = n_samples_of(*ids[f]);
   }
   return numbers;
@@ -139,17 +138,18 @@ std::optional<FeatureIds> own_ids(const LayerTablesPtr& layer, size_t f, const s
   const Feature& feature = layer->features[f];
   const LayerTable& table = lanes.tables[feature.table];
   if (!has_part(table, lanes.own_rank())) return std::nullopt;
-  TORCH_CHECK_VALUE(input, fmt::format("[{}] feature {} has no ids on rank {}, which has columns of table {}. With "
-                                       "dp_input=False each rank gives the ids of all samples for its tables.",
-                                       kLayer, feature.name, lanes.own_rank(), table.name));
-  TORCH_CHECK_VALUE(!input->weights || !input->weights->requires_grad(),
-                    fmt::format("[{}] the weights of feature {} require a gradient, which dp_input=False does not "
-                                "support. Detach them, or use dp_input=True.",
-                                kLayer, feature.name));
-  TORCH_CHECK_VALUE(feature.combiner != Combiner::kNone || !(input->offsets || input->lengths),
-                    fmt::format("[{}] feature {} is ragged and its rows are not combined, so no rank knows how many "
-                                "rows it gets. Combine them, or use dp_input=True.",
-                                kLayer, feature.name));
+  SW_CHECK_VALUE(input,
+                 "[{}] feature {} has no ids on rank {}, which has columns of table {}. With dp_input=False each rank "
+                 "gives the ids of all samples for its tables.",
+                 kLayer, feature.name, lanes.own_rank(), table.name);
+  SW_CHECK_VALUE(!input->weights || !input->weights->requires_grad(),
+                 "[{}] the weights of feature {} require a gradient, which dp_input=False does not support. Detach "
+                 "them, or use dp_input=True.",
+                 kLayer, feature.name);
+  SW_CHECK_VALUE(feature.combiner != Combiner::kNone || !(input->offsets || input->lengths),
+                 "[{}] feature {} is ragged and its rows are not combined, so no rank knows how many rows it gets. "
+                 "Combine them, or use dp_input=True.",
+                 kLayer, feature.name);
   FeatureIds ids = FeatureIds::of(feature, *input, table.spec->dtype(), c10::Device(lanes.mesh->device_type()));
   check_range(feature, ids.ids, table);
   return ids;
@@ -187,10 +187,10 @@ void hold_rows(OwnerStep& step) {
 void check_owners(const TableLanes& lanes) {
   for (const LayerTable& table : lanes.tables)
     for (const LaneSlice& slice : table.slices)
-      TORCH_CHECK_VALUE(slice.rows.length() == table.spec->sizes()[0],
-                        fmt::format("[{}] table {} is sharded by rows, so no rank can combine all rows of a sample. "
-                                    "With dp_input=False use no row_slice_threshold, or a higher one.",
-                                    kLayer, table.name));
+      SW_CHECK_VALUE(slice.rows.length() == table.spec->sizes()[0],
+                     "[{}] table {} is sharded by rows, so no rank can combine all rows of a sample. With "
+                     "dp_input=False use no row_slice_threshold, or a higher one.",
+                     kLayer, table.name);
 }
 
 OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std::optional<FeatureInput>>& inputs,
@@ -203,10 +203,9 @@ OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std:
   std::vector<int64_t> numbers;
   try {
     if (!error)
-      TORCH_CHECK_VALUE(
-          inputs.size() == layer->features.size(),
-          fmt::format("[{}] got {} inputs for {} features. Give one for each, and None for a table of another rank.",
-                      kLayer, inputs.size(), layer->features.size()));
+      SW_CHECK_VALUE(inputs.size() == layer->features.size(),
+                     "[{}] got {} inputs for {} features. Give one for each, and None for a table of another rank.",
+                     kLayer, inputs.size(), layer->features.size());
     for (size_t f = 0; !error && f < inputs.size(); ++f) step.ids.push_back(own_ids(layer, f, inputs[f]));
     numbers = numbers_of(layer, step.ids, error);
     if (!error) {
@@ -229,10 +228,10 @@ OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std:
   const auto agreed = [&](int64_t column, const std::string& what) {
     int64_t value = -1;
     for (int64_t rank = 0; rank < group.size(); ++rank) {
-      TORCH_CHECK_VALUE(value == -1 || all[rank][column] == -1 || all[rank][column] == value,
-                        fmt::format("[{}] rank {} gives {} {}, but the ranks before it give {}. Give the same samples "
-                                    "on all ranks that have a table.",
-                                    kLayer, rank, all[rank][column], what, value));
+      SW_CHECK_VALUE(value == -1 || all[rank][column] == -1 || all[rank][column] == value,
+                     "[{}] rank {} gives {} {}, but the ranks before it give {}. Give the same samples on all ranks "
+                     "that have a table.",
+                     kLayer, rank, all[rank][column], what, value);
       if (all[rank][column] != -1) value = all[rank][column];
     }
     return value;
@@ -244,10 +243,10 @@ OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std:
   } else {
     for (int64_t rank = 0; rank < group.size(); ++rank) {
       const int64_t expected = step.samples_of(rank).length();
-      TORCH_CHECK_VALUE(all[rank][2] == -1 || all[rank][2] == expected,
-                        fmt::format("[{}] rank {} gives {} samples for its replicated tables, but {} of the {} samples "
-                                    "are its own. Give only its own samples.",
-                                    kLayer, rank, all[rank][2], expected, step.n_samples));
+      SW_CHECK_VALUE(all[rank][2] == -1 || all[rank][2] == expected,
+                     "[{}] rank {} gives {} samples for its replicated tables, but {} of the {} samples are its own. "
+                     "Give only its own samples.",
+                     kLayer, rank, all[rank][2], expected, step.n_samples);
     }
   }
   for (size_t f = 0; f < layer->features.size(); ++f) {

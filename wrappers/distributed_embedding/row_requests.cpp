@@ -1,10 +1,10 @@
 #include "wrappers/distributed_embedding/row_requests.h"
 
 #include "ops/embedding/id_check.h"
+#include "text/check.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <numeric>
@@ -31,8 +31,8 @@ void check_range(const Feature& feature, const at::Tensor& ids, const LayerTable
   IdBounds bounds;
   bounds.add(ids);
   const auto worst = bounds.worst(n_rows);
-  TORCH_CHECK_INDEX(!worst, fmt::format("[{}] feature {} has id {}: table {} has {} rows. Use ids in [0, {}).", kLayer,
-                                        feature.name, worst.value_or(0), table.name, n_rows, n_rows));
+  SW_CHECK_INDEX(!worst, "[{}] feature {} has id {}: table {} has {} rows. Use ids in [0, {}).", kLayer, feature.name,
+                 worst.value_or(0), table.name, n_rows, n_rows);
 }
 
 size_t TableRequests::place_of(size_t feature) const {

@@ -2,8 +2,7 @@
 
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/digest.h"
-
-#include <fmt/format.h>
+#include "text/check.h"
 
 #include <algorithm>
 
@@ -46,19 +45,18 @@ void check_alike(const TableLanes& lanes, const std::vector<StepFacts>& all, con
   const Group& group = *lanes.mesh->group();
   const int64_t first = group.ranks[0], rank = group.ranks[static_cast<size_t>(other - all.begin())];
   const auto is_same = [&](auto member) { return (*other).*member == all[0].*member; };
-  TORCH_CHECK_VALUE(
-      is_same(&StepFacts::number) && is_same(&StepFacts::n_waited),
-      fmt::format("[{}] rank {} started {} lookups of this layer and waited for {} earlier ones, but rank {} started "
-                  "{} and waited for {}. Call wait() of a lookup on all ranks, or drop the lookup on all ranks.",
-                  kLayer, first, all[0].number, all[0].n_waited, rank, other->number, other->n_waited));
+  SW_CHECK_VALUE(is_same(&StepFacts::number) && is_same(&StepFacts::n_waited),
+                 "[{}] rank {} started {} lookups of this layer and waited for {} earlier ones, but rank {} started {} "
+                 "and waited for {}. Call wait() of a lookup on all ranks, or drop the lookup on all ranks.",
+                 kLayer, first, all[0].number, all[0].n_waited, rank, other->number, other->n_waited);
   const auto gradients = all_gather_numbers(group, own.gradients);
   for (size_t t = 0; t < lanes.tables.size(); ++t)
     for (size_t i = 1; i < gradients.size(); ++i)
-      TORCH_CHECK_VALUE(gradients[i][t] == gradients[0][t],
-                        fmt::format("[{}] ranks treat table {} differently: it {} on rank {}, and {} on rank {}. Make "
-                                    "or close() its optimizer, or freeze it, on all ranks.",
-                                    kLayer, lanes.tables[t].name, words(gradients[0][t]), first, words(gradients[i][t]),
-                                    group.ranks[i]));
+      SW_CHECK_VALUE(gradients[i][t] == gradients[0][t],
+                     "[{}] ranks treat table {} differently: it {} on rank {}, and {} on rank {}. Make or close() its "
+                     "optimizer, or freeze it, on all ranks.",
+                     kLayer, lanes.tables[t].name, words(gradients[0][t]), first, words(gradients[i][t]),
+                     group.ranks[i]);
 }
 
 }  // namespace shardwise

@@ -1,6 +1,7 @@
 #include "wrappers/distributed_embedding/table_lanes.h"
 
-#include <fmt/format.h>
+#include "text/check.h"
+
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -34,10 +35,10 @@ void check_parts(const std::string& table, const std::vector<Interval>& parts) {
   Interval last{0, 0};
   for (const Interval& part : parts) {
     if (part.length() == 0) continue;
-    TORCH_CHECK_VALUE(part.begin >= last.end,
-                      fmt::format("[{}] the plan slices table {} into columns {}:{} and {}:{}, which overlap. Give the "
-                                  "slices of columns the same bounds for all rows.",
-                                  kLayer, table, last.begin, last.end, part.begin, part.end));
+    SW_CHECK_VALUE(part.begin >= last.end,
+                   "[{}] the plan slices table {} into columns {}:{} and {}:{}, which overlap. Give the slices of "
+                   "columns the same bounds for all rows.",
+                   kLayer, table, last.begin, last.end, part.begin, part.end);
     last = part;
   }
 }
@@ -66,27 +67,26 @@ std::vector<Lane> lanes_of(const std::vector<LayerTable>& tables, const std::vec
 void check_storages(const std::vector<LayerTable>& tables, const std::vector<TablePlan>& plans,
                     const TableStorages& storages) {
   for (const auto& [t, storage] : storages) {
-    TORCH_CHECK_VALUE(
-        t < tables.size(),
-        fmt::format("[{}] storage is set for table {}, but there are only {} tables. Use an index below this number.",
-                    kLayer, t, tables.size()));
+    SW_CHECK_VALUE(t < tables.size(),
+                   "[{}] storage is set for table {}, but there are only {} tables. Use an index below this number.",
+                   kLayer, t, tables.size());
     const std::string& name = tables[t].name;
-    TORCH_CHECK_VALUE(
+    SW_CHECK_VALUE(
         (storage.cache_rows > 0) != (storage.cache_bytes > 0) && storage.cache_rows >= 0 && storage.cache_bytes >= 0,
-        fmt::format("[{}] the storage of table {} has cache_rows {} and cache_bytes {}. Give one of them, above 0.",
-                    kLayer, name, storage.cache_rows, storage.cache_bytes));
-    TORCH_CHECK_VALUE(
+        "[{}] the storage of table {} has cache_rows {} and cache_bytes {}. Give one of them, above 0.", kLayer, name,
+        storage.cache_rows, storage.cache_bytes);
+    SW_CHECK_VALUE(
         !tables[t].is_replicated,
-        fmt::format(
-            "[{}] table {} is replicated, but has a storage. Leave it in memory, or lower data_parallel_threshold.",
-            kLayer, name));
+        "[{}] table {} is replicated, but has a storage. Leave it in memory, or lower data_parallel_threshold.", kLayer,
+        name);
     std::vector<std::pair<int64_t, int64_t>> seen;  // rank, first column
     for (const TableSlice& slice : plans[t].slices) seen.emplace_back(slice.rank, slice.columns.begin);
     std::ranges::sort(seen);
     const auto twice = std::ranges::adjacent_find(seen);
-    TORCH_CHECK_VALUE(twice == seen.end(), fmt::format("[{}] rank {} has two slices of the same columns of table {}, "
-                                                       "which lies in files. Plan one slice of these columns per rank.",
-                                                       kLayer, twice->first, name));
+    SW_CHECK_VALUE(twice == seen.end(),
+                   "[{}] rank {} has two slices of the same columns of table {}, which lies in files. Plan one slice "
+                   "of these columns per rank.",
+                   kLayer, twice->first, name);
   }
 }
 
@@ -119,8 +119,7 @@ at::ScalarType table_dtype(std::string_view name) {
       {"float32", at::kFloat}, {"float64", at::kDouble}, {"float16", at::kHalf}, {"bfloat16", at::kBFloat16}};
   for (const auto& [known, dtype] : kDtypes)
     if (known == name) return dtype;
-  TORCH_CHECK_TYPE(
-      false, fmt::format("[{}] a table is of dtype {}. Use float32, float64, float16 or bfloat16.", kLayer, name));
+  SW_CHECK_TYPE(false, "[{}] a table is of dtype {}. Use float32, float64, float16 or bfloat16.", kLayer, name);
 }
 
 const LaneSlice* TableLanes::own_slice(const LayerTable& table, const Box& box) const {
@@ -136,20 +135,19 @@ size_t TableLanes::lane_of(const LayerTable& table, size_t part) {
 
 TableLanes TableLanes::of(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
                           const MeshPtr& mesh, const TableStorages& storages) {
-  TORCH_CHECK_VALUE(mesh->ndim() == 1, fmt::format("[{}] the mesh {} has {} dims. Give one of 1 dim, as mesh[name].",
-                                                   kLayer, to_string(*mesh), mesh->ndim()));
-  TORCH_CHECK_VALUE(configs.size() == plans.size(),
-                    fmt::format("[{}] the plan has {} tables, but the layer has {}. Plan the layer's tables.", kLayer,
-                                plans.size(), configs.size()));
+  SW_CHECK_VALUE(mesh->ndim() == 1, "[{}] the mesh {} has {} dims. Give one of 1 dim, as mesh[name].", kLayer,
+                 to_string(*mesh), mesh->ndim());
+  SW_CHECK_VALUE(configs.size() == plans.size(),
+                 "[{}] the plan has {} tables, but the layer has {}. Plan the layer's tables.", kLayer, plans.size(),
+                 configs.size());
   TableLanes result{mesh, {}, {}};
   for (size_t t = 0; t < configs.size(); ++t) {
     const TableConfig& config = configs[t];
     const at::ScalarType dtype = table_dtype(config.dtype);
     for (const TableSlice& slice : plans[t].slices)
-      TORCH_CHECK_VALUE(
-          slice.rank >= 0 && slice.rank < mesh->size(),
-          fmt::format("[{}] the plan puts table {} on rank {}, but the mesh {} has {} ranks. Plan for this mesh.",
-                      kLayer, config.name, slice.rank, to_string(*mesh), mesh->size()));
+      SW_CHECK_VALUE(slice.rank >= 0 && slice.rank < mesh->size(),
+                     "[{}] the plan puts table {} on rank {}, but the mesh {} has {} ranks. Plan for this mesh.",
+                     kLayer, config.name, slice.rank, to_string(*mesh), mesh->size());
     const Dims sizes{config.n_rows, config.n_columns};
     LayerTable table{config.name,
                      Spec::intern(mesh, sizes, {placement_of(config, plans[t], mesh)}, row_major_strides(sizes), dtype),

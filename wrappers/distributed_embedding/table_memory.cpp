@@ -2,10 +2,10 @@
 
 #include "runtime/tensor/dtensor_impl.h"
 #include "runtime/tensor/mapped_memory.h"
+#include "text/check.h"
 #include "wrappers/distributed_embedding/row_buffers.h"
 
 #include <ATen/ops/empty.h>
-#include <fmt/format.h>
 
 namespace shardwise {
 
@@ -98,17 +98,17 @@ std::vector<at::Tensor> TableMemory::tables() const {
 }
 
 void TableMemory::check(c10::ArrayRef<at::Tensor> tables) const {
-  TORCH_CHECK_VALUE(tables.size() == lanes_->tables.size(),
-                    fmt::format("[{}] got {} tables, but the layer has {}. Give all, in their order.", kLayer,
-                                tables.size(), lanes_->tables.size()));
+  SW_CHECK_VALUE(tables.size() == lanes_->tables.size(),
+                 "[{}] got {} tables, but the layer has {}. Give all, in their order.", kLayer, tables.size(),
+                 lanes_->tables.size());
   for (size_t t = 0; t < tables.size(); ++t) {
     const auto* impl = maybe_dtensor(tables[t]);
     // Compares the TensorMemory, not the addresses of pieces, so that a rank without rows of the table comes to the same result as all others.
-    TORCH_CHECK_VALUE(
+    SW_CHECK_VALUE(
         impl != nullptr && impl->spec() == lanes_->tables[t].spec && impl->known_memory() == memories_[t].get(),
-        fmt::format("[{}] the parameter of table {} is not the layer's own any more: lookups would read other memory. "
-                    "Write to it with copy_(), load_state_dict() without assign=True, or set_weights().",
-                    kLayer, lanes_->tables[t].name));
+        "[{}] the parameter of table {} is not the layer's own any more: lookups would read other memory. Write to it "
+        "with copy_(), load_state_dict() without assign=True, or set_weights().",
+        kLayer, lanes_->tables[t].name);
   }
 }
 

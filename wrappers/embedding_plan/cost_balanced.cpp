@@ -1,5 +1,6 @@
 #include "wrappers/embedding_plan/cost_balanced.h"
 
+#include "text/check.h"
 #include "text/table.h"
 #include "wrappers/embedding_plan/load_bound.h"
 #include "wrappers/embedding_plan/slice_dealing.h"
@@ -8,7 +9,6 @@
 #include "wrappers/embedding_plan/table_choices.h"
 
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -51,12 +51,11 @@ class CostBalancer {
     try_other_strategies();
     for (const Case& each : cases)
       if (each.bound < best_seconds_) search(each.bound, each.may_replicate, each.may_shard);
-    TORCH_CHECK_VALUE(
+    SW_CHECK_VALUE(
         !best_.empty(),
-        fmt::format("[plan_embeddings] no plan was found in which each of {} ranks needs at most memory_per_rank {}: "
-                    "the tables and the optimizer's state are {} bytes per rank when spread evenly. Use more ranks or "
-                    "memory.",
-                    model_.n_ranks(), with_commas(*options_.memory_per_rank), with_commas(even_bytes())));
+        "[plan_embeddings] no plan was found in which each of {} ranks needs at most memory_per_rank {}: the tables "
+        "and the optimizer's state are {} bytes per rank when spread evenly. Use more ranks or memory.",
+        model_.n_ranks(), with_commas(*options_.memory_per_rank), with_commas(even_bytes()));
     return std::move(best_);
   }
 

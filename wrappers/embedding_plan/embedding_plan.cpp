@@ -1,5 +1,6 @@
 #include "wrappers/embedding_plan/embedding_plan.h"
 
+#include "text/check.h"
 #include "text/table.h"
 #include "wrappers/embedding_plan/cost_balanced.h"
 #include "wrappers/embedding_plan/load_bound.h"
@@ -7,7 +8,6 @@
 #include "wrappers/embedding_plan/slice_groups.h"
 
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -17,11 +17,10 @@ namespace {
 void check_memory(const EmbeddingPlan& plan) {
   if (!plan.options.memory_per_rank) return;
   const int64_t rank = plan.heaviest_rank(), n_bytes = plan.ranks[rank].load.n_bytes();
-  TORCH_CHECK_VALUE(
-      n_bytes <= *plan.options.memory_per_rank,
-      fmt::format("[plan_embeddings] rank {} needs {} bytes, more than memory_per_rank {}. Use more ranks, strategy "
-                  "\"cost_balanced\", or lower row_slice_threshold, column_slice_threshold or data_parallel_threshold.",
-                  rank, detail::with_commas(n_bytes), detail::with_commas(*plan.options.memory_per_rank)));
+  SW_CHECK_VALUE(n_bytes <= *plan.options.memory_per_rank,
+                 "[plan_embeddings] rank {} needs {} bytes, more than memory_per_rank {}. Use more ranks, strategy "
+                 "\"cost_balanced\", or lower row_slice_threshold, column_slice_threshold or data_parallel_threshold.",
+                 rank, detail::with_commas(n_bytes), detail::with_commas(*plan.options.memory_per_rank));
 }
 
 /// Computes groups, loads and bound of a plan whose slices are valid.
@@ -80,9 +79,8 @@ EmbeddingPlan arrange_embeddings(std::vector<TableConfig> tables, int64_t n_rank
 }
 
 void EmbeddingPlan::check_rank(int64_t rank) const {
-  TORCH_CHECK_INDEX(
-      rank >= 0 && rank < n_ranks,
-      fmt::format("[EmbeddingPlan] rank {} is not one of the plan's {} ranks. Give a rank below that.", rank, n_ranks));
+  SW_CHECK_INDEX(rank >= 0 && rank < n_ranks,
+                 "[EmbeddingPlan] rank {} is not one of the plan's {} ranks. Give a rank below that.", rank, n_ranks);
 }
 
 std::vector<TableSlice> EmbeddingPlan::slices_on(int64_t rank) const {

@@ -1,7 +1,8 @@
 #include "wrappers/embedding_plan/plan_json.h"
 
+#include "text/check.h"
+
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
@@ -29,7 +30,7 @@ class Place {
   [[noreturn]] void refuse(const std::string& needed) const {
     std::string shown = value_.dump(-1, ' ', false, Json::error_handler_t::replace);
     if (shown.size() > 60) shown = shown.substr(0, 57) + "...";
-    TORCH_CHECK_VALUE(false, fmt::format("[EmbeddingPlan.from_json] {} is {}: {} is needed.", path_, shown, needed));
+    SW_CHECK_VALUE(false, "[EmbeddingPlan.from_json] {} is {}: {} is needed.", path_, shown, needed);
   }
 
   bool has(const char* key) const { return value_.contains(key); }
@@ -40,15 +41,14 @@ class Place {
   const Place& object(std::initializer_list<std::string_view> keys) const {
     if (!value_.is_object()) refuse("an object");
     for (const auto& [key, value] : value_.items())
-      TORCH_CHECK_VALUE(std::ranges::find(keys, key) != keys.end(),
-                        fmt::format("[EmbeddingPlan.from_json] {} has \"{}\", which is not known. Use {}.", path_, key,
-                                    fmt::join(keys.begin(), keys.end(), ", ")));
+      SW_CHECK_VALUE(std::ranges::find(keys, key) != keys.end(),
+                     "[EmbeddingPlan.from_json] {} has \"{}\", which is not known. Use {}.", path_, key,
+                     fmt::join(keys.begin(), keys.end(), ", "));
     return *this;
   }
   Place at(const char* key) const {
     if (!value_.is_object()) refuse("an object");
-    TORCH_CHECK_VALUE(value_.contains(key),
-                      fmt::format("[EmbeddingPlan.from_json] {} has no \"{}\". Give it one.", path_, key));
+    SW_CHECK_VALUE(value_.contains(key), "[EmbeddingPlan.from_json] {} has no \"{}\". Give it one.", path_, key);
     return {value_.at(key), fmt::format("{}.{}", path_, key)};
   }
   const Place& list() const {
@@ -82,7 +82,7 @@ class Place {
     try {
       return read(name);
     } catch (const c10::ValueError& error) {
-      TORCH_CHECK_VALUE(false, fmt::format("[EmbeddingPlan.from_json] {}: {}", path_, error.msg()));
+      SW_CHECK_VALUE(false, "[EmbeddingPlan.from_json] {}: {}", path_, error.msg());
     }
   }
 
@@ -95,15 +95,15 @@ Json parse(std::string_view text) {
   try {
     return Json::parse(text);
   } catch (const Json::out_of_range& error) {
-    TORCH_CHECK_VALUE(false, fmt::format("[EmbeddingPlan.from_json] a number is too large for a double. The parser "
-                                         "says: {}. Give the number that is meant.",
-                                         error.what()));
+    SW_CHECK_VALUE(false,
+                   "[EmbeddingPlan.from_json] a number is too large for a double. The parser says: {}. Give the number "
+                   "that is meant.",
+                   error.what());
   } catch (const Json::parse_error& error) {
     const size_t at = std::min(error.byte, text.size());
     const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n');
-    TORCH_CHECK_VALUE(
-        false, fmt::format("[EmbeddingPlan.from_json] line {}, byte {}: this is no JSON. The parser says: {}", line,
-                           error.byte, error.what()));
+    SW_CHECK_VALUE(false, "[EmbeddingPlan.from_json] line {}, byte {}: this is no JSON. The parser says: {}", line,
+                   error.byte, error.what());
   }
 }
 
@@ -281,8 +281,8 @@ void save_embedding_plan(const EmbeddingPlan& plan, const std::string& path) {
   const bool is_saved = out.good() && (is_device || std::rename(part.c_str(), file.c_str()) == 0);
   const int reason = errno;
   if (!is_saved && !is_device) std::remove(part.c_str());
-  TORCH_CHECK_VALUE(is_saved, fmt::format("[EmbeddingPlan.save] {} cannot be written: {}. Give a writable path.", path,
-                                          std::strerror(reason)));
+  SW_CHECK_VALUE(is_saved, "[EmbeddingPlan.save] {} cannot be written: {}. Give a writable path.", path,
+                 std::strerror(reason));
 }
 
 EmbeddingPlan load_embedding_plan(const std::string& path) {
@@ -290,9 +290,8 @@ EmbeddingPlan load_embedding_plan(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::stringstream text;
   if (file) text << file.rdbuf();
-  TORCH_CHECK_VALUE(file && text,
-                    fmt::format("[EmbeddingPlan.load] {} cannot be read: {}. Give the path of a saved plan.", path,
-                                std::strerror(errno)));
+  SW_CHECK_VALUE(file && text, "[EmbeddingPlan.load] {} cannot be read: {}. Give the path of a saved plan.", path,
+                 std::strerror(errno));
   return embedding_plan_from_json(text.str());
 }
 

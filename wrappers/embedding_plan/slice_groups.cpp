@@ -1,7 +1,8 @@
 #include "wrappers/embedding_plan/slice_groups.h"
 
+#include "text/check.h"
+
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <set>
@@ -25,11 +26,10 @@ std::string_view to_string(Treatment treatment) {
 Treatment treatment_from_string(std::string_view name) {
   for (const auto& [treatment, each] : kTreatments)
     if (each == name) return treatment;
-  TORCH_CHECK_VALUE(
+  SW_CHECK_VALUE(
       false,
-      fmt::format(
-          "[EmbeddingPlan] treatment \"{}\" is not known. Use \"replicated\", \"table-parallel\" or \"row-parallel\".",
-          name));
+      "[EmbeddingPlan] treatment \"{}\" is not known. Use \"replicated\", \"table-parallel\" or \"row-parallel\".",
+      name);
 }
 
 namespace detail {
@@ -46,14 +46,12 @@ bool is_within(Interval part, int64_t length) {
 }
 
 void check_slice(const TableConfig& table, const TableSlice& slice, int64_t n_ranks) {
-  TORCH_CHECK_VALUE(
-      slice.rank >= 0 && slice.rank < n_ranks,
-      fmt::format("[EmbeddingPlan] table \"{}\" has slice {}, but there are {} ranks. Give a rank below that.",
-                  table.name, box_text(slice), n_ranks));
-  TORCH_CHECK_VALUE(
-      is_within(slice.rows, table.n_rows) && is_within(slice.columns, table.n_columns),
-      fmt::format("[EmbeddingPlan] slice {} is not within table \"{}\" of [{}, {}]. Give rows and columns that it has.",
-                  box_text(slice), table.name, table.n_rows, table.n_columns));
+  SW_CHECK_VALUE(slice.rank >= 0 && slice.rank < n_ranks,
+                 "[EmbeddingPlan] table \"{}\" has slice {}, but there are {} ranks. Give a rank below that.",
+                 table.name, box_text(slice), n_ranks);
+  SW_CHECK_VALUE(is_within(slice.rows, table.n_rows) && is_within(slice.columns, table.n_columns),
+                 "[EmbeddingPlan] slice {} is not within table \"{}\" of [{}, {}]. Give rows and columns that it has.",
+                 box_text(slice), table.name, table.n_rows, table.n_columns);
 }
 
 bool overlap(const TableSlice& a, const TableSlice& b) {
@@ -68,22 +66,21 @@ void check_tiling(const TableConfig& table, const std::vector<TableSlice>& slice
   // A sweep over rows: a slice can only overlap slices that began before it and have not ended.
   std::vector<const TableSlice*> open;
   for (const TableSlice& slice : slices) {
-    TORCH_CHECK_VALUE(ranks.insert(slice.rank).second,
-                      fmt::format("[EmbeddingPlan] table \"{}\" has two slices on rank {}. Merge them into one.",
-                                  table.name, slice.rank));
+    SW_CHECK_VALUE(ranks.insert(slice.rank).second,
+                   "[EmbeddingPlan] table \"{}\" has two slices on rank {}. Merge them into one.", table.name,
+                   slice.rank);
     std::erase_if(open, [&](const TableSlice* other) { return other->rows.end <= slice.rows.begin; });
     for (const TableSlice* other : open)
-      TORCH_CHECK_VALUE(
-          !overlap(*other, slice),
-          fmt::format("[EmbeddingPlan] slices {} and {} of table \"{}\" overlap. Give each element to one rank.",
-                      box_text(*other), box_text(slice), table.name));
+      SW_CHECK_VALUE(!overlap(*other, slice),
+                     "[EmbeddingPlan] slices {} and {} of table \"{}\" overlap. Give each element to one rank.",
+                     box_text(*other), box_text(slice), table.name);
     if (slice.rows.length() > 0) open.push_back(&slice);
     n_elements += slice.rows.length() * slice.columns.length();
   }
-  TORCH_CHECK_VALUE(n_elements == table.n_elements(),
-                    fmt::format("[EmbeddingPlan] the slices of table \"{}\" have {} of its {} elements. Give slices "
-                                "that cover the whole table.",
-                                table.name, n_elements, table.n_elements()));
+  SW_CHECK_VALUE(
+      n_elements == table.n_elements(),
+      "[EmbeddingPlan] the slices of table \"{}\" have {} of its {} elements. Give slices that cover the whole table.",
+      table.name, n_elements, table.n_elements());
 }
 
 /// Index of the group of these slices; adds a group if there is none.
@@ -114,10 +111,10 @@ void complete_slices(const std::vector<TableConfig>& tables, int64_t n_ranks, st
     TableSlice whole{t, 0, {0, table.n_rows}, {0, table.n_columns}};
     if (plan.treatment == Treatment::kReplicated) {
       for (const TableSlice& slice : plan.slices)
-        TORCH_CHECK_VALUE(slice.rows == whole.rows && slice.columns == whole.columns,
-                          fmt::format("[EmbeddingPlan] table \"{}\" is replicated, but slice {} is not the whole of "
-                                      "it. Leave its slices out.",
-                                      table.name, box_text(slice)));
+        SW_CHECK_VALUE(
+            slice.rows == whole.rows && slice.columns == whole.columns,
+            "[EmbeddingPlan] table \"{}\" is replicated, but slice {} is not the whole of it. Leave its slices out.",
+            table.name, box_text(slice));
       plan.slices = SliceList::on_every_rank(whole, n_ranks);
       continue;
     }

@@ -1,7 +1,8 @@
 #include "wrappers/embedding_plan/table_config.h"
 
+#include "text/check.h"
+
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 
 #include <array>
 #include <cmath>
@@ -22,22 +23,18 @@ constexpr double kMaxIdsPerSample = 1e9;
 
 void check_table(const TableConfig& table) {
   TORCH_CHECK_VALUE(!table.name.empty(), "[plan_embeddings] a table has an empty name. Give each table a name.");
-  TORCH_CHECK_VALUE(
-      table.n_rows > 0 && table.n_columns > 0,
-      fmt::format("[plan_embeddings] table \"{}\" is [{}, {}]: it has no elements. Give at least 1 row and 1 column.",
-                  table.name, table.n_rows, table.n_columns));
-  TORCH_CHECK_VALUE(
-      table.n_rows <= kMaxElements / table.n_columns,
-      fmt::format("[plan_embeddings] table \"{}\" is [{}, {}]: more than {} elements. Give a smaller one.", table.name,
-                  table.n_rows, table.n_columns, kMaxElements));
-  TORCH_CHECK_VALUE(
-      table.ids_per_sample > 0 && table.ids_per_sample <= kMaxIdsPerSample,
-      fmt::format("[plan_embeddings] table \"{}\" has {} ids per sample: a number above 0 and at most {} is needed.",
-                  table.name, table.ids_per_sample, kMaxIdsPerSample));
-  TORCH_CHECK_VALUE(
-      std::isfinite(table.skew) && table.skew >= 0 && table.skew <= 16,
-      fmt::format("[plan_embeddings] table \"{}\" has skew {}: Zipf's exponent is in [0, 16], 0 for uniform ids.",
-                  table.name, table.skew));
+  SW_CHECK_VALUE(table.n_rows > 0 && table.n_columns > 0,
+                 "[plan_embeddings] table \"{}\" is [{}, {}]: it has no elements. Give at least 1 row and 1 column.",
+                 table.name, table.n_rows, table.n_columns);
+  SW_CHECK_VALUE(table.n_rows <= kMaxElements / table.n_columns,
+                 "[plan_embeddings] table \"{}\" is [{}, {}]: more than {} elements. Give a smaller one.", table.name,
+                 table.n_rows, table.n_columns, kMaxElements);
+  SW_CHECK_VALUE(table.ids_per_sample > 0 && table.ids_per_sample <= kMaxIdsPerSample,
+                 "[plan_embeddings] table \"{}\" has {} ids per sample: a number above 0 and at most {} is needed.",
+                 table.name, table.ids_per_sample, kMaxIdsPerSample);
+  SW_CHECK_VALUE(std::isfinite(table.skew) && table.skew >= 0 && table.skew <= 16,
+                 "[plan_embeddings] table \"{}\" has skew {}: Zipf's exponent is in [0, 16], 0 for uniform ids.",
+                 table.name, table.skew);
   element_bytes(table.dtype);
 }
 
@@ -52,17 +49,17 @@ std::string_view to_string(Combiner combiner) {
 Combiner combiner_from_string(std::string_view name) {
   for (const auto& [combiner, each] : kCombiners)
     if (each == name) return combiner;
-  TORCH_CHECK_VALUE(false, fmt::format("[TableConfig] combiner \"{}\" is not known. Use \"none\", \"sum\", \"mean\" or "
-                                       "\"max\".",
-                                       name));
+  SW_CHECK_VALUE(false, "[TableConfig] combiner \"{}\" is not known. Use \"none\", \"sum\", \"mean\" or \"max\".",
+                 name);
 }
 
 int64_t element_bytes(std::string_view dtype) {
   for (const auto& [name, n_bytes] : kDtypes)
     if (name == dtype) return n_bytes;
-  TORCH_CHECK_VALUE(false, fmt::format("[TableConfig] dtype \"{}\" is not supported for tables. Use float32, float64, "
-                                       "float16, bfloat16, int8 or uint8.",
-                                       dtype));
+  SW_CHECK_VALUE(
+      false,
+      "[TableConfig] dtype \"{}\" is not supported for tables. Use float32, float64, float16, bfloat16, int8 or uint8.",
+      dtype);
 }
 
 void check_tables(const std::vector<TableConfig>& tables) {
@@ -71,14 +68,13 @@ void check_tables(const std::vector<TableConfig>& tables) {
   int64_t n_elements = 0;
   for (const TableConfig& table : tables) {
     check_table(table);
-    TORCH_CHECK_VALUE(
-        names.insert(table.name).second,
-        fmt::format("[plan_embeddings] two tables have the name \"{}\". Give each a name of its own.", table.name));
+    SW_CHECK_VALUE(names.insert(table.name).second,
+                   "[plan_embeddings] two tables have the name \"{}\". Give each a name of its own.", table.name);
     n_elements += table.n_elements();
-    TORCH_CHECK_VALUE(n_elements <= kMaxElements,
-                      fmt::format("[plan_embeddings] the tables up to \"{}\" have {} elements together. At most {} can "
-                                  "be planned. Plan fewer at a time.",
-                                  table.name, n_elements, kMaxElements));
+    SW_CHECK_VALUE(n_elements <= kMaxElements,
+                   "[plan_embeddings] the tables up to \"{}\" have {} elements together. At most {} can be planned. "
+                   "Plan fewer at a time.",
+                   table.name, n_elements, kMaxElements);
   }
 }
 

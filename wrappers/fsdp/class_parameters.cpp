@@ -2,9 +2,9 @@
 
 #include "runtime/comm/agreement.h"
 #include "runtime/tensor/subclass.h"
+#include "text/check.h"
 
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -68,25 +68,23 @@ std::vector<at::Tensor> ClassParameters::pieces_of(const Parameter& parameter, c
                                                    int64_t index) const {
   const ShardedParameter& placed = all_[parameter.index];
   auto [tensors, fault] = calls_.pieces(parameter.index, placed.sizes().vec());
-  TORCH_CHECK_TYPE(
+  SW_CHECK_TYPE(
       fault.empty(),
-      fmt::format(
-          "{} fsdp_pre_all_gather returns {}. Return a tuple of plain tensors, and metadata for fsdp_post_all_gather.",
-          whose(parameter), fault));
+      "{} fsdp_pre_all_gather returns {}. Return a tuple of plain tensors, and metadata for fsdp_post_all_gather.",
+      whose(parameter), fault);
   for (at::Tensor& each : tensors) {
     const bool is_plain = !is_dtensor(each) && !is_subclass(each) && each.layout() == c10::kStrided;
-    TORCH_CHECK_TYPE(
+    SW_CHECK_TYPE(
         is_plain,
-        fmt::format(
-            "{} fsdp_pre_all_gather returns a tensor of {}, whose memory cannot be sent. Give the plain tensors in it.",
-            whose(parameter),
-            is_dtensor(each)    ? "class DTensor"
-            : is_subclass(each) ? "class " + class_of(each)
-                                : "layout " + c10::str(each.layout())));
-    TORCH_CHECK_VALUE(each.device() == device,
-                      fmt::format("{} fsdp_pre_all_gather returns a tensor on {}, but the parameter is on {}. Return "
-                                  "tensors on the device of the parameter.",
-                                  whose(parameter), c10::str(each.device()), c10::str(device)));
+        "{} fsdp_pre_all_gather returns a tensor of {}, whose memory cannot be sent. Give the plain tensors in it.",
+        whose(parameter),
+        is_dtensor(each)    ? "class DTensor"
+        : is_subclass(each) ? "class " + class_of(each)
+                            : "layout " + c10::str(each.layout()));
+    SW_CHECK_VALUE(each.device() == device,
+                   "{} fsdp_pre_all_gather returns a tensor on {}, but the parameter is on {}. Return tensors on the "
+                   "device of the parameter.",
+                   whose(parameter), c10::str(each.device()), c10::str(device));
     each = unpadded(each.dim() == 0 ? each.detach().reshape({1}) : each.detach(), placed, index).contiguous();
   }
   return std::move(tensors);
@@ -96,11 +94,10 @@ void ClassParameters::check_as_before(const Parameter& parameter, const std::vec
   std::vector<Tensor> now;
   for (const at::Tensor& each : pieces) now.push_back({each.scalar_type(), Dims(each.sizes())});
   const auto are_alike = [](const Tensor& a, const Tensor& b) { return a.dtype == b.dtype && a.sizes == b.sizes; };
-  TORCH_CHECK_VALUE(
-      std::ranges::equal(now, parameter.tensors, are_alike),
-      fmt::format("{} fsdp_pre_all_gather returns {} now, but returned {} before the first gather, when the ranks "
-                  "agreed on it. Return tensors of the same number, dtypes and sizes each time.",
-                  whose(parameter), list_of(now), list_of(parameter.tensors)));
+  SW_CHECK_VALUE(std::ranges::equal(now, parameter.tensors, are_alike),
+                 "{} fsdp_pre_all_gather returns {} now, but returned {} before the first gather, when the ranks "
+                 "agreed on it. Return tensors of the same number, dtypes and sizes each time.",
+                 whose(parameter), list_of(now), list_of(parameter.tensors));
 }
 
 void ClassParameters::take_pieces(const Group& ranks, GatheredMemory& memory, std::vector<at::Tensor>& own) {
@@ -170,12 +167,11 @@ void ClassParameters::agree_on(const Group& ranks, GatheredMemory& memory,
         like[dim_of(a)] = b.sizes[dim_of(a)];
         return like == b.sizes;
       };
-      TORCH_CHECK_VALUE(
+      SW_CHECK_VALUE(
           std::ranges::equal(first, of_ranks[member], fit),
-          fmt::format(
-              "{} fsdp_pre_all_gather returns {} on rank {}, and {} on rank {}. Return the same number of tensors on "
-              "all ranks, with the same dtypes, and with the same sizes except along the sharded dim.",
-              whose(parameter), list_of(first), ranks.ranks[0], list_of(of_ranks[member]), ranks.ranks[member]));
+          "{} fsdp_pre_all_gather returns {} on rank {}, and {} on rank {}. Return the same number of tensors on all "
+          "ranks, with the same dtypes, and with the same sizes except along the sharded dim.",
+          whose(parameter), list_of(first), ranks.ranks[0], list_of(of_ranks[member]), ranks.ranks[member]);
     }
     for (size_t k = 0; k < first.size(); ++k) {
       Split split{true, dim_of(first[k]), {}};
@@ -213,11 +209,10 @@ bool ClassParameters::make_wholes(const GatheredMemory& memory, std::vector<at::
     const auto made = calls_.whole(parameter.index, gathered, parameter.is_made ? object_in(leaf) : at::Tensor());
     if (parameter.is_made) continue;
     TORCH_INTERNAL_ASSERT(made, "[fully_shard] a class's whole parameter is missing");
-    TORCH_CHECK_VALUE(
-        made->whole.sizes() == placed.sizes(),
-        fmt::format("{} fsdp_post_all_gather returns a tensor of shape [{}] for a parameter of shape [{}]. Return a "
-                    "tensor of the parameter's shape.",
-                    whose(parameter), fmt::join(made->whole.sizes(), ", "), fmt::join(placed.sizes(), ", ")));
+    SW_CHECK_VALUE(made->whole.sizes() == placed.sizes(),
+                   "{} fsdp_post_all_gather returns a tensor of shape [{}] for a parameter of shape [{}]. Return a "
+                   "tensor of the parameter's shape.",
+                   whose(parameter), fmt::join(made->whole.sizes(), ", "), fmt::join(placed.sizes(), ", "));
     for (const at::Tensor& inner : made->inner)
       if (inner.has_storage() && !is_subclass(inner) &&
           inner.storage().unsafeGetStorageImpl() != memory.storage().unsafeGetStorageImpl())

@@ -1,7 +1,8 @@
 #include "wrappers/fsdp/gather_schedule.h"
 
+#include "text/check.h"
+
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -30,10 +31,10 @@ void GroupSchedule::set_reshard_after_forward(const ReshardAfterForward& given, 
   std::vector<int64_t> fitting;
   for (int64_t n = 1; n <= n_sharding; ++n)
     if (n_sharding % n == 0) fitting.push_back(n);
-  TORCH_CHECK_VALUE(std::ranges::count(fitting, *n_ranks) > 0,
-                    fmt::format("[fully_shard] reshard_after_forward={}: the {} ranks over which parameters are "
-                                "sharded on {} are no multiple of it. Give one of [{}], or True or False.",
-                                *n_ranks, n_sharding, to_string(mesh), fmt::join(fitting, ", ")));
+  SW_CHECK_VALUE(std::ranges::count(fitting, *n_ranks) > 0,
+                 "[fully_shard] reshard_after_forward={}: the {} ranks over which parameters are sharded on {} are no "
+                 "multiple of it. Give one of [{}], or True or False.",
+                 *n_ranks, n_sharding, to_string(mesh), fmt::join(fitting, ", "));
   if (1 < *n_ranks && *n_ranks < n_sharding) n_keeping_ = *n_ranks;
 }
 

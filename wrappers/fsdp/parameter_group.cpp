@@ -1,5 +1,6 @@
 #include "wrappers/fsdp/parameter_group.h"
 
+#include "text/check.h"
 #include "wrappers/fsdp/gradient_reduction.h"
 
 #include "runtime/api/redistribute.h"
@@ -15,7 +16,6 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -113,11 +113,11 @@ std::shared_ptr<ParameterGroup> ParameterGroup::with(const std::vector<at::Tenso
   for (size_t i = 0; i < sharded_.size(); ++i) {
     const Spec& known = *spec_of(sharded_[i]);
     const auto* const given = maybe_dtensor(sharded[i]);
-    TORCH_CHECK_VALUE(given && given->spec()->layout() == known.layout() &&
-                          given->spec()->mesh()->with_memory() == known.mesh()->with_memory(),
-                      fmt::format("[fully_shard] {} was {}, and is {} now. Put a DTensor of the same layout there, or "
-                                  "call fully_shard on the finished module.",
-                                  names_[i], to_string(known), given ? to_string(*given->spec()) : "a plain tensor"));
+    SW_CHECK_VALUE(given && given->spec()->layout() == known.layout() &&
+                       given->spec()->mesh()->with_memory() == known.mesh()->with_memory(),
+                   "[fully_shard] {} was {}, and is {} now. Put a DTensor of the same layout there, or call "
+                   "fully_shard on the finished module.",
+                   names_[i], to_string(known), given ? to_string(*given->spec()) : "a plain tensor");
   }
   std::shared_ptr<ParameterGroup> result(new ParameterGroup(names_, parameters_, sharded, data_, precision_));
   result->number_ = number_;
@@ -228,10 +228,10 @@ std::string ParameterGroup::words(const char* what, c10::ArrayRef<size_t> which,
 bool ParameterGroup::is_stale() const { return state_ != State::kSharded && n_writes() != n_writes_; }
 
 void ParameterGroup::check_has_memory() const {
-  TORCH_CHECK_VALUE(!spec_of(sharded_[0])->mesh()->is_meta(),
-                    fmt::format("[fully_shard] {} is on meta and has no values yet. Call "
-                                "module.to_empty(device=\"{}\") and initialise it, or load a checkpoint.",
-                                names_[0], c10::DeviceTypeName(data_.mesh->device_type(), true)));
+  SW_CHECK_VALUE(!spec_of(sharded_[0])->mesh()->is_meta(),
+                 "[fully_shard] {} is on meta and has no values yet. Call module.to_empty(device=\"{}\") and "
+                 "initialise it, or load a checkpoint.",
+                 names_[0], c10::DeviceTypeName(data_.mesh->device_type(), true));
 }
 
 std::vector<at::Tensor> ParameterGroup::own_parts() {

@@ -6,11 +6,11 @@
 #include "runtime/tensor/reordered_mesh.h"
 #include "runtime/tensor/subclass.h"
 #include "runtime/tensor/subclass_parts.h"
+#include "text/check.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -27,14 +27,15 @@ void check_slice(const std::string& name, const Spec& spec, const DataMesh& data
   const bool has_data_dims =
       spec.mesh()->with_memory() == data.mesh ||
       (is_beside && std::ranges::any_of(mesh.names(), [&](const auto& each) { return data.mesh->has_dim(each); }));
-  TORCH_CHECK_VALUE(!has_data_dims,
-                    fmt::format("[fully_shard] {} is already placed as {} on {}, the mesh over which fully_shard would "
-                                "shard it. Leave it out, with ignored_params={{...}}, or place it on the other mesh "
-                                "dims only: parallelize_module(model, mesh[\"tp\"], ...).",
-                                name, to_string(spec.placements()), to_string(mesh)));
-  TORCH_CHECK_VALUE(is_beside, fmt::format("[fully_shard] {} is on the mesh {}, and fully_shard got the mesh {}: both "
-                                           "must be slices of one mesh. Use mesh[\"tp\"] and mesh[\"dp\"].",
-                                           name, to_string(mesh), to_string(*data.mesh)));
+  SW_CHECK_VALUE(!has_data_dims,
+                 "[fully_shard] {} is already placed as {} on {}, the mesh over which fully_shard would shard it. "
+                 "Leave it out, with ignored_params={{...}}, or place it on the other mesh dims only: "
+                 "parallelize_module(model, mesh[\"tp\"], ...).",
+                 name, to_string(spec.placements()), to_string(mesh));
+  SW_CHECK_VALUE(is_beside,
+                 "[fully_shard] {} is on the mesh {}, and fully_shard got the mesh {}: both must be slices of one "
+                 "mesh. Use mesh[\"tp\"] and mesh[\"dp\"].",
+                 name, to_string(mesh), to_string(*data.mesh));
 }
 
 /// The mesh of the data's dims and the parameter's dims, in the root's order.
@@ -47,13 +48,12 @@ MeshPtr joined_mesh(const Spec& spec, const DataMesh& data) {
 
 /// `along` with its dim in [0, dim), and 0 for a parameter of 0 dims.
 Placement resolved(const std::string& name, const at::Tensor& parameter, const Placement& along) {
-  TORCH_CHECK_VALUE(along.divides() && !along.places_boxes(),
-                    fmt::format("[fully_shard] {} is to be placed as {}, which is no Shard. Give Shard(dim).", name,
-                                to_string(along)));
+  SW_CHECK_VALUE(along.divides() && !along.places_boxes(),
+                 "[fully_shard] {} is to be placed as {}, which is no Shard. Give Shard(dim).", name, to_string(along));
   const int64_t n_dims = std::max<int64_t>(parameter.dim(), 1);
-  TORCH_CHECK_INDEX(along.fits_dims(n_dims),
-                    fmt::format("[fully_shard] {} is to be placed as {}: it has the shape [{}]. Use a dim in [{}, {}).",
-                                name, to_string(along), fmt::join(parameter.sizes(), ", "), -n_dims, n_dims));
+  SW_CHECK_INDEX(along.fits_dims(n_dims),
+                 "[fully_shard] {} is to be placed as {}: it has the shape [{}]. Use a dim in [{}, {}).", name,
+                 to_string(along), fmt::join(parameter.sizes(), ", "), -n_dims, n_dims);
   return along.with_dim_from_zero(n_dims);
 }
 
@@ -66,12 +66,12 @@ SpecPtr spec_of_parts(const std::string& name, const Spec& spec, const DataMesh&
   if (spec.dim() > 0) {
     const int64_t shard_dim = mesh->dim_of(data.mesh->names().back());
     for (int64_t dim = 0; dim < mesh->ndim(); ++dim)
-      TORCH_CHECK_VALUE(written.placements[dim].split_dim() != along.dim() ||
-                            (written.placements[dim].is_chunk() && along.is_chunk()),
-                        fmt::format("[fully_shard] {} is placed as {}: explicit sizes along dim {} cannot be combined "
-                                    "with another split of this dim. Use another dim, with shard_placement_fn, shard "
-                                    "it evenly, or leave it out, with ignored_params={{...}}.",
-                                    name, to_string(spec.placements()), along.dim()));
+      SW_CHECK_VALUE(written.placements[dim].split_dim() != along.dim() ||
+                         (written.placements[dim].is_chunk() && along.is_chunk()),
+                     "[fully_shard] {} is placed as {}: explicit sizes along dim {} cannot be combined with another "
+                     "split of this dim. Use another dim, with shard_placement_fn, shard it evenly, or leave it out, "
+                     "with ignored_params={{...}}.",
+                     name, to_string(spec.placements()), along.dim());
     written.placements[shard_dim] = along;
     for (int64_t later = shard_dim + 1; later < mesh->ndim(); ++later)
       if (written.placements[later].split_dim() == along.dim()) written.split_factors[shard_dim] *= mesh->size(later);
@@ -91,12 +91,11 @@ SpecPtr spec_of_plain_parts(const at::Tensor& tensor, const DataMesh& data, cons
 }  // namespace
 
 DataMesh data_mesh(const MeshPtr& mesh, const std::vector<at::Tensor>& parameters) {
-  TORCH_CHECK_VALUE(
+  SW_CHECK_VALUE(
       mesh->ndim() == 1 || mesh->ndim() == 2,
-      fmt::format("[fully_shard] fully_shard expects a 1D or 2D DeviceMesh but got DeviceMesh{}, which has {} "
-                  "dims. Give one, to shard over it, or two, to replicate over the first and shard over "
-                  "the second: mesh[\"dp\"].",
-                  to_string(*mesh), mesh->ndim()));
+      "[fully_shard] fully_shard expects a 1D or 2D DeviceMesh but got DeviceMesh{}, which has {} dims. Give one, to "
+      "shard over it, or two, to replicate over the first and shard over the second: mesh[\"dp\"].",
+      to_string(*mesh), mesh->ndim());
   std::vector<MeshPtr> meshes{mesh};
   for (const at::Tensor& each : parameters)
     if (is_dtensor(each)) meshes.push_back(user_layout_of(*spec_of(each)).mesh);
@@ -114,10 +113,10 @@ ShardedParameter::ShardedParameter(const std::string& name, const at::Tensor& pa
   if (is_dtensor(parameter)) {
     whole_ = spec_of(parameter);
     check_slice(name, *whole_, data);
-    TORCH_CHECK_VALUE(whole_->layout().has_one_box_each() && !whole_->layout().has_terms(),
-                      fmt::format("[fully_shard] {} is placed as {}, which cannot be split along dim {} as a whole. "
-                                  "Leave it out, with ignored_params={{...}}, or redistribute it to Shards.",
-                                  name, to_string(whole_->placements()), split_.dim));
+    SW_CHECK_VALUE(whole_->layout().has_one_box_each() && !whole_->layout().has_terms(),
+                   "[fully_shard] {} is placed as {}, which cannot be split along dim {} as a whole. Leave it out, "
+                   "with ignored_params={{...}}, or redistribute it to Shards.",
+                   name, to_string(whole_->placements()), split_.dim);
     spec_ = spec_of_parts(name, *whole_, data, split);
     sizes_ = whole_->is_member() ? whole_->boxes()[0].sizes : Dims(parameter.sizes());
     if (whole_->is_member() && split_.is_sharded) begin = whole_->boxes()[0].offsets[split_.dim];

@@ -1,9 +1,9 @@
 #include "wrappers/fsdp/taken_parameters.h"
 
 #include "runtime/tensor/dtensor_impl.h"
+#include "text/check.h"
 
 #include <c10/core/UndefinedTensorImpl.h>
-#include <fmt/format.h>
 
 #include <mutex>
 #include <unordered_map>
@@ -43,13 +43,14 @@ void check_not_taken(const std::string& name, const at::Tensor& parameter) {
   const auto found = all.by_impl.find(parameter.unsafeGetTensorImpl());
   if (found == all.by_impl.end()) return;
   const std::string& owner = found->second.owner;
-  TORCH_CHECK_VALUE(!is_dtensor(parameter),
-                    fmt::format("[fully_shard] {} is already in the group of {}, a module that also has it. Call "
-                                "fully_shard on inner and shared modules first, and on the modules around them last.",
-                                name, owner));
-  TORCH_CHECK_VALUE(false, fmt::format("[fully_shard] {} is shared with {}, which was fully sharded separately. Call "
-                                       "it on all modules that share it: fully_shard([a, b]).",
-                                       name, owner));
+  SW_CHECK_VALUE(!is_dtensor(parameter),
+                 "[fully_shard] {} is already in the group of {}, a module that also has it. Call fully_shard on inner "
+                 "and shared modules first, and on the modules around them last.",
+                 name, owner);
+  SW_CHECK_VALUE(false,
+                 "[fully_shard] {} is shared with {}, which was fully sharded separately. Call it on all modules that "
+                 "share it: fully_shard([a, b]).",
+                 name, owner);
 }
 
 }  // namespace shardwise

@@ -1,9 +1,9 @@
 #include "wrappers/fsdp/unit_call.h"
 
 #include "runtime/tensor/reordered_mesh.h"
+#include "text/check.h"
 
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -80,10 +80,10 @@ bool has_gradient(const at::Tensor& tensor) { return tensor.defined() && tensor.
 
 void check_inputs(const DataMesh& data, const std::string& name, const std::vector<at::Tensor*>& inputs) {
   const DeviceMesh& mesh = *data.mesh;
-  TORCH_CHECK_VALUE(mesh.is_member(),
-                    fmt::format("[fully_shard] {} is called on a rank that is not on {}, over which its parameters are "
-                                "sharded: the rank has no part of them. Call it only on the ranks of the mesh.",
-                                name, to_string(mesh)));
+  SW_CHECK_VALUE(mesh.is_member(),
+                 "[fully_shard] {} is called on a rank that is not on {}, over which its parameters are sharded: the "
+                 "rank has no part of them. Call it only on the ranks of the mesh.",
+                 name, to_string(mesh));
   const auto is_over_data = [&](const MeshPtr& other) {
     return other->with_memory() == data.mesh ||
            (has_all_ranks_of(*data.root, *other) &&
@@ -92,11 +92,11 @@ void check_inputs(const DataMesh& data, const std::string& name, const std::vect
   for (const at::Tensor* const input : inputs) {
     if (!is_dtensor(*input)) continue;
     const UserLayout layout = user_layout_of(*spec_of(*input));
-    TORCH_CHECK_VALUE(!is_over_data(layout.mesh),
-                      fmt::format("[fully_shard] {} got a DTensor placed as {} on {}, over which its parameters are "
-                                  "sharded: it computes with plain tensors, on this rank's part of the batch. Give it "
-                                  "x.to_local(), or shard the model with distribute_module.",
-                                  name, to_string(layout.placements), to_string(*layout.mesh)));
+    SW_CHECK_VALUE(!is_over_data(layout.mesh),
+                   "[fully_shard] {} got a DTensor placed as {} on {}, over which its parameters are sharded: it "
+                   "computes with plain tensors, on this rank's part of the batch. Give it x.to_local(), or shard the "
+                   "model with distribute_module.",
+                   name, to_string(layout.placements), to_string(*layout.mesh));
   }
 }
 

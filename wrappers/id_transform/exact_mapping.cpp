@@ -2,6 +2,7 @@
 
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_scope.h"
+#include "text/check.h"
 #include "wrappers/id_transform/raw_ids.h"
 
 #include <ATen/core/grad_mode.h>
@@ -20,25 +21,24 @@ constexpr int64_t kRowsPerBucket = 256;
 constexpr int64_t kHeaderSize = 4;  // step, n_rows, n_buckets, default_row
 
 ExactMappingOptions checked(ExactMappingOptions options, const DeviceMesh& mesh) {
-  TORCH_CHECK_VALUE(mesh.ndim() == 1,
-                    fmt::format("[{}] the mesh {} has {} dims, but buckets are distributed over one. Give a 1-D mesh.",
-                                kExactMapping, to_string(mesh), mesh.ndim()));
-  TORCH_CHECK_VALUE(mesh.device_type() == c10::DeviceType::CPU,
-                    fmt::format("[{}] the mesh {} is on {}, and the map lives in host memory. Give a mesh of the same "
-                                "ranks on cpu; ids may be anywhere.",
-                                kExactMapping, to_string(mesh), c10::DeviceTypeName(mesh.device_type(), true)));
-  TORCH_CHECK_VALUE(options.n_rows >= 2,
-                    fmt::format("[{}] n_rows is {}: one row is the default row, so no id would get one. Use 2 or more.",
-                                kExactMapping, options.n_rows));
+  SW_CHECK_VALUE(mesh.ndim() == 1,
+                 "[{}] the mesh {} has {} dims, but buckets are distributed over one. Give a 1-D mesh.", kExactMapping,
+                 to_string(mesh), mesh.ndim());
+  SW_CHECK_VALUE(mesh.device_type() == c10::DeviceType::CPU,
+                 "[{}] the mesh {} is on {}, and the map lives in host memory. Give a mesh of the same ranks on cpu; "
+                 "ids may be anywhere.",
+                 kExactMapping, to_string(mesh), c10::DeviceTypeName(mesh.device_type(), true));
+  SW_CHECK_VALUE(options.n_rows >= 2,
+                 "[{}] n_rows is {}: one row is the default row, so no id would get one. Use 2 or more.", kExactMapping,
+                 options.n_rows);
   if (options.n_buckets == 0) options.n_buckets = std::max<int64_t>(1, options.n_rows / kRowsPerBucket);
   const int64_t most = std::min<int64_t>(options.n_rows / 2, int64_t{1} << 31);
-  TORCH_CHECK_VALUE(
-      options.n_buckets > 0 && options.n_buckets <= most,
-      fmt::format("[{}] n_buckets is {}: each bucket needs at least 2 of the {} rows. Use a number in [1, {}], or 0.",
-                  kExactMapping, options.n_buckets, options.n_rows, most));
-  TORCH_CHECK_VALUE(options.default_row >= 0 && options.default_row < options.n_rows,
-                    fmt::format("[{}] default_row is {} of a table of {} rows. Use one in [0, {}).", kExactMapping,
-                                options.default_row, options.n_rows, options.n_rows));
+  SW_CHECK_VALUE(options.n_buckets > 0 && options.n_buckets <= most,
+                 "[{}] n_buckets is {}: each bucket needs at least 2 of the {} rows. Use a number in [1, {}], or 0.",
+                 kExactMapping, options.n_buckets, options.n_rows, most);
+  SW_CHECK_VALUE(options.default_row >= 0 && options.default_row < options.n_rows,
+                 "[{}] default_row is {} of a table of {} rows. Use one in [0, {}).", kExactMapping,
+                 options.default_row, options.n_rows, options.n_rows);
   return options;
 }
 
@@ -144,11 +144,11 @@ ExactMapping::Problem ExactMapping::refresh(const IdMappingState& state) {
 void ExactMapping::check_layout(const IdMappingState& state) const {
   const auto check = [&](const at::Tensor& tensor, const char* name, const Dims& sizes, Placements placements) {
     const Layout wanted(sizes, mesh_->grid_ptr(), std::move(placements));
-    TORCH_CHECK_VALUE(is_dtensor(tensor) && tensor.scalar_type() == at::kLong && spec_of(tensor)->mesh() == mesh_ &&
-                          spec_of(tensor)->layout() == wanted,
-                      fmt::format("[{}] {} is not an int64 DTensor {} on {}. Load checkpoints into the module's own "
-                                  "state, which has the layout of this mesh.",
-                                  kExactMapping, name, to_string(wanted), to_string(*mesh_)));
+    SW_CHECK_VALUE(is_dtensor(tensor) && tensor.scalar_type() == at::kLong && spec_of(tensor)->mesh() == mesh_ &&
+                       spec_of(tensor)->layout() == wanted,
+                   "[{}] {} is not an int64 DTensor {} on {}. Load checkpoints into the module's own state, which has "
+                   "the layout of this mesh.",
+                   kExactMapping, name, to_string(wanted), to_string(*mesh_));
   };
   const Dims per_row{options_.n_rows};
   check(state.ids, "ids", per_row, placements());
@@ -167,36 +167,35 @@ void ExactMapping::check_headers(const NumbersByMember& headers, const IdMapping
                      not_integers(kExactMapping, static_cast<at::ScalarType>(value), ranks[i]));
     if (kind == Problem::kOptions) {
       const auto* header = piece_of(state.header).const_data_ptr<int64_t>();
-      TORCH_CHECK_VALUE(
-          false, fmt::format("[{}] the state was made for another {} ({}). Make the mapping with n_rows={}, "
-                             "n_buckets={}, default_row={}.",
-                             kExactMapping, kOptionNames[value], header[value], header[1], header[2], header[3]));
+      SW_CHECK_VALUE(
+          false,
+          "[{}] the state was made for another {} ({}). Make the mapping with n_rows={}, n_buckets={}, default_row={}.",
+          kExactMapping, kOptionNames[value], header[value], header[1], header[2], header[3]);
     }
-    TORCH_CHECK_VALUE(kind != Problem::kMisplaced,
-                      fmt::format("[{}] the state is corrupt: row {} of rank {} holds an id that belongs elsewhere or "
-                                  "occurs twice. Load a checkpoint of this kind of state.",
-                                  kExactMapping, value, ranks[i]));
-    TORCH_CHECK_VALUE(
-        headers[i] == headers[0],
-        fmt::format("[{}] rank {} is at step {} and {} ids, rank {} at step {} and {}: all ranks must call it "
-                    "together. Put the module into the same mode on all ranks, and load the same state.",
-                    kExactMapping, ranks[0], headers[0][2], headers[0][3] ? "assigns" : "only finds", ranks[i],
-                    headers[i][2], headers[i][3] ? "assigns" : "only finds"));
+    SW_CHECK_VALUE(kind != Problem::kMisplaced,
+                   "[{}] the state is corrupt: row {} of rank {} holds an id that belongs elsewhere or occurs twice. "
+                   "Load a checkpoint of this kind of state.",
+                   kExactMapping, value, ranks[i]);
+    SW_CHECK_VALUE(headers[i] == headers[0],
+                   "[{}] rank {} is at step {} and {} ids, rank {} at step {} and {}: all ranks must call it together. "
+                   "Put the module into the same mode on all ranks, and load the same state.",
+                   kExactMapping, ranks[0], headers[0][2], headers[0][3] ? "assigns" : "only finds", ranks[i],
+                   headers[i][2], headers[i][3] ? "assigns" : "only finds");
   }
 }
 
 void ExactMapping::check_verdicts(const NumbersByMember& verdicts) const {
   const auto worst = std::ranges::max_element(verdicts, {}, [](const auto& verdict) { return verdict[2]; });
   const int64_t bucket = (*worst)[1], n_ids = (*worst)[2];
-  TORCH_CHECK_VALUE(bucket < 0, fmt::format("[{}] a step has {} ids of bucket {}, which can hold {}. Use more rows "
-                                            "(there are {}), fewer buckets (there are {}), or smaller batches.",
-                                            kExactMapping, n_ids, bucket, rows_.capacity(bucket), options_.n_rows,
-                                            options_.n_buckets));
+  SW_CHECK_VALUE(bucket < 0,
+                 "[{}] a step has {} ids of bucket {}, which can hold {}. Use more rows (there are {}), fewer buckets "
+                 "(there are {}), or smaller batches.",
+                 kExactMapping, n_ids, bucket, rows_.capacity(bucket), options_.n_rows, options_.n_buckets);
 }
 
 at::Tensor ExactMapping::transform(const IdMappingState& state, const at::Tensor& ids, bool assigns) {
-  TORCH_CHECK_VALUE(mesh_->is_member(), fmt::format("[{}] rank {} is outside the mesh {}. Call it on members.",
-                                                    kExactMapping, mesh_->rank(), to_string(*mesh_)));
+  SW_CHECK_VALUE(mesh_->is_member(), "[{}] rank {} is outside the mesh {}. Call it on members.", kExactMapping,
+                 mesh_->rank(), to_string(*mesh_));
   if (is_dtensor(ids)) {
     check_not_partial(kExactMapping, ids);
     check_has_ranks(kExactMapping, *mesh_, *spec_of(ids)->mesh());
@@ -267,15 +266,14 @@ const std::vector<Reassigned>& ExactMapping::reassigned_everywhere() {
 void ExactMapping::reset_rows(const at::Tensor& tensor, const RowFill& fill) {
   constexpr const char* kResetRows = "reset_rows";
   const Spec& spec = *spec_of(tensor);
-  TORCH_CHECK_VALUE(tensor.dim() > 0 && tensor.size(0) == options_.n_rows,
-                    fmt::format("[{}] a tensor of shape [{}] does not have the mapping's {} rows. Give [{}, ...].",
-                                kResetRows, fmt::join(tensor.sizes(), ", "), options_.n_rows, options_.n_rows));
+  SW_CHECK_VALUE(tensor.dim() > 0 && tensor.size(0) == options_.n_rows,
+                 "[{}] a tensor of shape [{}] does not have the mapping's {} rows. Give [{}, ...].", kResetRows,
+                 fmt::join(tensor.sizes(), ", "), options_.n_rows, options_.n_rows);
   check_not_partial(kResetRows, tensor);
   check_has_ranks(kResetRows, *mesh_, *spec.mesh());
-  TORCH_CHECK_VALUE(
-      fill.values == Fill::kConstant || tensor.dim() <= 2,
-      fmt::format("[{}] random numbers are drawn for rows of 1 dim, but the tensor has shape [{}]. Use a constant.",
-                  kResetRows, fmt::join(tensor.sizes(), ", ")));
+  SW_CHECK_VALUE(fill.values == Fill::kConstant || tensor.dim() <= 2,
+                 "[{}] random numbers are drawn for rows of 1 dim, but the tensor has shape [{}]. Use a constant.",
+                 kResetRows, fmt::join(tensor.sizes(), ", "));
   if (n_reassigned_ == 0) return;
   const MemoryWrite write = maybe_dtensor(tensor)->begin_write();
   const CommScope scope(kResetRows, CommScope::Cause::kProgram);

@@ -1,5 +1,7 @@
 #include "wrappers/id_transform/raw_ids.h"
 
+#include "text/check.h"
+
 #include <ATen/ops/cat.h>
 #include <fmt/ranges.h>
 
@@ -18,17 +20,17 @@ std::string not_integers(const char* op, at::ScalarType dtype, int64_t rank) {
 }
 
 void check_has_ranks(const char* op, const DeviceMesh& mesh, const DeviceMesh& other) {
-  TORCH_CHECK_VALUE(has_all_ranks_of(mesh, other),
-                    fmt::format("[{}] the tensor is on {}, but some of its ranks are not in the mapping's mesh {}. Use "
-                                "a tensor on the mapping's ranks.",
-                                op, to_string(other), to_string(mesh)));
+  SW_CHECK_VALUE(has_all_ranks_of(mesh, other),
+                 "[{}] the tensor is on {}, but some of its ranks are not in the mapping's mesh {}. Use a tensor on "
+                 "the mapping's ranks.",
+                 op, to_string(other), to_string(mesh));
 }
 
 void check_not_partial(const char* op, const at::Tensor& tensor) {
-  TORCH_CHECK_VALUE(!spec_of(tensor)->layout().has_terms(),
-                    fmt::format("[{}] the tensor is laid out as {}: it is Partial, so no rank has whole values. Reduce "
-                                "it first with redistribute().",
-                                op, to_string(spec_of(tensor)->placements())));
+  SW_CHECK_VALUE(!spec_of(tensor)->layout().has_terms(),
+                 "[{}] the tensor is laid out as {}: it is Partial, so no rank has whole values. Reduce it first with "
+                 "redistribute().",
+                 op, to_string(spec_of(tensor)->placements()));
 }
 
 at::Tensor flat_ids(const at::Tensor& ids) {
