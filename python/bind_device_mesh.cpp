@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <map>
 #include <unordered_map>
 
 namespace shardwise {
@@ -40,7 +39,7 @@ RankGrid to_grid(const py::object& mesh) {
   return {Dims(ranks.sizes()), {flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel()}};
 }
 
-/// Makes the group of one rank here, where all ranks take part. If one rank made it later by itself, the names of its later groups would differ from
+/// Makes the group of one rank for a mesh that all ranks make. If one rank made it later by itself, the names of its later groups would differ from
 /// other ranks'.
 MeshPtr with_lone_group(MeshPtr mesh) {
   if (std::ranges::count(mesh->grid().shape, 1) > 0 && mesh->groups() == MeshGroups::kWorlds && !World::is_thread() &&
@@ -55,8 +54,8 @@ MeshPtr with_lone_group(MeshPtr mesh) {
 MeshPtr make_mesh(const std::string& device_type, RankGrid grid, std::optional<DimNames> names, bool is_by_all) {
   install_replacements();
   const auto create = is_by_all ? &DeviceMesh::create : &DeviceMesh::create_by_members;
-  return with_lone_group(
-      create(python_world(), device_type_of(device_type), std::move(grid), names.value_or(DimNames())));
+  const MeshPtr mesh = create(python_world(), device_type_of(device_type), std::move(grid), names.value_or(DimNames()));
+  return is_by_all ? with_lone_group(mesh) : mesh;
 }
 
 /// The mesh with this rank, of the meshes of ranks every[0], every[1], ...
@@ -95,15 +94,20 @@ std::string text_of(const DeviceMesh& mesh) {
   return fmt::format("DeviceMesh({}, '{}')", to_string(mesh), c10::DeviceTypeName(mesh.device_type(), true));
 }
 
+/// The flattened mesh of this name; null if a dim is meant.
+MeshPtr flattened_mesh(const DeviceMesh& mesh, const std::optional<DimOrName>& mesh_dim) {
+  const auto* name = mesh_dim ? std::get_if<std::string>(&*mesh_dim) : nullptr;
+  const bool is_flattened = name && !mesh.has_dim(*name) && std::ranges::count(mesh.root()->flattened(), *name) > 0;
+  return is_flattened ? mesh.submesh({*name}) : nullptr;
+}
+
 /// The group of torch.distributed along a dim, or of a flattened mesh; None on a non-member.
 py::object torchs_group(const DeviceMesh& mesh, const std::optional<DimOrName>& mesh_dim) {
   TORCH_CHECK(mesh.groups() != MeshGroups::kAbsent,  // a RuntimeError, as torch's
               fmt::format("[device_mesh] DeviceMesh process groups not initialized! {} was made with "
                           "_init_backend=False. Make it without that on all ranks.",
                           text_of(mesh)));
-  if (const auto* name = mesh_dim ? std::get_if<std::string>(&*mesh_dim) : nullptr)
-    if (!mesh.has_dim(*name) && std::ranges::count(mesh.root()->flattened(), *name) > 0)
-      return torchs_group(*mesh.submesh({*name}), 0);
+  if (const MeshPtr flat = flattened_mesh(mesh, mesh_dim)) return torchs_group(*flat, 0);
   const GroupPtr& group = mesh.group(dim_of(mesh, mesh_dim));
   if (!group) return py::none();
   if (group->size() > 1 || group->process_group) return package().group_of(open_name(*group));
@@ -284,6 +288,7 @@ void bind_device_mesh(py::module_& module) {
       .def(
           "get_local_rank",
           [](const DeviceMesh& self, const std::optional<DimOrName>& mesh_dim) {
+            if (const MeshPtr flat = flattened_mesh(self, mesh_dim)) return flat->coord_along(0);
             return self.coord_along(dim_of(self, mesh_dim));
           },
           py::arg("mesh_dim") = py::none(),

@@ -15,14 +15,14 @@ c10::intrusive_ptr<c10d::ProcessGroup> group_by_name(const std::string& name) {
   return c10d::resolve_process_group(name);
 }
 
-/// torch.distributed.new_group, called by every rank of the world in one order; null on non-members.
+/// A new group of torch.distributed, called by every rank of the world in one order; null on non-members.
 c10::intrusive_ptr<c10d::ProcessGroup> new_group(const std::vector<int64_t>& ranks) {
   py::gil_scoped_acquire gil;
   const auto name = package().new_group(ranks).cast<std::optional<std::string>>();
   return name ? group_by_name(*name) : nullptr;
 }
 
-/// torch.distributed.new_group, called by `ranks` alone.
+/// The same, called by `ranks` alone.
 c10::intrusive_ptr<c10d::ProcessGroup> group_by_members(const std::vector<int64_t>& ranks, const Group* like) {
   const py::gil_scoped_acquire gil;
   const auto name = like ? like->process_group->getGroupName() : std::string();

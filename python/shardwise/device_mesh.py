@@ -147,12 +147,13 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
 
     get_group: Any = _C.DeviceMesh.get_group
     get_local_rank: Any = _C.DeviceMesh.get_local_rank
-    _concatenate: Any = staticmethod(_C.DeviceMesh._concatenate)
+    _concatenate: Any = staticmethod(_reading_ranks(_C.DeviceMesh._concatenate))
 
     def get_all_groups(self) -> list[ProcessGroup | None]:  # type: ignore[override]
         """torch.distributed's process groups along each dim through this rank."""
         return [self.get_group(dim) for dim in range(self.ndim)]
 
+    @_reading_ranks
     def __getitem__(self, mesh_dim_names: str | Sequence[str]) -> "DeviceMesh":
         """The mesh of the named dims, or flattened ones, that contains this rank. Collective as making a mesh is.
 
@@ -161,7 +162,9 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
         if names == self.mesh_dim_names:
             return self
-        self._slices[names] = part = super().__getitem__(names)
+        part: DeviceMesh = super().__getitem__(names)
+        if part._root_mesh is not None:  # a root would hold its slice, and the slice its root
+            self._slices[names] = part
         return part
 
     @_reading_ranks

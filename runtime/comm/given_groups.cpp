@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <set>
 
 namespace shardwise {
 namespace {
@@ -14,7 +15,7 @@ thread_local GivenGroups* innermost = nullptr;
 /// The given groups that meshes still hold.
 struct Held {
   std::mutex mutex;
-  std::vector<std::weak_ptr<const Group>> groups;
+  std::set<std::weak_ptr<const Group>, std::owner_less<>> groups;
 };
 
 Held& held() {
@@ -41,7 +42,7 @@ GivenGroups::GivenGroups(ByRanks groups)
   const std::lock_guard lock(held().mutex);
   std::erase_if(held().groups, [](const auto& group) { return group.expired(); });
   for (const auto& [ranks, group] : groups_)
-    if (group) held().groups.push_back(group);
+    if (group) held().groups.insert(group);
 }
 
 GivenGroups::GivenGroups(std::shared_ptr<World> world) : GivenGroups(ByRanks()) {
@@ -65,7 +66,7 @@ void GivenGroups::close() {
 GroupPtr GivenGroups::add(Group group) {
   const auto added = std::make_shared<const Group>(std::move(group));
   const std::lock_guard lock(held().mutex);
-  held().groups.push_back(added);
+  held().groups.insert(added);
   return groups_[added->ranks] = added;
 }
 

@@ -15,7 +15,7 @@ class World;
 std::shared_ptr<World> world_without_groups(int64_t rank, int64_t n_ranks);
 
 /// During its lifetime, this thread's World::group() returns these groups for their ranks, and null for ranks that do not include this one. Any
-/// other group that the World does not know is made by its members alone. The World does not learn of these groups.
+/// other group that the World does not know is made by its members alone. Meshes of other scopes do not get the given groups.
 class GivenGroups {
  public:
   using ByRanks = std::map<std::vector<int64_t>, GroupPtr>;  // ranks ascending

@@ -78,7 +78,8 @@ DeviceMesh::DeviceMesh() : parts_(std::make_shared<MeshParts>()) {}
 /// caller may hold another lock that the interpreter lock's next holder waits for.
 void DeviceMesh::end(DeviceMesh* mesh) {
   std::optional<GilRelease> no_gil;
-  if (mesh->parts_->owns_given()) no_gil.emplace();
+  if (mesh->parts_.use_count() == 1 && mesh->parts_->owns_given())
+    no_gil.emplace();  // the last of a mesh and its on_meta()
   delete mesh;
 }
 

@@ -34,7 +34,7 @@ struct UnknownMeshDim : c10::ValueError {
 
 /// The groups over which a mesh and its slices communicate.
 enum class MeshGroups {
-  kWorlds,  // those that all ranks of the World make
+  kWorlds,  // the World's, which all ranks make
   kGiven,   // GivenGroups, and groups that the members of the mesh make by themselves
   kAbsent,  // none
 };
@@ -133,7 +133,7 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   /// The mesh of the dims of all these slices of one mesh, in this order. Throws: c10::Error if there is no such mesh.
   static MeshPtr concatenate(c10::ArrayRef<MeshPtr> meshes);
 
-  /// State that changes while the mesh lives (mesh_slices.h).
+  /// The record of the mesh's root, slices and groups (mesh_slices.h).
   MeshParts& parts() const { return *parts_; }
 
  private:

@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include <numeric>
+#include <utility>
 
 namespace shardwise {
 namespace {
@@ -40,16 +41,21 @@ MeshPtr part_of(const DeviceMesh& mesh, const MergedDims& dims, DimNames names, 
       ->on(mesh.device_type());
 }
 
-/// Notes that `part` is a slice of `root` along these dims, unless it is a root or a slice already.
+/// Notes that `part` is a slice of `root` along these dims, unless it is a root or a slice already. A root over the World's groups replaces one that
+/// was given groups.
 void adopt(const DeviceMesh& root, const DeviceMesh& part, std::vector<DimNames> dims) {
   {
     const std::lock_guard lock(root.parts().mutex);
     root.parts().is_root = true;
   }
-  const std::lock_guard lock(part.parts().mutex);
-  if (part.parts().is_root || part.parts().root) return;
-  part.parts().root = root.with_memory();
-  part.parts().dims = std::move(dims);
+  MeshPtr replaced;  // may end here, after the lock
+  MeshParts& parts = part.parts();
+  const std::lock_guard lock(parts.mutex);
+  const bool is_better = parts.root && parts.root->groups() == MeshGroups::kGiven &&
+                         part.groups() == MeshGroups::kWorlds && root.groups() == MeshGroups::kWorlds;
+  if (parts.is_root || (parts.root && !is_better)) return;
+  replaced = std::exchange(parts.root, root.with_memory());
+  parts.dims = std::move(dims);
 }
 
 /// part_of() whose root is that of `mesh`. Pre: the dims of `mesh` have names.
@@ -196,7 +202,7 @@ MeshPtr DeviceMesh::submesh(const DimNames& names) const {
       const std::lock_guard lock(root->parts_->mutex);
       const FlattenedDim& flat = root->parts_->flattened.at(name);
       dims.back() = flat.dims;
-      given.insert(flat.given.begin(), flat.given.end());
+      for (const auto& [ranks, group] : flat.given) given.insert_or_assign(ranks, group);
     }
     all_dims.insert(all_dims.end(), dims.back().begin(), dims.back().end());
   }
@@ -298,13 +304,17 @@ MeshPtr DeviceMesh::create_among(std::shared_ptr<World> world, c10::DeviceType d
 }
 
 MeshPtr DeviceMesh::concatenate(c10::ArrayRef<MeshPtr> meshes) {
-  DimNames names, texts;
+  DimNames names, of_root, texts;
   for (const MeshPtr& mesh : meshes) {
     names.insert(names.end(), mesh->names().begin(), mesh->names().end());
     texts.push_back(to_string(*mesh));
+    if (mesh->root() != meshes[0]->root()) continue;
+    for (const DimNames& dims : mesh->dims_of_root()) of_root.insert(of_root.end(), dims.begin(), dims.end());
   }
-  const bool is_twice =
-      std::ranges::any_of(names, [&](const auto& name) { return std::ranges::count(names, name) > 1; });
+  const auto has_one_twice = [](const DimNames& list) {
+    return std::ranges::any_of(list, [&](const auto& name) { return std::ranges::count(list, name) > 1; });
+  };
+  const bool is_twice = has_one_twice(names) || has_one_twice(of_root);
   const MeshPtr root = is_twice || meshes.empty() ? nullptr : common_root(meshes);
   SW_CHECK(root,
            "[device_mesh] Cannot concatenate DeviceMeshes {}: they are not slices of one mesh along different dims. "

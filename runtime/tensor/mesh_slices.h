@@ -29,7 +29,7 @@ struct MeshParts {
 
   std::mutex mutex;        // guards the members below
   bool is_by_all = false;  // all ranks made it by itself
-  bool is_root = false;    // the same, or it has slices: it does not become a slice itself
+  bool is_root = false;    // all ranks made it, or it has slices: it does not become a slice itself
   MeshPtr root;            // null for a root
   std::vector<DimNames> dims;
   std::map<std::string, FlattenedDim> flattened;               // of a root, by name

@@ -35,7 +35,7 @@ def mesh_from_torch(mesh: object) -> DeviceMesh:
 
 
 def current_torch_mesh() -> TorchDeviceMesh | None:
-    """The mesh of the innermost `with` block of one of torch's own meshes, None outside of such blocks."""
+    """The mesh of the innermost `with` block; None outside of such blocks."""
     stack = torch_device_mesh._mesh_resources.mesh_stack
     return stack[-1] if stack else None
 
