@@ -125,6 +125,7 @@ def _drop_marks(sizes: Sequence[torch.SymInt]) -> None:
     """Drops mark_dynamic() of the graph's inputs for dims that these sizes depend on, and warns: the mark would make a number an error."""
     symbols = set().union(*(size.node.expr.free_symbols for size in sizes))
     inputs = sizes[0].node.shape_env.tracked_fakes or ()
+    marks: Any
     for fake, marks in ((each.fake, getattr(each.symbolic_context, "constraint_sizes", ())) for each in inputs):
         for dim, mark in enumerate(marks):
             size = fake.shape[dim]

@@ -31,7 +31,7 @@ def register(dynamo: ModuleType) -> None:
     for name in _GIVE_MESHES:
         if name in vars(DeviceMesh):
             setattr(DeviceMesh, name, dynamo.assume_constant_result(_of_real_mesh(vars(DeviceMesh)[name])))
-    DeviceMesh.get_group = _traceable_get_group(dynamo, DeviceMesh.get_group)  # type: ignore[method-assign]
+    DeviceMesh.get_group = _traceable_get_group(dynamo, DeviceMesh.get_group)
     forward_scope._open = dynamo.disable(forward_scope._open)
     for name in ("enter", "leave"):
         disabled = dynamo.disable(
