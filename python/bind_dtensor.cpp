@@ -64,7 +64,12 @@ at::Tensor py_to_local(const at::Tensor& tensor, const MaybePlacements& grad_pla
   return to_local(tensor, placements_on(spec.mesh(), grad_placements, spec.dim()));
 }
 
+/// to_local() without autograd history. A traced tensor gives its only piece itself, because tracers identify tensors by object.
 at::Tensor local_tensor(const at::Tensor& tensor) {
+  const auto* impl = maybe_dtensor(tensor);
+  if (impl && impl->key_set().has(c10::DispatchKey::Python) && !impl->local_form() &&
+      impl->local_tensors().size() == 1 && impl->spec()->layout().has_one_box_each()) [[unlikely]]
+    return impl->local_tensors()[0];
   const at::NoGradGuard no_grad;
   return to_local(tensor);
 }

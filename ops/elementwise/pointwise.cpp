@@ -16,24 +16,22 @@ Rule extremum(Reduce reduce) {
   return Rule(fmt::format("pointwise, Partial({}) passes", to_string(reduce)), describe).sampled();
 }
 
-/// A linear operator that is monotonic in operand 0, so that extremes of it pass: they stay maxima and minima, or, if it decreases, are exchanged.
-/// Not for integers, which wrap around.
-Rule monotonic(bool decreases) {
-  const auto describe = [=, own = pointwise().linear()](const OpCall& call, Signature& signature) {
+/// The negative of a maximum is a minimum, and vice versa. Not for integers, which wrap around. Sums with other tensors are no such rule: a rank
+/// without elements has an infinite extreme, which another infinity makes NaN.
+Rule negative() {
+  const auto describe = [own = pointwise().linear()](const OpCall& call, Signature& signature) {
     signature = own.signature(call);
     const SpecPtr& spec = call.operands[0].spec;
     if (spec && c10::isFloatingType(spec->dtype()))
-      signature.passing = {{Reduce::kMax, decreases ? Reduce::kMin : Reduce::kMax, {0}},
-                           {Reduce::kMin, decreases ? Reduce::kMax : Reduce::kMin, {0}}};
+      signature.passing = {{Reduce::kMax, Reduce::kMin, {0}}, {Reduce::kMin, Reduce::kMax, {0}}};
   };
-  return Rule(decreases ? "pointwise linear, decreases" : "pointwise linear, increases", describe).sampled();
+  return Rule("pointwise linear, exchanges maxima and minima", describe).sampled();
 }
 
 void register_arithmetic(RuleTable& table) {
-  table.add({"aten::add.Tensor", "aten::add_.Tensor", "aten::sub.Tensor", "aten::sub_.Tensor"},
-            monotonic(/*decreases=*/false));
-  table.add("aten::rsub.Tensor", pointwise().linear());
-  add_overloads(table, {"neg"}, monotonic(/*decreases=*/true));
+  table.add({"aten::add.Tensor", "aten::add_.Tensor", "aten::sub.Tensor", "aten::sub_.Tensor", "aten::rsub.Tensor"},
+            pointwise().linear());
+  add_overloads(table, {"neg"}, negative());
   table.add({"aten::add.Scalar", "aten::add_.Scalar", "aten::sub.Scalar", "aten::sub_.Scalar", "aten::rsub.Scalar"},
             pointwise());
   table.add({"aten::mul.Scalar", "aten::mul_.Scalar", "aten::div.Scalar", "aten::div_.Scalar"}, pointwise().linear());

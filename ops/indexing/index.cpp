@@ -100,7 +100,7 @@ void describe_put(const OpCall& call, Signature& signature) {
   for (const Axis& axis : axes.batch)
     signature.factors[axis.factor].reduce = accumulates ? std::optional(Reduce::kSum) : std::nullopt;
   const int values = static_cast<int>(call.operands.size()) - 1;
-  for (const Reduce reduce : {Reduce::kSum, Reduce::kAvg})  // a sum is written into a sum
+  for (const Reduce reduce : {Reduce::kSum, Reduce::kAvg})  // terms are written into terms
     signature.passing.push_back({reduce, reduce, {0, values}});
   if (!accumulates) return;
   signature.additive = {0};

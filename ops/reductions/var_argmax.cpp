@@ -295,7 +295,8 @@ Pair smallest_and_largest(const at::Tensor& self, std::optional<int64_t> dim, bo
   return {at::amin(own, dims, keepdim), at::amax(own, dims, keepdim)};
 }
 
-/// In one gather, or where entries are many in the maximum and the sum of all ranks (Online normalizer calculation for softmax, 2018).
+/// Gathers the shards' entries once. If these are many bytes, it reduces a maximum and a sum instead (Online normalizer calculation for softmax,
+/// 2018).
 at::Tensor logsumexp(const at::Tensor& self, c10::IntArrayRef dim, bool keepdim) {
   static const ByRule whole("aten::logsumexp");
   static const auto op = operator_of<decltype(log_of_sum)>("shardwise::piece_logsumexp");

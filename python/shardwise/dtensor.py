@@ -12,6 +12,7 @@ import torch
 from shardwise import _C, _tracing
 from shardwise._C import Placement, distribute_tensor
 from shardwise._dtensor_spec import DTensorSpec, TensorMeta
+from shardwise._inner_tensors import TRACERS
 from shardwise.device_mesh import DeviceMesh
 
 __all__ = ["DTensor", "distribute_tensor"]
@@ -81,7 +82,8 @@ class DTensor(torch.Tensor):
         result.requires_grad_(requires_grad)
         if cls is not DTensor:
             result.__class__ = cls
-            if cls.__torch_dispatch__.__func__ is not DTensor.__torch_dispatch__.__func__:  # type: ignore[attr-defined]
+            own = getattr(cls.__torch_dispatch__, "__func__", None)  # a builtin, which disables it, has none
+            if own is not None and own is not DTensor.__torch_dispatch__.__func__:  # type: ignore[attr-defined]
                 _C.dispatch_to_class(result)
         return result
 
@@ -92,8 +94,10 @@ class DTensor(torch.Tensor):
 
     @_local_tensor.setter
     def _local_tensor(self, local_tensor: torch.Tensor) -> None:
-        """Another tensor becomes this rank's piece; nothing is sent."""
-        self.data = DTensor(local_tensor.detach(), self._spec)
+        """Another tensor becomes this rank's piece; nothing is sent. A tracer, which sets a gradient's piece after it has arranged its memory as the
+        graph expects, goes on with that piece."""
+        if type(local_tensor).__module__ not in TRACERS:
+            self.data = DTensor(local_tensor.detach(), self._spec)
 
     @property
     def _spec(self) -> DTensorSpec:

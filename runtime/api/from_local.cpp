@@ -151,9 +151,6 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
                  "[from_local] shape [{}] has {} dims, but the local tensor of shape [{}] has {}. Give the size of "
                  "each dim of the whole tensor.",
                  fmt::join(sizes, ", "), sizes.size(), fmt::join(local.sizes(), ", "), local.dim());
-  const bool is_sparse = local.is_sparse();
-  TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !options.run_check,
-                              "[from_local] run_check compares dense tensors. Use run_check=False for a sparse one.");
   // Partial terms are reduced in memory order, so all ranks need equal strides; other ranks' local tensors may have others.
   const bool is_partial = !mesh_dims_with_terms(placements).empty();
   const bool has_own_strides = !is_sparse && !is_partial && local.dim() == static_cast<int64_t>(sizes.size());

@@ -134,14 +134,13 @@ class Chooser {
     return result;
   }
 
-  /// True if one of the operands that may be Partial is.
+  /// True if the first operand of `partial` is Partial on this mesh dim; if it lists none, one of the call's.
   bool is_there(const PassingPartial& partial, int64_t mesh_dim) const {
-    for (size_t i = 0; i < call_.operands.size(); ++i) {
-      const SpecPtr& spec = call_.operands[i].spec;
-      const bool may_be = partial.operands.empty() || std::ranges::count(partial.operands, static_cast<int>(i)) > 0;
-      if (spec && may_be && spec->placements()[mesh_dim].is_alike(Placement::partial(partial.reduce))) return true;
-    }
-    return false;
+    const auto is_partial = [&](const Operand& operand) {
+      return operand.spec && operand.spec->placements()[mesh_dim].is_alike(Placement::partial(partial.reduce));
+    };
+    return partial.operands.empty() ? std::ranges::any_of(call_.operands, is_partial)
+                                    : is_partial(call_.operands[partial.operands[0]]);
   }
 
   void add_partials(int64_t mesh_dim, std::vector<Choice>& result) const {
@@ -203,7 +202,7 @@ class Chooser {
   /// The bytes moved and the number of operands changed; nothing if the choice is impossible. Two prices look ahead:
   ///   - A reduce-scatter of a Partial operand along a factor that no operand is sharded along costs as much as the whole all-reduce, because
   ///     the result is likely to be gathered later.
-  ///   - Passing a Partial on saves its reduction only if nothing moves for it and no replica of the result's size is added to a sum.
+  ///   - Passing a Partial on saves its reduction only if nothing moves for it and no replica is added to it but the bias of a sum.
   ///     Otherwise weights would be gathered to compute the whole product on each rank, or a residual stream would stay Partial and be
   ///     reduced again for each reader. In a backward the sum stays Partial: its only reader is the previous operator, and each layer of the
   ///     stream adds another Partial.
@@ -228,8 +227,8 @@ class Chooser {
         continue;
       }
       if (operand.is_written) return std::nullopt;
-      adds_values |= to.is_partial() && to.reduce() == Reduce::kSum && signature_.linearity == Linearity::kAll &&
-                     !call_.is_in_backward && !is_broadcast(operand);
+      adds_values |= to.is_partial() && signature_.linearity == Linearity::kAll && !call_.is_in_backward &&
+                     !(to.reduce() == Reduce::kSum && is_broadcast(operand));
       const bool is_half = is_new_sharding && operand.spec->placements()[mesh_dim].is_partial();
       price.first += cost(operand, signature_.inputs[i], mesh_dim, to) * (is_half ? 2 : 1);
       ++price.second;

@@ -43,11 +43,11 @@ enum class Linearity : uint8_t {
   kPass,   // any reduction passes (views, clone)
 };
 
-/// Partials that pass although the operator is not linear in them: the maximum of two maxima.
+/// Partials that pass through an operator that is not linear in them, such as the maximum of two maxima.
 struct PassingPartial {
   Reduce reduce = Reduce::kSum;
   Reduce result = Reduce::kSum;       // of the output: the negative of a maximum is a minimum
-  c10::SmallVector<int, 2> operands;  // that are Partial, the others being replicas; empty: all
+  c10::SmallVector<int, 2> operands;  // these are Partial, all others replicas; empty: all are Partial
 };
 
 /// The factors of one call.

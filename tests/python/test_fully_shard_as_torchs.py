@@ -28,6 +28,20 @@ def train(model, part):
             optimizer.step()
 
 
+def test_torchs_functions_leave_out_the_modules_in_it():
+    """torch's replicate() and fully_shard take what the modules around have left."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_init
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        fully_shard(model[0], mesh=mesh)
+        assert _fsdp_init._get_managed_modules((model,)) == [model[1], model]
+        assert _fsdp_init._get_managed_modules((model[0],)) == [model[0]]
+
+    run_ranks(2, body)
+
+
 def test_modules_without_parameters():
     expect_runs_as_whole(mlp, train, shard=on_layers_and_activations)
 

@@ -82,6 +82,24 @@ except ValueError as error:
 """
 
 
+def test_ranks_of_torchs_fake_group_send_zeros():
+    """There are no such ranks: a program runs on one process, and its results do not depend on what memory held before."""
+    program = (
+        "import torch, torch.distributed as dist, shardwise as sw\n"
+        "from torch.testing._internal.distributed.fake_pg import FakeStore\n"
+        "dist.init_process_group('fake', store=FakeStore(), rank=1, world_size=3)\n"
+        "mesh = sw.init_device_mesh('cpu', (3,))\n"
+        "for n in range(1, 5):\n"
+        "    used = [torch.full((n * 4,), 7.0) for _ in range(20)]\n"
+        "    del used\n"
+        "    x = sw.DTensor.from_local(torch.ones(n, 4), mesh, [sw.Shard(0)])\n"
+        "    assert x.full_tensor().sum(1).tolist() == [0.0] * n + [4.0] * n + [0.0] * n\n"
+        "    assert x.redistribute(placements=[sw.Shard(1)]).to_local().sum() in (n, 2 * n)\n"
+    )
+    result = run([sys.executable, "-c", program])
+    assert result.returncode == 0, result.stderr
+
+
 def test_without_torchrun_the_error_says_how_to_start():
     result = run([sys.executable, "-c", ALONE])
     assert result.returncode == 0 and not result.stderr, result.stderr

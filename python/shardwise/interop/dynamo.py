@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from types import ModuleType
 from typing import Any
@@ -61,13 +62,16 @@ def _of_real_mesh(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _traceable_get_group(dynamo: ModuleType, get_group: Callable[..., Any]) -> Callable[..., Any]:
-    """DeviceMesh.get_group, of which a tracer sees a lookup in a dict of the mesh: a compiled function can return a group that it finds there."""
+    """DeviceMesh.get_group for tracers: they see a lookup in the mesh's dict, so a compiled function can return the group."""
 
     def register(mesh: DeviceMesh, mesh_dim: int | str | None) -> str | None:
         group = get_group(mesh, mesh_dim)
-        flattened = (flat.get_group() for flat in mesh._get_root_mesh()._flatten_mapping.values())
-        # All at once: a tracer reads the dict once.
-        mesh._pg_registry.update({each.group_name: each for each in (*mesh.get_all_groups(), *flattened) if each})
+        flattened = mesh._get_root_mesh()._flatten_mapping.values()
+        # All at once: a tracer reads the dict once. Others may be destroyed, or not be there.
+        for owner, dim in [*((mesh, dim) for dim in range(mesh.ndim)), *((flat, 0) for flat in flattened)]:
+            with suppress(RuntimeError, ValueError):
+                if (each := get_group(owner, dim)) is not None:
+                    mesh._pg_registry[each.group_name] = each
         return None if group is None else str(group.group_name)
 
     name_in_graph = dynamo.assume_constant_result(_of_real_mesh(register))
