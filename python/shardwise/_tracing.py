@@ -125,7 +125,8 @@ def _drop_marks(sizes: Sequence[torch.SymInt]) -> None:
     """Drops mark_dynamic() of the graph's inputs for dims that these sizes depend on, and warns: the mark would make a number an error."""
     symbols = set().union(*(size.node.expr.free_symbols for size in sizes))
     inputs = sizes[0].node.shape_env.tracked_fakes or ()
-    for fake, marks in ((each.fake, getattr(each.symbolic_context, "constraint_sizes", ())) for each in inputs):
+    for each in inputs:
+        fake, marks = each.fake, getattr(each.symbolic_context, "constraint_sizes", [])
         for dim, mark in enumerate(marks):
             size = fake.shape[dim]
             if mark is not None and isinstance(size, torch.SymInt) and size.node.expr.free_symbols & symbols:

@@ -136,7 +136,7 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
     if (!traits.delivers) message.bytes.zero_();
   Works works = communication->launch([&] {
     return traits.groups_messages ? start_grouped(*communication, *backend, outgoing, incoming)
-                                               : start_each(*communication, *backend, outgoing, incoming);
+                                  : start_each(*communication, *backend, outgoing, incoming);
   });
   std::vector<at::Tensor> tensors;
   for (const ByteMessages* messages : {&outgoing, &incoming})
