@@ -64,16 +64,6 @@ at::Tensor py_to_local(const at::Tensor& tensor, const MaybePlacements& grad_pla
   return to_local(tensor, placements_on(spec.mesh(), grad_placements, spec.dim()));
 }
 
-/// to_local() without autograd history. A traced tensor gives its only piece itself, because tracers identify tensors by object.
-at::Tensor local_tensor(const at::Tensor& tensor) {
-  const auto* impl = maybe_dtensor(tensor);
-  if (impl && impl->key_set().has(c10::DispatchKey::Python) && !impl->local_form() &&
-      impl->local_tensors().size() == 1 && impl->spec()->layout().has_one_box_each()) [[unlikely]]
-    return impl->local_tensors()[0];
-  const at::NoGradGuard no_grad;
-  return to_local(tensor);
-}
-
 at::Tensor py_full_tensor(const at::Tensor& tensor, const MaybePlacements& grad_placements) {
   const Spec& spec = *spec_of(tensor);
   return full_tensor(tensor, placements_on(spec.mesh(), grad_placements, spec.dim()));
@@ -298,8 +288,6 @@ void bind_methods(py::module_& module) {
              py::arg("is_layer_input") = false);
   module.def("to_local", wrap_pybind_function(&py_to_local), "DTensor.to_local with all its arguments.",
              py::is_method(module), py::kw_only(), py::arg("grad_placements") = none);
-  module.def("local_tensor", wrap_pybind_function(&local_tensor), "to_local() without autograd history.",
-             py::arg("tensor"));
   module.def("redistribute", wrap_pybind_function_no_gil(&py_redistribute), kRedistribute, py::is_method(module),
              py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("async_op") = false,
              py::arg("forward_dtype") = none, py::arg("backward_dtype") = none, py::arg("objective") = "bytes",

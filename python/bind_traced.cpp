@@ -33,8 +33,6 @@ struct TensorLayout {
   /// A graph does not depend on how a view was made.
   bool operator==(const TensorLayout& other) const { return spec == other.spec && form == other.form; }  // interned
   size_t n_pieces() const { return spec->boxes().size(); }
-  /// True if this rank's only piece is what to_local() gives.
-  bool is_local_tensor() const { return n_pieces() == 1 && !form && spec->layout().has_one_box_each(); }
 
   /// The tensor with these pieces on this rank, aliased, without history. `is_traced`: used if there are no pieces, which would tell otherwise.
   at::Tensor wrap(const std::vector<at::Tensor>& pieces, bool is_traced = false) const {
@@ -145,8 +143,6 @@ void bind_traced(py::module_& module) {
       module, "TensorLayout",
       "The layout, mesh, strides and dtype of a distributed tensor, for which a graph is compiled.")
       .def_property_readonly("n_pieces", &TensorLayout::n_pieces, "How many this rank has.")
-      .def_property_readonly("is_local_tensor", &TensorLayout::is_local_tensor,
-                             "Whether the rank's only piece is the result of to_local().")
       .def_property_readonly(
           "dtype", [](const TensorLayout& self) { return self.spec->dtype(); }, "Of the elements.")
       .def_property_readonly(

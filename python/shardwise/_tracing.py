@@ -77,8 +77,6 @@ def names_of_pieces(tensor: torch.Tensor, layout: _C.TensorLayout) -> list[str]:
         if not hasattr(cls, _NO_PIECE):
             setattr(cls, _NO_PIECE, NoPiece())
         return [_NO_PIECE]
-    if layout.is_local_tensor:
-        return ["_local_tensor"]  # programs read it, too, also in graphs
     names = [f"_piece_{i}" for i in range(layout.n_pieces)]
     for i, name in enumerate(names):
         if not hasattr(cls, name):
@@ -122,7 +120,7 @@ def static(piece: torch.Tensor) -> torch.Tensor:
 
 
 def _drop_marks(sizes: Sequence[torch.SymInt]) -> None:
-    """Drops mark_dynamic() of the graph's inputs for dims that these sizes depend on, and warns: the mark would make a number an error."""
+    """Drops mark_dynamic() of the graph's inputs for dims that these sizes depend on, and warns: with a mark, torch refuses a fixed size."""
     symbols = set().union(*(size.node.expr.free_symbols for size in sizes))
     inputs = sizes[0].node.shape_env.tracked_fakes or ()
     marks: Any

@@ -12,7 +12,6 @@ import torch
 from shardwise import _C, _tracing
 from shardwise._C import Placement, distribute_tensor
 from shardwise._dtensor_spec import DTensorSpec, TensorMeta
-from shardwise._inner_tensors import TRACERS
 from shardwise.device_mesh import DeviceMesh
 
 __all__ = ["DTensor", "distribute_tensor"]
@@ -90,14 +89,8 @@ class DTensor(torch.Tensor):
     @property
     def _local_tensor(self) -> torch.Tensor:
         """This rank's piece, without autograd history: to_local() under torch.no_grad(). The same object each time, unless others hold the piece."""
-        return _C.local_tensor(self)
-
-    @_local_tensor.setter
-    def _local_tensor(self, local_tensor: torch.Tensor) -> None:
-        """Another tensor becomes this rank's piece; nothing is sent. A tracer, which sets a gradient's piece after it has arranged its memory as the
-        graph expects, goes on with that piece."""
-        if type(local_tensor).__module__ not in TRACERS:
-            self.data = DTensor(local_tensor.detach(), self._spec)
+        with torch.no_grad():
+            return _C.to_local(self)
 
     @property
     def _spec(self) -> DTensorSpec:

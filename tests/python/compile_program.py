@@ -349,19 +349,9 @@ def ranks_outside(_):
             raise AssertionError("a graph of nothing")
 
 
-def inner_values(_):
-    """Parts of DTensors and meshes that a graph has, as it has them when it runs as it is written."""
+def groups_of_meshes(_):
+    """A compiled function returns a mesh's groups."""
     torch._dynamo.reset()
-    mesh = mesh_of()
-
-    def function(x):
-        y = x * 2
-        return y._local_tensor + 1 if y.placements[0].is_shard() else y._local_tensor
-
-    x = sw.distribute_tensor(random(5, 4), mesh, [Shard(0)])
-    for given in (x, x.redistribute(placements=[Replicate()])):
-        compiled = torch.compile(function, backend=EAGER_GRAPH, fullgraph=True)
-        torch.testing.assert_close(compiled(given), function(given))
 
     def groups(mesh):
         return mesh.size(), mesh.get_group(0), mesh.get_group("b")

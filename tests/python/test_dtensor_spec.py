@@ -259,19 +259,6 @@ def test_an_empty_piece_begins_where_no_other_piece_does():
     assert _compute_local_shape_and_global_offset((8,), (4,), lambda mesh_dim: 1, [Shard(0)], True) == ((2,), ())
 
 
-def test_the_local_tensor_can_be_replaced():
-    def body(rank):
-        x = sw.distribute_tensor(torch.zeros(3, 2), sw.init_device_mesh("cpu", (2,)), [Shard(0)]).requires_grad_()
-        given = torch.full((2 - rank, 2), float(rank))
-        x._local_tensor = given
-        assert x._local_tensor.data_ptr() == given.data_ptr() and x.requires_grad
-        assert x.detach().full_tensor().tolist() == [[0, 0], [0, 0], [1, 1]]
-        with pytest.raises(ValueError):
-            x._local_tensor = torch.ones(5, 2)
-
-    run_ranks(2, body)
-
-
 def test_orders_in_short():
     order = (ShardOrderEntry(0, (1,)), ShardOrderEntry(1, (2, 0)))
     text = DTensorSpec.format_shard_order_str((Shard(1), Shard(0), Shard(1), Replicate(), Partial()), order)
