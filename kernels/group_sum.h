@@ -64,13 +64,4 @@ void for_each_block_of_group(const GradRows& grads, const int64_t* order, const 
   });
 }
 
-/// Calls `use(g, first, block)` for each group in [begin, end), block after block.
-template <class T, class Use>
-void for_each_block_of_groups(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin,
-                              int64_t end, const Use& use) {
-  for (int64_t g = begin; g < end; ++g)
-    for_each_block_of_group<T>(grads, order, starts, g, end,
-                               [&](int64_t first, const auto& block) { use(g, first, block); });
-}
-
 }  // namespace shardwise::kernels

@@ -9,10 +9,11 @@ namespace {
 template <class T, class RowAt>
 void store_sums(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin, int64_t end,
                 const RowAt& row_at) {
-  for_each_block_of_groups<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, const auto& block) {
-    if (first == 0 && g + kAhead < end) prefetch<true>(row_at(g + kAhead), grads.width * int64_t{sizeof(T)});
-    block.store(row_at(g) + first);
-  });
+  for (int64_t g = begin; g < end; ++g) {
+    if (g + kAhead < end) prefetch<true>(row_at(g + kAhead), grads.width * int64_t{sizeof(T)});
+    for_each_block_of_group<T>(grads, order, starts, g, end,
+                               [&](int64_t first, const auto& block) { block.store(row_at(g) + first); });
+  }
 }
 
 }  // namespace

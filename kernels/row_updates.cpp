@@ -232,10 +232,12 @@ void update_piece(const UpdatedPiece& piece, const GradRows& grads, const int64_
     });
     return;
   }
-  for_each_block_of_groups<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, const auto& block) {
-    if (first == 0) prefetch_later(g);
-    block.give([&](auto n, const Sum<T>* sum) { updater.change(rows[g] - first_row, first, n, sum); });
-  });
+  for (int64_t g = begin; g < end; ++g) {
+    prefetch_later(g);
+    for_each_block_of_group<T>(grads, order, starts, g, end, [&](int64_t first, const auto& block) {
+      block.give([&](auto n, const Sum<T>* sum) { updater.change(rows[g] - first_row, first, n, sum); });
+    });
+  }
 }
 
 }  // namespace

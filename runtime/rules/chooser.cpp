@@ -202,10 +202,9 @@ class Chooser {
   /// The bytes moved and the number of operands changed; nothing if the choice is impossible. Two prices look ahead:
   ///   - A reduce-scatter of a Partial operand along a factor that no operand is sharded along costs as much as the whole all-reduce, because
   ///     the result is likely to be gathered later.
-  ///   - Passing a Partial on saves its reduction only if nothing moves for it and no replica is added to it but the bias of a sum.
-  ///     Otherwise weights would be gathered to compute the whole product on each rank, or a residual stream would stay Partial and be
-  ///     reduced again for each reader. In a backward the sum stays Partial: its only reader is the previous operator, and each layer of the
-  ///     stream adds another Partial.
+  ///   - Passing a Partial on saves its reduction only if nothing moves for it and no replica is added to it. Otherwise weights would be
+  ///     gathered to compute the whole product on each rank, or a residual stream would stay Partial and be reduced again for each reader. In
+  ///     a backward the sum stays Partial: its only reader is the previous operator, and each layer of the stream adds another Partial.
   std::optional<std::pair<int64_t, int64_t>> price_of(const Choice& choice, int64_t mesh_dim) const {
     std::pair<int64_t, int64_t> price{0, 0};
     const bool is_new_sharding = choice.kind == Choice::Kind::kFactor && !is_sharded(choice.factor, mesh_dim);
@@ -227,8 +226,7 @@ class Chooser {
         continue;
       }
       if (operand.is_written) return std::nullopt;
-      adds_values |= to.is_partial() && signature_.linearity == Linearity::kAll && !call_.is_in_backward &&
-                     !(to.reduce() == Reduce::kSum && is_broadcast(operand));
+      adds_values |= to.is_partial() && signature_.linearity == Linearity::kAll && !call_.is_in_backward;
       const bool is_half = is_new_sharding && operand.spec->placements()[mesh_dim].is_partial();
       price.first += cost(operand, signature_.inputs[i], mesh_dim, to) * (is_half ? 2 : 1);
       ++price.second;
@@ -240,12 +238,6 @@ class Chooser {
             placement(choice, signature_.inputs[i], static_cast<int>(i))->is_partial())
           price.first += cost(operand, signature_.inputs[i], mesh_dim, Placement::replicate());
     return price;
-  }
-
-  /// True for an operand smaller than the elementwise result, such as a bias.
-  bool is_broadcast(const Operand& operand) const {
-    return signature_.is_pointwise && !call_.outputs.empty() &&
-           c10::multiply_integers(operand.sizes) < c10::multiply_integers(call_.outputs[0].sizes);
   }
 
   /// The distributed operand that is returned as output `i`, or null.

@@ -133,29 +133,6 @@ def test_extremes_of_integers_wrap_around():
     run_ranks(2, body)
 
 
-def test_a_bias_joins_a_sum_and_a_residual_does_not():
-    """A bias is smaller than the sum. A residual stream would stay Partial, and be reduced again by each reader. A bias of an average could overflow:
-    every rank would add it."""
-
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (2,))
-        whole = torch.arange(6.0).view(3, 2)
-        for terms in (Partial(), Partial("avg")):
-            x = sw.DTensor.from_local(whole * (rank + 1), mesh, [terms])
-            for other, stays in ((whole[0], terms == Partial()), (whole[:, :1], terms == Partial()), (whole, False)):
-                r = sw.distribute_tensor(other.contiguous(), mesh, [Replicate()]).requires_grad_()
-                for function in (torch.add, torch.sub, lambda a, b: torch.add(b, a)):
-                    with sw.CommDebugMode() as comm:
-                        result = function(x, r)
-                    assert (result.placements == (terms,)) == stays
-                    assert comm.get_total_counts() == (not stays)
-                    torch.testing.assert_close(result.full_tensor(), function(x.full_tensor(), other))
-                    (grad,) = torch.autograd.grad(result.sum(), r)
-                    assert grad.full_tensor().abs().sum() == 6
-
-    run_ranks(2, body)
-
-
 def test_on_each_mesh_dim():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2, 2))

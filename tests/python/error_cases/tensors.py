@@ -60,7 +60,7 @@ CASES = [
         NotImplementedError,
     ),
     case(
-        "shapes that differ between ranks",
+        "a shape of the whole tensor that differs between ranks",
         "sw.distribute_tensor(torch.ones(4 + rank, 2), mesh, [Shard(0)])",
         ValueError,
     ),
