@@ -128,8 +128,8 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
   }
   const auto backend = backend_of(group, "exchange", device.type());
   const BackendTraits traits = traits_of(*backend);
-  for (const ByteMessage& message : incoming)
-    if (!traits.delivers) message.bytes.zero_();
+  if (!traits.delivers)
+    for (const ByteMessage& message : incoming) message.bytes.zero_();
   Works works = communication->launch([&] {
     return traits.groups_messages ? start_grouped(*communication, *backend, outgoing, incoming)
                                   : start_each(*communication, *backend, outgoing, incoming);
