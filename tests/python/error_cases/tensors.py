@@ -47,6 +47,17 @@ CASES = [
         "DTensor.from_local(torch.eye(2).to_sparse(), mesh, [Replicate()], run_check=True)",
         NotImplementedError,
     ),
+    case(
+        "an autograd function whose gradient is a plain tensor",
+        """
+        class Doubled(torch.autograd.Function):
+            forward = staticmethod(lambda ctx, x: x * 2)
+            backward = staticmethod(lambda ctx, gradient: torch.full(gradient.shape, 2.0))
+
+        Doubled.apply(d.detach().requires_grad_()[:4]).sum().backward()
+        """,
+        TypeError,
+    ),
     case("a piece on another device", 'DTensor.from_local(x, sw.DeviceMesh("meta", [0, 1]), [Shard(0)])', ValueError),
     case(
         "a number in place of a tensor", "DTensor.from_local(3, mesh, [Replicate()])", TypeError, in_torchs_words=True
