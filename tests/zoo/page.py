@@ -13,7 +13,7 @@ This page is written by `tests/zoo/zoo.py --page docs/model_zoo.md`. Do not edit
 
 For each architecture of transformers {transformers}, `tests/zoo/tiny.py` makes a config by rules: two layers, 32 features, 4 heads, 67 ids.
 The model of that config gets random weights, and is not changed. {n_models} of {n_architectures} architectures give a loss with such a config.
-Each of these models is sharded in three ways. In each way the loss and all gradients are compared with those of one process
+Each of these models is sharded in four ways. In each way the loss and all gradients are compared with those of one process
 (torch {torch}, CPU, float32).
 
 - **sharded**: `distribute_module` shards every parameter over 3 ranks: the n-th parameter along its dim n modulo its number of dims. Most
@@ -21,15 +21,17 @@ Each of these models is sharded in three ways. In each way the loss and all grad
 - **fully_shard**: `fully_shard` of every layer and of the model, on 2 ranks.
 - **tp_plan**: `from_pretrained(folder, distributed_config=DistributedConfig(tp_size=2))` under `shardwise.compat`: the plan that transformers
   has for the model. "-" says that it has none.
+- **ep_plan**: the same with `ep_size=2`: the plan shares out the experts of a layer, and shards the other layers as the plan before.
 
 {sums}
 
 Image and audio models get pictures or sounds. Models of pictures and text get text alone, except the CLIP family.
 
-| model_type | class | sharded | fully_shard | tp_plan |
-|---|---|---|---|---|
+| model_type | class | sharded | fully_shard | tp_plan | ep_plan |
+|---|---|---|---|---|---|
 """
 NOT_RUN = "not run"
+WAYS = ("sharded", "fully_shard", "tp_plan", "ep_plan")
 WORDS = {EQUAL: "equal", NO_PLAN: "-", NOT_RUN: NOT_RUN}
 
 
@@ -40,7 +42,7 @@ def write(results: Sequence[Any], file: Path) -> None:
     rows, notes = [], {}
     for result in judged:
         name, cells = result.architecture.name, []
-        for way in ("sharded", "fully_shard", "tp_plan"):
+        for way in WAYS:
             text = result.outcomes.get(way, NOT_RUN)
             if text not in WORDS:
                 reason = expected_failure(name, way) or "not expected"
@@ -64,14 +66,12 @@ def write(results: Sequence[Any], file: Path) -> None:
 
 
 def sums_of(judged: Sequence[Any]) -> str:
-    equal = {
-        way: sum(result.outcomes.get(way) == EQUAL for result in judged)
-        for way in ("sharded", "fully_shard", "tp_plan")
-    }
-    plans = sum(result.outcomes.get("tp_plan", NO_PLAN) != NO_PLAN for result in judged)
-    late = sum("tp_plan" not in result.outcomes for result in judged)
+    equal = {way: sum(result.outcomes.get(way) == EQUAL for result in judged) for way in WAYS}
+    run = {way: sum(result.outcomes.get(way, NO_PLAN) != NO_PLAN for result in judged) for way in WAYS}
+    late = sum(any(way not in result.outcomes for way in WAYS) for result in judged)
     return (
-        f"Loss and gradients are equal for {equal['sharded']} of {len(judged)} models that are sharded, for {equal['fully_shard']} of "
-        f"{len(judged)} under fully_shard,\nand for {equal['tp_plan']} of {plans} plans."
-        + (f" {late} models have not been run by a plan yet." if late else "")
+        f"Loss and gradients are equal for {equal['sharded']} of {run['sharded']} models that are sharded, for {equal['fully_shard']} of "
+        f"{run['fully_shard']} under fully_shard,\nfor {equal['tp_plan']} of {run['tp_plan']} plans, and for {equal['ep_plan']} of "
+        f"{run['ep_plan']} plans for experts."
+        + (f" {late} models have not been run in all ways yet." if late else "")
     )

@@ -1,4 +1,4 @@
-"""Three ways to shard a model of transformers; each is to give the loss and the gradients of the model on one process."""
+"""Four ways to shard a model of transformers; each is to give the loss and the gradients of the model on one process."""
 
 import copy
 import os
@@ -6,6 +6,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -110,19 +111,19 @@ def children_of_lists(modules: nn.ModuleList) -> Iterator[nn.Module]:
             yield child
 
 
-def by_plan(architecture: Architecture, on_torch: bool = False) -> None:
-    """The model's own tensor-parallel plan, on 2 ranks that are processes, under shardwise.compat or on torch's own DTensors."""
+def by_plan(architecture: Architecture, on_torch: bool = False, **sizes: int) -> None:
+    """The model's own plan, on 2 ranks that are processes, under shardwise.compat or on torch's own DTensors."""
     with tempfile.TemporaryDirectory() as folder:
         architecture.make().save_pretrained(folder)
-        on_processes(2, folder, lambda: load_by_plan(architecture, folder, on_torch))
+        on_processes(2, folder, lambda: load_by_plan(architecture, folder, on_torch, sizes))
 
 
-def load_by_plan(architecture: Architecture, folder: str, on_torch: bool) -> None:
+def load_by_plan(architecture: Architecture, folder: str, on_torch: bool, sizes: dict[str, int]) -> None:
     if not on_torch:
         compat.install()
     model_class = getattr(transformers, architecture.class_name)
     reference = Reference(architecture)
-    model = model_class.from_pretrained(folder, distributed_config=DistributedConfig(tp_size=dist.get_world_size()))
+    model = model_class.from_pretrained(folder, distributed_config=DistributedConfig(tp_size=2, **sizes))
     n_sharded = sum(hasattr(parameter, "full_tensor") for parameter in model.parameters())
     assert n_sharded, "the plan shards no parameter"
     reference.compare(model.eval())
@@ -163,5 +164,10 @@ def run_rank(rank: int, n_ranks: int, folder: str, function: Callable[[], None])
 
 
 IN_THREADS = {"sharded": sharded, "fully_shard": fully_sharded}
-BY_PLAN = {"tp_plan": by_plan, "tp_plan on torch": lambda architecture: by_plan(architecture, on_torch=True)}
-NAMES = (*IN_THREADS, "tp_plan")
+BY_PLAN = {
+    "tp_plan": by_plan,
+    "ep_plan": partial(by_plan, ep_size=2),
+    "tp_plan on torch": partial(by_plan, on_torch=True),
+    "ep_plan on torch": partial(by_plan, on_torch=True, ep_size=2),
+}
+NAMES = (*IN_THREADS, "tp_plan", "ep_plan")

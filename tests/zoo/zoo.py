@@ -54,10 +54,11 @@ class Result:
 def judge(architecture: tiny.Architecture, chosen: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Pairs of a way and its outcome, or the pair (LEFT_OUT, the reason)."""
     try:
-        has_plan = bool(architecture.make().tp_plan)
+        model = architecture.make()
+        plans = {"tp": model.tp_plan, "ep": model.ep_plan}
         for way in chosen:  # first those that fork: a fork lacks the threads that backward starts
             if way in ways.BY_PLAN:
-                yield way, outcome(ways.BY_PLAN[way], architecture) if has_plan else NO_PLAN
+                yield way, outcome(ways.BY_PLAN[way], architecture) if plans[way[:2]] else NO_PLAN
         reference = ways.Reference(architecture)
     except Exception as error:
         yield LEFT_OUT, text_of(error)
