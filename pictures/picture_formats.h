@@ -1,4 +1,4 @@
-// pictures/picture_formats.h: the formats in which pictures are drawn. A new format is a file with its function, and a line here.
+// pictures/picture_formats.h: the formats in which pictures are drawn. A new format is a file with its function, and a row of kPictureFormats.
 #pragma once
 
 #include "pictures/picture.h"
@@ -27,10 +27,16 @@ std::string draw_page(const Picture& picture, const PictureOptions& options);
 
 struct PictureFormat {
   std::string_view name;
+  std::string_view suffix;  // of its files; "" if it has none: the Python package makes files from the data of a page
   std::string (*draw)(const Picture& picture, const PictureOptions& options);
 };
 
-inline constexpr std::array kPictureFormats = {PictureFormat{"text", &draw_text}, PictureFormat{"svg", &draw_svg},
-                                               PictureFormat{"json", &draw_json}, PictureFormat{"page", &draw_page}};
+/// C++, Python and the command line take the names and suffixes of formats from here.
+inline constexpr std::array kPictureFormats = {
+    PictureFormat{"text", ".txt", &draw_text},
+    PictureFormat{"svg", ".svg", &draw_svg},
+    PictureFormat{"json", ".json", &draw_json},
+    PictureFormat{"page", "", &draw_page},
+};
 
 }  // namespace shardwise::detail

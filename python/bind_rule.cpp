@@ -19,7 +19,8 @@ once, with the same arguments on all ranks, before the operator is used.
 - `rule`: letters such as "ij,jk->ik". A letter is an index range that tensors share, and a mesh dim may shard any letter. An
   output without a letter of the operands is a Partial sum. Or a function of the operands' shapes that returns such letters, or
   None to gather the operands: `lambda shapes: "ij,jk->ik" if len(shapes[0]) == 2 else None`. It is called once per set of layouts
-  and values of the other arguments, floats included.
+  and values of the other arguments, floats included. Or "pointwise", for an elementwise operator of tensors of any shapes, which
+  broadcast as in torch.
 - `linear`: which operands may be Partial without a reduction: "all" operands together, "each" one while the others are not
   Partial, or only the "first".
 - `whole`: letters that are never sharded.
@@ -84,6 +85,16 @@ Rule rule_of_notation(const std::string& notation, Linearity linearity, const st
   return Rule(text, describe).linear(linearity).sampled().by_numbers();
 }
 
+/// The rule that a text says: notation, or "pointwise".
+Rule rule_of_text(const std::string& text, Linearity linearity, const std::string& whole) {
+  if (text != "pointwise") return rule_of_notation(text, linearity, whole);
+  SW_CHECK_VALUE(whole.empty(),
+                 "[register_rule] whole='{}' names letters, and the rule \"pointwise\" has none. Write the rule in "
+                 "letters: \"ij,ij->ij\".",
+                 whole);
+  return pointwise().linear(linearity);
+}
+
 /// Checks that the notation has as many outputs as the schema, unless the schema returns a list.
 void check_outputs(const std::string& op, const std::string& notation) {
   const auto handle = find_operator(op);
@@ -104,13 +115,13 @@ void py_register_rule(const std::string& op, const std::variant<std::string, py:
   const Linearity linearity = linear ? linearity_named(*linear) : Linearity::kNone;
   if (const auto* notation = std::get_if<std::string>(&rule)) check_outputs(op, *notation);
   if (const auto* notation = std::get_if<std::string>(&rule))
-    return add_user_rule(op, rule_of_notation(*notation, linearity, whole));
+    return add_user_rule(op, rule_of_text(*notation, linearity, whole));
   // Lives as long as the process, because rules are never unregistered.
   PyObject* function = py::object(std::get<py::function>(rule)).release().ptr();
   const Rule asking = Rule::placed("given by a function", [=](const OpCall& call) -> std::optional<Propagation> {
     const auto notation = ask(function, call);
     if (!notation) return std::nullopt;
-    return propagate(call, rule_of_notation(*notation, linearity, whole).signature(call));
+    return propagate(call, rule_of_text(*notation, linearity, whole).signature(call));
   });
   add_user_rule(op, asking.by_numbers());
 }

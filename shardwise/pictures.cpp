@@ -1,8 +1,11 @@
 #include "shardwise/pictures.h"
 
+#include "pictures/picture_formats.h"
 #include "plans/plan.h"
 #include "runtime/tensor/dtensor_impl.h"
 #include "text/check.h"
+
+#include <fmt/ranges.h>
 
 #include <cerrno>
 #include <cstring>
@@ -16,12 +19,16 @@ namespace {
 /// Throws: c10::ValueError for a suffix that names no format.
 std::string format_of(const std::string& path) {
   const std::string suffix = std::filesystem::path(path).extension().string();
-  if (suffix == ".txt") return "text";
-  SW_CHECK_VALUE(suffix == ".svg" || suffix == ".json",
+  std::vector<std::string_view> known;
+  for (const detail::PictureFormat& format : detail::kPictureFormats) {
+    if (format.suffix.empty()) continue;
+    if (format.suffix == suffix) return std::string(format.name);
+    known.push_back(format.suffix);
+  }
+  SW_CHECK_VALUE(false,
                  "[picture] file '{}' has a suffix that names no format: the suffix of a file sets its format. End its "
-                 "name in .txt, .svg or .json.",
-                 path);
-  return suffix.substr(1);
+                 "name in one of {}.",
+                 path, fmt::join(known, ", "));
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ Picture picture_of(const Mesh& mesh);
 /// link, and the boxes that move. Throws: c10::ValueError for placements that do not fit.
 Picture difference_of(const at::Tensor& tensor, std::vector<Placement> placements);
 
-/// Writes `picture` in the format of the suffix of `path`: .txt, .svg or .json. Throws: c10::ValueError for any other suffix, c10::Error for a file
+/// Writes `picture` in the format of the suffix of `path` (pictures/picture_formats.h). Throws: c10::ValueError for any other suffix, c10::Error for a file
 /// that cannot be written.
 void save(const Picture& picture, const std::string& path);
 

@@ -3,6 +3,7 @@
 #include "python/plan_of.h"
 
 #include "pictures/picture.h"
+#include "pictures/picture_formats.h"
 #include "pictures/svg_writer.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -79,6 +80,14 @@ Picture difference_of_plan(py::handle plan, Names source_names, Names destinatio
   return difference_of(made, names);
 }
 
+/// The name of each format that has files, and their suffix.
+std::vector<std::pair<std::string_view, std::string_view>> picture_formats() {
+  std::vector<std::pair<std::string_view, std::string_view>> formats;
+  for (const detail::PictureFormat& format : detail::kPictureFormats)
+    if (!format.suffix.empty()) formats.emplace_back(format.name, format.suffix);
+  return formats;
+}
+
 }  // namespace
 
 void bind_picture(py::module_& module) {
@@ -92,6 +101,7 @@ void bind_picture(py::module_& module) {
                }),
            py::arg("format") = PictureOptions().format, py::arg("color") = false,
            py::arg("max_width") = PictureOptions().max_width);
+  module.def("picture_formats", &picture_formats);
   module.def("page_style", &detail::page_style, "The CSS rules of the drawings on a page.");
   module.def("picture_of_tensor", wrap_pybind_function_no_gil(&picture_of_tensor), py::arg("tensor"),
              py::arg("element_bytes") = PictureOptions().element_bytes, py::arg("dim_names") = Names());

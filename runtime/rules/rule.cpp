@@ -27,9 +27,8 @@ Sides parse(std::string_view notation) {
   Sides sides{split(notation.substr(0, arrow)), split(notation.substr(arrow + 2))};
   for (const auto* side : {&sides.first, &sides.second})
     for (const std::string& term : *side)
-      for (char letter : term)
-        SW_CHECK_VALUE(std::islower(static_cast<unsigned char>(letter)),
-                       "[rule] '{}' in \"{}\" is no factor. Use letters a to z.", letter, notation);
+      SW_CHECK_VALUE(std::ranges::all_of(term, [](unsigned char letter) { return std::islower(letter); }),
+                     "[rule] \"{}\" in \"{}\" is no term. Use letters a to z.", term, notation);
   return sides;
 }
 

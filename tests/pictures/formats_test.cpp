@@ -1,4 +1,5 @@
 #include "pictures/picture.h"
+#include "pictures/picture_formats.h"
 #include "pictures/svg_writer.h"
 
 #include "tests/placements/layouts.h"
@@ -213,9 +214,9 @@ TEST(FormatsTest, FiguresOfSomeRanksSaySo) {
   const auto many = grid({2048});
   const Plan made = plan(Layout({2048, 2048}, many, {P::shard(0)}), Layout({2048, 2048}, many, {P::shard(1)}), 4);
   for (const Picture& picture : {picture_of(made), difference_of(made)})
-    for (const char* format : {"text", "svg", "json", "page"})
-      EXPECT_NE(draw(picture, {.format = format}).find("evenly spaced, and scaled up to 2,048"), std::string::npos)
-          << format;
+    for (const auto& format : detail::kPictureFormats)
+      EXPECT_NE(format.draw(picture, {}).find("evenly spaced, and scaled up to 2,048"), std::string::npos)
+          << format.name;
 }
 
 }  // namespace shardwise::formats_test

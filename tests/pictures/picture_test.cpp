@@ -1,4 +1,5 @@
 #include "pictures/picture.h"
+#include "pictures/picture_formats.h"
 #include "pictures/rank_table.h"
 
 #include "tests/placements/layouts.h"
@@ -382,12 +383,12 @@ LocalShardsWrapper of 2 shards on rank 2, 48 bytes
                {"LocalShardsWrapper of 0 shards on rank 0, 0 bytes", "no piece"});
   const LocalShards cube{1, {{{4, 0, 0}, {1, 2, 2}}, {{0, 3, 3}, {1, 2, 2}}}};  // no shard has index 1 of the first dim
   EXPECT_EQ(tensor_figure(cube, 4).slices.size(), 2U);
-  for (const char* format : {"text", "svg", "json", "page"}) draw(picture_of(cube, 4), {.format = format});
+  for (const auto& format : detail::kPictureFormats) format.draw(picture_of(cube, 4), {});
 }
 
 TEST(PictureTest, AnUnknownFormatIsRefusedWithTheKnownOnes) {
   expect_words(message_of<c10::ValueError>([] { picture(Layout({2}, grid({2}), {P()}), {.format = "png"}); }),
-               {"[picture] format 'png' is unknown", "Use one of text, svg, json, page."});
+               {"[picture] format 'png' is unknown", "Use one of text, svg, "});
 }
 
 TEST(PictureTest, TheFigureHasCellsGridLinesAndShares) {

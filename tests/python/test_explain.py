@@ -159,6 +159,11 @@ library.impl("scaled_mm", lambda a, b, scale: (a @ b) * scale, "CPU")
 library.define("twice(Tensor a) -> Tensor")
 library.impl("twice", lambda a: a * 2, "CPU")
 library.impl("twice", lambda a: torch.empty_like(a), "Meta")
+library.define("gate(Tensor x, Tensor y, Tensor z, float slope) -> Tensor")
+library.impl("gate", lambda x, y, z, slope: x * (slope * y).sigmoid() + z, "CPU")
+library.define("halved(Tensor a) -> Tensor")
+library.impl("halved", lambda a: a / 2, "CPU")
+library.impl("halved", lambda a: torch.empty_like(a), "Meta")
 
 
 @torch.library.custom_op("shardwise_test::tripled", mutates_args=())
@@ -197,6 +202,34 @@ def test_a_rule_in_notation_keeps_a_users_operator_sharded():
     on_ranks(check)
 
 
+def test_a_pointwise_rule_holds_for_any_shapes_that_broadcast():
+    sw.register_rule("shardwise_test::gate", "pointwise")
+    sw.register_rule("shardwise_test::halved", lambda shapes: "pointwise" if len(shapes[0]) > 1 else None, linear="all")
+
+    def check(mesh):
+        gate, halved = torch.ops.shardwise_test.gate, torch.ops.shardwise_test.halved
+        # the shapes of the operands, how the first is laid out
+        for x, y, z, placement in (
+            ((5, 3), (5, 3), (3,), Shard(0, sizes=[2, 0, 3, 0])),
+            ((5, 3), (1, 3), (), Shard(1)),
+            ((2, 5, 3), (5, 1), (3,), Shard(2)),
+            ((2, 3), (2, 3), (3,), Shard(0)),  # two ranks have no row
+        ):
+            dense = [torch.arange(float(torch.Size(shape).numel())).view(shape) for shape in (x, y, z)]
+            first = sw.distribute_tensor(dense[0], mesh, [placement])
+            others = [sw.distribute_tensor(each, mesh, [Replicate()]) for each in dense[1:]]
+            with sw.communication_policy("error"):
+                out = gate(first, *others, 0.5)
+            assert out.placements == first.placements and torch.equal(out.full_tensor(), gate(*dense, 0.5))
+        terms = sw.DTensor.from_local(torch.ones(5, 3), mesh, [Partial()])
+        with sw.communication_policy("error"):
+            assert halved(terms).placements == (Partial(),)
+        assert torch.equal(halved(terms).full_tensor(), torch.full((5, 3), 2.0))
+        assert halved(sw.ones(4, device_mesh=mesh, placements=[Shard(0)])).placements == (Replicate(),)
+
+    on_ranks(check)
+
+
 def test_a_rule_may_be_a_function_of_the_shapes():
     sw.register_rule("shardwise_test::tripled", lambda shapes: "ij->ij" if len(shapes[0]) == 2 else None, linear="all")
 
@@ -218,8 +251,14 @@ def test_a_rule_may_be_a_function_of_the_shapes():
         ("aten::add.Tensor", "i,i->i", "Shardwise already handles"),
         ("shardwise_test::twice", "i", 'has no "->"'),
         ("shardwise_test::twice", "i->i,i", "has 1 outputs, but"),
+        ("shardwise_test::twice", "…i->…i", '"…i" in "…i->…i" is no term. Use letters a to z'),
     ],
 )
 def test_bad_rules_are_errors(op, rule, words):
     with pytest.raises(ValueError, match=words):
         sw.register_rule(op, rule)
+
+
+def test_a_pointwise_rule_has_no_letters():
+    with pytest.raises(ValueError, match="whole='i' names letters"):
+        sw.register_rule("shardwise_test::twice", "pointwise", whole="i")

@@ -19,13 +19,14 @@ import shardwise as sw
 from shardwise import Layout, Partial, Replicate, Shard
 from shardwise.__main__ import main
 from shardwise.debug import Picture, diff, picture, visualize_mesh, visualize_sharding
+from shardwise.debug.picture import formats
 from shardwise.testing import run_ranks
 
 
 @pytest.mark.parametrize("case", **by_name)
 def test_pictures_are_the_same_on_every_rank_and_name_their_ranks(case):
     pictures = run_ranks(case.n_ranks, lambda rank: picture(case.distributed()))
-    for format in ("text", "svg", "html", "json"):
+    for format in formats():
         drawn = {each.draw(format) for each in pictures}
         assert len(drawn) == 1
         text = drawn.pop()
@@ -96,7 +97,7 @@ def test_notebooks_show_the_page_and_the_drawing():
 LAYOUT = Layout((4, 2), (2,), [Shard(0)])
 # what is called, the error, its words
 MISTAKES = [
-    (lambda path: picture(LAYOUT, format="png"), ValueError, r"'png' is unknown.*Use one of text, svg, html, json"),
+    (lambda path: picture(LAYOUT, format="png"), ValueError, r"'png' is unknown.*Use one of text, svg, "),
     (lambda path: picture(LAYOUT).draw("pdf"), ValueError, "'pdf' is unknown"),
     (
         lambda path: picture(LAYOUT, file=path / "a.svg", format="html"),
@@ -121,7 +122,7 @@ MISTAKES = [
     ),
     (lambda path: picture(LAYOUT, file=3), TypeError, r"\[picture\] file is int: .* Give a name such as"),
     (lambda path: picture(LAYOUT, file=path / "a\0.svg"), ValueError, r"a\\x00\.svg' holds a null character"),
-    (lambda path: picture(LAYOUT, format=["svg"]), TypeError, r"format is list: .* Use one of text, svg, html, json"),
+    (lambda path: picture(LAYOUT, format=["svg"]), TypeError, r"format is list: .* Use one of text, svg, "),
     (lambda path: picture(LAYOUT, format=""), ValueError, r"format '' is unknown"),
     (lambda path: picture(LAYOUT).draw(3), TypeError, "format is int"),
     (lambda path: picture(LAYOUT).save(path / "a", ["svg"]), TypeError, "format is list"),

@@ -59,7 +59,8 @@ TEST(PicturesTest, AFileHasTheFormatOfItsSuffix) {
     EXPECT_EQ(text_of(path).rfind(begin, 0), 0U) << suffix;
     std::filesystem::remove(path);
   }
-  expect_error("End its name in .txt, .svg or .json", error_of<c10::ValueError>([&] { sw::save(picture, "a.png"); }));
+  expect_error("End its name in one of .txt, .svg, .json",
+               error_of<c10::ValueError>([&] { sw::save(picture, "a.png"); }));
   expect_error("'/none/a.svg' cannot be written: No such file",
                error_of<c10::Error>([&] { sw::save(picture, "/none/a.svg"); }));
 }

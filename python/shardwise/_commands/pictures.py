@@ -17,7 +17,7 @@ from shardwise._commands.arguments import (
     shape,
 )
 from shardwise._commands.redistribution import add_move, planned
-from shardwise.debug.picture import FORMATS
+from shardwise.debug.picture import formats
 from shardwise.debug.printing import shown_picture
 
 SHOW_EXAMPLES = """examples:
@@ -65,7 +65,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _add_output(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--format", choices=tuple(FORMATS), help="default: by the suffix of --file, else text")
+    command.add_argument("--format", choices=tuple(formats()), help="default: by the suffix of --file, else text")
     command.add_argument("--file", type=Path, help="the file to write (default: standard output)")
 
 

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 File = str | os.PathLike[str]
 
-# The formats, and the suffixes of their files.
-FORMATS = {"text": (".txt",), "svg": (".svg",), "html": (".html", ".htm"), "json": (".json",)}
+
+@cache
+def formats() -> dict[str, tuple[str, ...]]:
+    """The formats, and the suffixes of their files. This module draws pages; C++ draws and lists the other formats."""
+    return {name: (suffix,) for name, suffix in _C.picture_formats()} | {"html": (".html", ".htm")}
 
 
 class Picture:
@@ -123,7 +126,8 @@ def _template() -> jinja2.Template:
         import jinja2  # needed only to draw pages
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "[picture] html needs jinja2, which is not installed. pip install shardwise[pages], or use another format: text, svg, json."
+            "[picture] html needs jinja2, which is not installed. pip install shardwise[pages], or use another format: "
+            f"{', '.join(name for name in formats() if name != 'html')}."
         ) from None
 
     return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_part("page.html"))
@@ -149,12 +153,12 @@ def known_format(format: str) -> str:
     """`format`. Raises TypeError if it is no text, and ValueError if it is unknown."""
     if not isinstance(format, str):
         raise TypeError(
-            f"[picture] format is {type(format).__name__}: the name of a format is a string. Use one of {', '.join(FORMATS)}."
+            f"[picture] format is {type(format).__name__}: the name of a format is a string. Use one of {', '.join(formats())}."
         )
-    if format not in FORMATS:
+    if format not in formats():
         raise ValueError(
             f"[picture] format {format!r} is unknown: a picture is drawn in one of the formats it knows. Use one of "
-            f"{', '.join(FORMATS)}."
+            f"{', '.join(formats())}."
         )
     return format
 
@@ -170,10 +174,10 @@ def format_of_file(file: File, format: str | None) -> str:
             f"[picture] file {os.fsdecode(file)!r} holds a null character, which no system has in a name. Give a name such as 'x.html'."
         )
     suffix = Path(os.fsdecode(file)).suffix.lower()
-    by_name = next((name for name, suffixes in FORMATS.items() if suffix in suffixes), None)
+    by_name = next((name for name, suffixes in formats().items() if suffix in suffixes), None)
     if format is None:
         if by_name is None:
-            known = ", ".join(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+            known = ", ".join(suffix for suffixes in formats().values() for suffix in suffixes)
             raise ValueError(
                 f"[picture] file {str(file)!r} has a suffix that names no format: without format=, the suffix sets the format. Give "
                 f"format=, or a name that ends in one of {known}."
@@ -182,6 +186,6 @@ def format_of_file(file: File, format: str | None) -> str:
     if by_name is not None and by_name != known_format(format):
         raise ValueError(
             f"[picture] file {str(file)!r} is named as {by_name}, and format is {format!r}: they must agree. Leave format out, or end "
-            f"the name in {FORMATS[format][0]}."
+            f"the name in {formats()[format][0]}."
         )
     return known_format(format)

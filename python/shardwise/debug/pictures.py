@@ -49,8 +49,8 @@ def picture(
     >>> drawn.draw("svg")[:5]
     '<svg '
 
-    `dtype`: the dtype of a Layout; default: float32. `file`: the picture is written to it at once. `format`: "text", "svg", "html" or "json";
-    default: by the suffix of `file`, else "text". `color`, `max_width` (columns): options of text.
+    `dtype`: the dtype of a Layout; default: float32. `file`: the picture is written to it at once. `format`: a format of Picture; default: by
+    the suffix of `file`, else "text". `color`, `max_width` (columns): options of text.
 
     Sends nothing. The picture is equal on every rank, except that of a LocalShardsWrapper. Raises TypeError for other values of `shown`, and
     ValueError for an unknown format or a file whose suffix contradicts `format`.

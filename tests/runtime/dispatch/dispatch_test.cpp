@@ -53,6 +53,29 @@ TEST(DispatchTest, OperatorsWithoutARuleGiveTheDenseAnswerReplicated) {
   });
 }
 
+at::Tensor gate(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z) { return x * y.sigmoid() + z; }
+
+TORCH_LIBRARY(dispatch_test, library) {
+  library.def("gate(Tensor x, Tensor y, Tensor z) -> Tensor");
+  library.impl("gate", c10::DispatchKey::CPU, TORCH_FN(gate));
+}
+
+TEST(DispatchTest, OperatorsOfOtherLibrariesTakeARule) {
+  add_user_rule("dispatch_test::gate", pointwise());
+  EXPECT_THROW(add_user_rule("dispatch_test::gate", pointwise()), c10::ValueError);
+  run_ranks(3, [](World&) {
+    const at::Tensor dense = at::arange(12, at::kDouble).reshape({4, 3}), row = at::arange(3, at::kDouble);
+    const auto mesh = make_mesh({3});
+    const at::Tensor x = lay_out(dense, mesh, {kRows}), z = lay_out(row, mesh, {Placement::replicate()});
+    const auto call = c10::Dispatcher::singleton().findSchemaOrThrow("dispatch_test::gate", "").typed<decltype(gate)>();
+    CommTrace trace;
+    const at::Tensor result = call.call(x, x, z);
+    EXPECT_EQ(trace.total_count(), 0);
+    EXPECT_TRUE(spec_of(result)->placements()[0].is_shard(0));
+    EXPECT_TRUE(at::equal(full_tensor(result), gate(dense, dense, row)));
+  });
+}
+
 TEST(DispatchTest, InPlaceWithoutARuleKeepsTheLayout) {
   run_ranks(3, [](World&) {
     const at::Tensor dense = at::arange(12, at::kDouble).reshape({4, 3});
