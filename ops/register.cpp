@@ -1,9 +1,7 @@
 // ops/register.cpp: registers every operator family once, when the library loads.
 #include "ops/families.h"
 #include "ops/sparse/sparse.h"
-#include "runtime/dispatch/composite.h"
 #include "runtime/dispatch/dispatch.h"
-#include "runtime/dispatch/forward_mode.h"
 #include "runtime/dispatch/view_replay.h"
 #include "runtime/tensor/sparse.h"
 

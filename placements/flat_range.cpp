@@ -30,22 +30,7 @@ void add_boxes(Box whole, int64_t dim, int64_t end, Interval range, std::vector<
   if (first <= last) add_part_of(last, {0, range.end % row_length});
 }
 
-/// The elements that belong to the units [before, end), when `length` elements are distributed over `all` units.
-Interval range_of_units(int64_t length, Wide before, Wide end, Wide all) {
-  const auto place = [&](Wide n) { return static_cast<int64_t>(length * n / all); };
-  return {place(before), place(end)};
-}
-
 }  // namespace
-
-Interval flat_range(int64_t length, c10::IntArrayRef units, int64_t coord) {
-  Wide before = 0, all = 0;
-  for (size_t i = 0; i < units.size(); ++i) {
-    if (static_cast<int64_t>(i) < coord) before += units[i];
-    all += units[i];
-  }
-  return range_of_units(length, before, before + units[coord], all);
-}
 
 FlatRanges::FlatRanges(c10::IntArrayRef units) : before_{0} {
   before_.reserve(units.size() + 1);
@@ -53,7 +38,8 @@ FlatRanges::FlatRanges(c10::IntArrayRef units) : before_{0} {
 }
 
 Interval FlatRanges::at(int64_t length, int64_t coord) const {
-  return range_of_units(length, before_[coord], before_[coord + 1], before_.back());
+  const auto place = [&](Wide units) { return static_cast<int64_t>(length * units / before_.back()); };
+  return {place(before_[coord]), place(before_[coord + 1])};
 }
 
 int64_t flat_length(const Box& whole, int64_t n_flattened) {

@@ -9,11 +9,9 @@ namespace shardwise::detail {
 
 __extension__ typedef __int128 Wide;  // a length times units may exceed 64 bits
 
-/// The range of mesh coordinate `coord` in `length` elements: it begins at floor(length * units before `coord` / all units) and ends where
-/// the next coordinate's range begins. The ranges adjoin and cover all elements. Pre: no unit is negative, one is positive. Cost: O(units).
-Interval flat_range(int64_t length, c10::IntArrayRef units, int64_t coord);
-
-/// flat_range() for many coordinates. Cost: O(units) once, then O(1) each.
+/// The ranges of the mesh coordinates in a number of elements, by their units: that of `coord` begins at floor(length * units before `coord` /
+/// all units) and ends where the next coordinate's range begins. The ranges adjoin and cover all elements. Pre: no unit is negative, one is
+/// positive. Cost: O(units) once, then O(1) each.
 class FlatRanges {
  public:
   explicit FlatRanges(c10::IntArrayRef units);

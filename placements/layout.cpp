@@ -134,8 +134,8 @@ std::vector<Box> Layout::boxes_at(c10::IntArrayRef coord, int64_t rank) const {
   const Box whole = box_at(coord);
   if (placement->strided_dim() >= 0) return detail::strided_boxes(whole, *placement, grid_->shape[m], coord[m]);
   if (const int64_t n = placement->n_flattened(); n > 0) {
-    return detail::boxes_of_range(whole, n,
-                                  detail::flat_range(detail::flat_length(whole, n), placement->units(), coord[m]));
+    const Interval range = detail::FlatRanges(placement->units()).at(detail::flat_length(whole, n), coord[m]);
+    return detail::boxes_of_range(whole, n, range);
   }
   std::vector<Box> boxes;
   const auto all = placement->pieces();
@@ -157,7 +157,7 @@ std::optional<Dims> Layout::flat_sizes(int64_t rank) const {
     return sizes;
   }
   const int64_t n = placement->n_flattened();
-  Dims sizes{detail::flat_range(detail::flat_length(whole, n), placement->units(), (*coord)[m]).length()};
+  Dims sizes{detail::FlatRanges(placement->units()).at(detail::flat_length(whole, n), (*coord)[m]).length()};
   sizes.append(whole.sizes.begin() + n, whole.sizes.end());
   return sizes;
 }

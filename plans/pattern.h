@@ -16,6 +16,8 @@ enum class Pattern : uint8_t {
 };
 
 Pattern pattern_of(const Step& step);
+/// "slice", "make_partial", "permute", "all_gather", "all_to_all", "reduce_scatter", "all_reduce".
+const char* name_of(Pattern pattern);
 /// True if some rank sends a message in the step.
 bool sends(const Step& step);
 

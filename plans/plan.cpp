@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 namespace shardwise {
@@ -88,24 +89,16 @@ bool sends(const Step& step) {
   return pattern != Pattern::kSlice && pattern != Pattern::kMakePartial;
 }
 
+const char* name_of(Pattern pattern) {
+  static constexpr std::array kNames{"slice",      "make_partial",   "permute",   "all_gather",
+                                     "all_to_all", "reduce_scatter", "all_reduce"};
+  return kNames[static_cast<size_t>(pattern)];
+}
+
 std::string name_of(const Step& step) {
-  switch (pattern_of(step)) {
-    case Pattern::kSlice:
-      return "slice";
-    case Pattern::kMakePartial:
-      return "make-partial";
-    case Pattern::kPermute:
-      return "permute";
-    case Pattern::kAllGather:
-      return "all-gather";
-    case Pattern::kAllToAll:
-      return "all-to-all";
-    case Pattern::kReduceScatter:
-      return "reduce-scatter";
-    case Pattern::kAllReduce:
-      return "all-reduce";
-  }
-  return "";
+  std::string name = name_of(pattern_of(step));
+  std::ranges::replace(name, '_', '-');
+  return name;
 }
 
 std::string Plan::route() const {

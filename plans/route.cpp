@@ -27,17 +27,6 @@ bool any_partial_within(const Layout& layout, size_t m, const Test& test) {
                      [&](const Placement& inner) { return inner.is_partial() && test(inner.reduce()); });
 }
 
-/// True if mesh dim `m` cannot become a Partial of `reduce` before the later mesh dims are reduced.
-bool is_spoiled(const Layout& layout, size_t m, Reduce reduce) {
-  return any_partial_within(layout, m, [reduce](Reduce inner) { return spoils(reduce, inner); });
-}
-
-/// True if a later mesh dim must be reduced before `m`.
-bool is_out_of_turn(const Layout& layout, size_t m) {
-  const Reduce own = layout.placements()[m].reduce();
-  return any_partial_within(layout, m, [own](Reduce inner) { return !commute(own, inner); });
-}
-
 Layout with(const Layout& layout, Placements placements) {
   return Layout(layout.sizes(), layout.grid_ptr(), std::move(placements));
 }
@@ -260,7 +249,7 @@ class FastestRoute {
     for (int n_states = 0; !open_.empty() && n_states < kMaxStates; ++n_states) {
       const State state = open_.begin()->second;
       open_.erase(open_.begin());
-      const Layout here = layout_of(state);
+      const Layout here = with(source_, placements_of(state));
       if (here == destination_) return path_to(state);
       for (size_t m = 0; m < state.size(); ++m)
         for (size_t choice = 0; choice < candidates_[m].size(); ++choice)
@@ -279,10 +268,10 @@ class FastestRoute {
     std::optional<Step> step;
   };
 
-  Layout layout_of(const State& state) const {
+  Placements placements_of(const State& state) const {
     Placements placements;
     for (size_t m = 0; m < state.size(); ++m) placements.push_back(candidates_[m][state[m]]);
-    return with(source_, std::move(placements));
+    return placements;
   }
 
   void consider(const State& state, const Layout& here, size_t m, size_t choice) {
@@ -290,14 +279,12 @@ class FastestRoute {
     next[m] = static_cast<int>(choice);
     const Placement& placement = candidates_[m][choice];
     const bool is_right_partial = placement == destination_.placements()[m] && here.placements()[m].is_whole();
-    if (placement.is_partial() && (!is_right_partial || is_spoiled(here, m, placement.reduce()))) return;
-    if (here.placements()[m].is_partial() && is_out_of_turn(here, m)) return;
-    std::optional<Layout> there;
-    try {
-      there = layout_of(next);
-    } catch (const c10::ValueError&) {
-      return;  // explicit sizes do not fit this split
-    }
+    const auto is_spoiled_by = [&](Reduce inner) { return spoils(placement.reduce(), inner); };
+    if (placement.is_partial() && (!is_right_partial || any_partial_within(here, m, is_spoiled_by))) return;
+    const auto comes_first = [&](Reduce inner) { return !commute(here.placements()[m].reduce(), inner); };
+    if (here.placements()[m].is_partial() && any_partial_within(here, m, comes_first)) return;
+    const auto there = maybe_with(source_, placements_of(next));
+    if (!there) return;  // explicit sizes do not fit this split
     Step step = step_of(here, *there, m);
     const double seconds = best_[state].seconds + slowest(step);
     const auto known = best_.find(next);

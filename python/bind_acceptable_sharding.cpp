@@ -1,6 +1,6 @@
 #include "python/bindings.h"
 #include "python/casters.h"
-#include "runtime/dispatch/replaced_answer.h"
+#include "runtime/dispatch/dispatch.h"
 #include "runtime/rules/acceptable_sharding.h"
 
 #include <fmt/format.h>

@@ -1,8 +1,8 @@
 #include "python/bindings.h"
 #include "python/torch_world.h"
+#include "runtime/comm/agreement.h"
 #include "runtime/comm/clock_offsets.h"
 #include "runtime/comm/collectives.h"
-#include "runtime/comm/gathered_texts.h"
 
 #include <torch/csrc/Exceptions.h>
 

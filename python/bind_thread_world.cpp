@@ -1,7 +1,7 @@
 #include "python/bindings.h"
 #include "runtime/api/rank_generator.h"
 #include "text/check.h"
-#include "threads/strict_ranks.h"
+#include "threads/thread_ranks.h"
 #include "threads/thread_world.h"
 
 #include <c10/util/ScopeExit.h>

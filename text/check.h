@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #define SW_CHECK(condition, ...) TORCH_CHECK(condition, fmt::format(__VA_ARGS__))
+#define SW_CHECK_WITH(type, condition, ...) TORCH_CHECK_WITH(type, condition, fmt::format(__VA_ARGS__))
 #define SW_CHECK_VALUE(condition, ...) TORCH_CHECK_VALUE(condition, fmt::format(__VA_ARGS__))
 #define SW_CHECK_TYPE(condition, ...) TORCH_CHECK_TYPE(condition, fmt::format(__VA_ARGS__))
 #define SW_CHECK_INDEX(condition, ...) TORCH_CHECK_INDEX(condition, fmt::format(__VA_ARGS__))

@@ -10,39 +10,20 @@
 namespace shardwise::detail {
 namespace {
 
-struct CodePoints {
-  char32_t first, last;
-};
-
-// The wide characters of Unicode 15's EastAsianWidth.txt, in whole blocks.
-constexpr std::array<CodePoints, 15> kWide = {{{0x1100, 0x115F},
-                                               {0x2E80, 0x303E},
-                                               {0x3041, 0x33FF},
-                                               {0x3400, 0x4DBF},
-                                               {0x4E00, 0x9FFF},
-                                               {0xA000, 0xA4CF},
-                                               {0xA960, 0xA97F},
-                                               {0xAC00, 0xD7A3},
-                                               {0xF900, 0xFAFF},
-                                               {0xFE30, 0xFE6F},
-                                               {0xFF00, 0xFF60},
-                                               {0xFFE0, 0xFFE6},
-                                               {0x1F300, 0x1F64F},
-                                               {0x1F680, 0x1FAFF},
-                                               {0x20000, 0x3FFFD}}};
+// The first and the last letters of blocks: the wide characters of Unicode 15's EastAsianWidth.txt, in whole blocks.
+constexpr std::array<char32_t, 30> kWide = {0x1100,  0x115F,  0x2E80,  0x303E,  0x3041,  0x33FF, 0x3400, 0x4DBF,
+                                            0x4E00,  0x9FFF,  0xA000,  0xA4CF,  0xA960,  0xA97F, 0xAC00, 0xD7A3,
+                                            0xF900,  0xFAFF,  0xFE30,  0xFE6F,  0xFF00,  0xFF60, 0xFFE0, 0xFFE6,
+                                            0x1F300, 0x1F64F, 0x1F680, 0x1FAFF, 0x20000, 0x3FFFD};
 // Combining marks, joiners and variation selectors.
-constexpr std::array<CodePoints, 7> kWithoutWidth = {{{0x0300, 0x036F},
-                                                      {0x1AB0, 0x1AFF},
-                                                      {0x1DC0, 0x1DFF},
-                                                      {0x200B, 0x200F},
-                                                      {0x20D0, 0x20FF},
-                                                      {0xFE00, 0xFE0F},
-                                                      {0xFE20, 0xFE2F}}};
+constexpr std::array<char32_t, 14> kWithoutWidth = {0x0300, 0x036F, 0x1AB0, 0x1AFF, 0x1DC0, 0x1DFF, 0x200B,
+                                                    0x200F, 0x20D0, 0x20FF, 0xFE00, 0xFE0F, 0xFE20, 0xFE2F};
 
 template <size_t kN>
-bool is_in(const std::array<CodePoints, kN>& blocks, char32_t letter) {
-  return std::any_of(blocks.begin(), blocks.end(),
-                     [&](const CodePoints& block) { return block.first <= letter && letter <= block.last; });
+bool is_in(const std::array<char32_t, kN>& blocks, char32_t letter) {
+  for (size_t i = 0; i < kN; i += 2)
+    if (blocks[i] <= letter && letter <= blocks[i + 1]) return true;
+  return false;
 }
 
 bool continues(char c) { return (c & 0xC0) == 0x80; }

@@ -25,14 +25,18 @@ std::string describe(const Launch& launch) {
   return fmt::format("messages ({})", fmt::join(ends, ", "));
 }
 
-Communicator::Communicator(std::shared_ptr<StrictRanks> program, std::vector<int64_t> ranks)
-    : program_(std::move(program)), ranks_(std::move(ranks)), first_calls_(ranks_.size()), streams_(ranks_.size()) {}
+Communicator::Communicator(std::shared_ptr<ThreadRanks> program, std::vector<int64_t> ranks)
+    : program_(std::move(program)),
+      ranks_(std::move(ranks)),
+      first_calls_(ranks_.size()),
+      streams_(ranks_.size()),
+      mailbox_(program_, ranks_) {}
 
-bool Communicator::is_made() const { return std::ranges::count(first_calls_, nullptr) == 0; }
+bool Communicator::is_made() const { return !program_->is_strict() || std::ranges::count(first_calls_, nullptr) == 0; }
 
 void Communicator::launch(int64_t member, const LaunchPtr& launch) {
   std::unique_lock lock(program_->mutex_);
-  if (!first_calls_[member]) {
+  if (program_->is_strict() && !first_calls_[member]) {
     first_calls_[member] = launch;
     program_->changed_.notify_all();
   }

@@ -1,12 +1,13 @@
-// threads/communicator.h: the order in which NCCL runs the calls on one group, for ranks that are threads of one process.
+// threads/communicator.h: the order in which the calls on one group run, for ranks that are threads of one process: that of NCCL.
 //
-// The members' first calls create the communicator together. Then each member has a stream of launches. A launch is a collective, or a
+// The first calls of strict members create the communicator together. Each member has a stream of launches. A launch is a collective, or a
 // group of sends and receives. Launching does not wait. A launch runs when it is the first of its stream and its counterparts are the first
 // of theirs: the same collective on all other members, or the other end of each message.
 #pragma once
 
-#include "threads/rendezvous.h"
-#include "threads/strict_ranks.h"
+#include "threads/mailbox.h"
+#include "threads/thread_calls.h"
+#include "threads/thread_ranks.h"
 
 #include <deque>
 #include <map>
@@ -37,23 +38,24 @@ using LaunchPtr = std::shared_ptr<Launch>;
 /// Thread-safe.
 class Communicator {
  public:
-  Communicator(std::shared_ptr<StrictRanks> program, std::vector<int64_t> ranks);
+  Communicator(std::shared_ptr<ThreadRanks> program, std::vector<int64_t> ranks);
 
-  /// Appends `launch` to the member's stream. A member's first call returns when all members have made theirs.
+  /// Appends `launch` to the member's stream. A strict member's first call returns when all members have made theirs.
   /// Throws: c10::DistBackendError if one never will.
   void launch(int64_t member, const LaunchPtr& launch);
 
-  /// Returns when the member's `launch` has run. A `timeout` of zero stands for the program's.
+  /// Returns when the member's `launch` has run. A `timeout` of zero or less stands for the program's.
   ///
   /// Throws: c10::ValueError, on all members, naming two whose calls differ; c10::DistBackendError if a rank that it needs has failed or
   /// finished, waits for this one in turn, or does not arrive within the timeout.
   void wait(int64_t member, const LaunchPtr& launch, std::chrono::milliseconds timeout);
 
   const std::vector<int64_t>& ranks() const { return ranks_; }
-  StrictRanks& program() const { return *program_; }
+  ThreadRanks& program() const { return *program_; }
+  Mailbox& mailbox() { return mailbox_; }
 
  private:
-  friend class StrictRanks;
+  friend class ThreadRanks;
 
   // Pre for all of these: the program's mutex is held.
   bool is_made() const;
@@ -70,23 +72,24 @@ class Communicator {
   /// "all_reduce (sum of 6 Float) of ranks [0, 1]": the first launch of the member's stream, or its first call.
   std::string first_call(int64_t member) const;
 
-  std::shared_ptr<StrictRanks> program_;
+  std::shared_ptr<ThreadRanks> program_;
   std::vector<int64_t> ranks_;
-  std::vector<LaunchPtr> first_calls_;  // by member; null until it has called
+  std::vector<LaunchPtr> first_calls_;  // by strict member; null until it has called
   std::vector<std::deque<LaunchPtr>> streams_;
+  std::string failure_;  // of a wait that did not end, of ranks that are not strict: the later ones do not end either
+  Mailbox mailbox_;      // for ranks that are not strict
 };
 
 /// "all_reduce (sum of 6 Float)", "messages (12 Byte to member 1, 8 Byte from member 2)".
 std::string describe(const Launch& launch);
 
-/// The communicators of one strict program: one for each group, and one for each pair of a group whose messages are not grouped.
-/// Thread-safe.
+/// The communicators of one program: one for each group, and one for each pair of a group whose messages are not grouped. Thread-safe.
 class Communicators {
  public:
-  Communicators(int64_t n_ranks, std::chrono::milliseconds timeout)
-      : program_(std::make_shared<StrictRanks>(n_ranks, timeout)) {}
+  Communicators(int64_t n_ranks, std::chrono::milliseconds timeout, bool is_strict)
+      : program_(std::make_shared<ThreadRanks>(n_ranks, timeout, is_strict)) {}
 
-  StrictRanks& program() const { return *program_; }
+  ThreadRanks& program() const { return *program_; }
   std::shared_ptr<Communicator> of(const std::vector<int64_t>& ranks);
   /// The communicator of the members `low` and `high` of a group, low < high.
   std::shared_ptr<Communicator> of_pair(const std::vector<int64_t>& ranks, int64_t low, int64_t high);
@@ -95,7 +98,7 @@ class Communicators {
   using Key = std::pair<std::vector<int64_t>, std::vector<int64_t>>;  // the ranks of the group and of the communicator
   std::shared_ptr<Communicator> find_or_make(const Key& key);
 
-  std::shared_ptr<StrictRanks> program_;
+  std::shared_ptr<ThreadRanks> program_;
   std::mutex mutex_;
   std::map<Key, std::shared_ptr<Communicator>> by_ranks_;
 };

@@ -2,6 +2,7 @@
 
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/tagged_messages.h"
+#include "text/check.h"
 #include "threads/thread_calls.h"
 
 #include <c10/util/Exception.h>
@@ -31,26 +32,26 @@ std::string end_of(const at::Tensor& tensor) {
 }  // namespace
 
 void Mailbox::check_present(const std::string& waiting, int64_t rank) const {
-  std::string obstacle = membership_->failure_;
-  if (obstacle.empty() && membership_->is_finished_[rank])
+  std::string obstacle = program_->failure_;
+  if (obstacle.empty() && program_->is_finished_[rank])
     obstacle = fmt::format("rank {} has finished and cannot take part. Sends and receives must match.", rank);
-  TORCH_CHECK_WITH(DistBackendError, obstacle.empty(), fmt::format("{}, but {}", waiting, obstacle));
+  SW_CHECK_WITH(DistBackendError, obstacle.empty(), "{}, but {}", waiting, obstacle);
 }
 
 void Mailbox::send(const Box& box, const at::Tensor& tensor) {
   const at::Tensor copy = tensor.clone(at::MemoryFormat::Contiguous);
-  const std::lock_guard lock(membership_->mutex_);
+  const std::lock_guard lock(program_->mutex_);
   check_present(fmt::format("[send] rank {} was about to send", ranks_[box.from]), ranks_[box.to]);
   LetterPtr letter = take_first(expected_, box);
   if (!letter) sent_[box].push_back(letter = std::make_shared<Letter>());
   letter->tensor = copy;
   letter->what = end_of(copy);
   letter->number = ++n_sent_;
-  membership_->changed_.notify_all();
+  program_->changed_.notify_all();
 }
 
 Mailbox::LetterPtr Mailbox::expect(const Box& box) {
-  const std::lock_guard lock(membership_->mutex_);
+  const std::lock_guard lock(program_->mutex_);
   LetterPtr letter = take_first(sent_, box);
   if (!letter) expected_[box].push_back(letter = std::make_shared<Letter>());
   return letter;
@@ -71,22 +72,22 @@ void Mailbox::receive(const Box& box, const LetterPtr& letter, const at::Tensor&
                       std::chrono::milliseconds timeout) {
   const int64_t from_rank = ranks_[box.from];
   const int64_t own_rank = ranks_[box.to];
-  if (timeout.count() == 0) timeout = membership_->timeout_;
+  if (timeout.count() == 0) timeout = program_->timeout_;
   const std::string waiting = fmt::format("[receive] rank {} was waiting", own_rank);
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   {
-    std::unique_lock lock(membership_->mutex_);
+    std::unique_lock lock(program_->mutex_);
     while (!letter->tensor) {
       const Letter* const foreign = find_foreign(box);
-      TORCH_CHECK_WITH(DistBackendError, !foreign,
-                       fmt::format("[receive] rank {} sends {} to rank {}, which expects {} of another call. All ranks "
-                                   "of a group must make the same calls in the same order.",
-                                   from_rank, foreign ? foreign->what : "", own_rank, end_of(to)));
+      SW_CHECK_WITH(DistBackendError, !foreign,
+                    "[receive] rank {} sends {} to rank {}, which expects {} of another call. All ranks "
+                    "of a group must make the same calls in the same order.",
+                    from_rank, foreign ? foreign->what : "", own_rank, end_of(to));
       check_present(waiting, from_rank);
-      const bool is_late = membership_->changed_.wait_until(lock, deadline) == std::cv_status::timeout;
-      TORCH_CHECK_WITH(DistBackendError, !is_late || letter->tensor,
-                       fmt::format("{}, but rank {} did not send within {} ms. Sends and receives must match.", waiting,
-                                   from_rank, timeout.count()));
+      const bool is_late = program_->changed_.wait_until(lock, deadline) == std::cv_status::timeout;
+      SW_CHECK_WITH(DistBackendError, !is_late || letter->tensor,
+                    "{}, but rank {} did not send within {} ms. Sends and receives must match.", waiting, from_rank,
+                    timeout.count());
     }
   }
   receive_into(to, *letter->tensor, from_rank, own_rank);

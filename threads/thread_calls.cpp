@@ -1,9 +1,7 @@
 #include "threads/thread_calls.h"
 
+#include "runtime/comm/reduce_dtype.h"
 #include "text/check.h"
-
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/minimum.h>
 
 #include <numeric>
 
@@ -33,31 +31,6 @@ const char* name_of(RedOp op) {
     default:
       TORCH_CHECK_NOT_IMPLEMENTED(
           false, "[threads] ranks that are threads cannot reduce with a pre-multiplied sum. Multiply, then sum.");
-  }
-}
-
-void accumulate(at::Tensor& total, const at::Tensor& next, RedOp op) {
-  switch (op) {
-    case RedOp::PRODUCT:
-      total.mul_(next);
-      return;
-    case RedOp::MIN:
-      at::minimum_out(total, total, next);
-      return;
-    case RedOp::MAX:
-      at::maximum_out(total, total, next);
-      return;
-    case RedOp::BAND:
-      total.bitwise_and_(next);
-      return;
-    case RedOp::BOR:
-      total.bitwise_or_(next);
-      return;
-    case RedOp::BXOR:
-      total.bitwise_xor_(next);
-      return;
-    default:
-      total.add_(next);
   }
 }
 
@@ -119,11 +92,9 @@ void receive_into(const at::Tensor& to, const at::Tensor& sent, int64_t from_ran
 
 ThreadCall all_reduce_call(const std::vector<at::Tensor>& tensors, RedOp op) {
   const at::Tensor& tensor = only("all_reduce", tensors);
-  const auto total = std::make_shared<at::Tensor>();
   return {.offer = {"all_reduce", fmt::format("{} of {}", name_of(op), describe(tensor)), {tensor}, {}, {}},
           .outputs = {tensor},
-          .read = [=](const Offers& offers) { *total = reduced(offers, op); },
-          .write = [=] { tensor.copy_(*total); }};
+          .read = [=](const Offers& offers) { tensor.copy_(reduced(offers, op)); }};
 }
 
 ThreadCall broadcast_call(const std::vector<at::Tensor>& tensors, int64_t root, int64_t index) {

@@ -1,8 +1,7 @@
-// threads/thread_calls.h: the computation of each collective among ranks that are threads of one process, for both backends.
+// threads/thread_calls.h: the computation of each collective among ranks that are threads of one process, and checks of messages.
 #pragma once
 
-#include "threads/rendezvous.h"
-
+#include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <functional>
@@ -11,14 +10,22 @@
 
 namespace shardwise {
 
+/// The contribution of one rank to a collective.
+struct Offer {
+  std::string op;      // "all_reduce"
+  std::string detail;  // "sum of 6 Float": op and detail must be the same on all ranks
+  std::vector<at::Tensor> tensors;
+  std::vector<int64_t> send_counts;  // elements per member; all_to_all only
+  std::vector<int64_t> receive_counts;
+};
+using Offers = std::vector<Offer>;  // by group order
+
 /// One rank's part of a collective.
 struct ThreadCall {
   Offer offer;                      // its tensors are the inputs
-  std::vector<at::Tensor> outputs;  // the tensors that `read` and `write` change
-  /// Reads all offers. May only write to outputs that are not also inputs.
+  std::vector<at::Tensor> outputs;  // the tensors that `read` changes
+  /// Reads all offers, whose tensors are copies of the inputs.
   std::function<void(const Offers&)> read;
-  /// Runs after all ranks have read the inputs.
-  std::function<void()> write = [] {};
 };
 
 /// Throws: c10::NotImplementedError for a pre-multiplied sum, c10::ValueError unless there is exactly one tensor.

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "runtime/comm/world.h"
-#include "threads/rendezvous.h"
 
 #include <chrono>
 #include <functional>
@@ -26,7 +25,7 @@ class ThreadHub {
   /// `timeout`: how long a rank waits for the others in one collective. Throws: c10::ValueError for less than one rank.
   explicit ThreadHub(int64_t n_ranks, std::chrono::milliseconds timeout = kThreadTimeout);
 
-  int64_t size() const { return membership_->size(); }
+  int64_t size() const { return static_cast<int64_t>(worlds_.size()); }
   /// The World of `rank`, created at the first call. Throws: c10::ValueError for an unknown rank.
   std::shared_ptr<World> world(int64_t rank);
   /// Marks `rank` as failed: ranks that wait for it, now or later, throw and name it. Returns true for the first failure.
@@ -35,10 +34,9 @@ class ThreadHub {
   void finish(int64_t rank);
 
  private:
-  struct RendezvousTable;  // by ranks; outlives the hub if a World does
+  struct Shared;  // outlives the hub if a World does
 
-  std::shared_ptr<Membership> membership_;
-  std::shared_ptr<RendezvousTable> rendezvous_table_;
+  std::shared_ptr<Shared> shared_;
   std::mutex mutex_;
   std::vector<std::shared_ptr<World>> worlds_;
 };

@@ -7,8 +7,8 @@
 #include "runtime/api/gradients.h"
 #include "runtime/api/local_form.h"
 #include "runtime/api/local_pieces.h"
-#include "runtime/tensor/local_reads.h"
-#include "runtime/tensor/spec_value.h"
+#include "runtime/tensor/dtensor_impl.h"
+#include "runtime/tensor/spec.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>

@@ -4,7 +4,7 @@
 #include "ops/support/derivative.h"
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
-#include "runtime/tensor/derivative_formula.h"
+#include "runtime/tensor/registrations.h"
 #include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>

@@ -2,7 +2,7 @@
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "ops/support/plain_gradients.h"
-#include "runtime/tensor/derivative_formula.h"
+#include "runtime/tensor/registrations.h"
 
 #include <ATen/ops/cat_ops.h>
 #include <c10/core/WrapDimMinimal.h>

@@ -1,7 +1,6 @@
 #include "ops/support/kernels.h"
 
 #include "runtime/dispatch/dispatch.h"
-#include "runtime/tensor/derivative_formula.h"
 #include "runtime/tensor/registrations.h"
 
 namespace shardwise {

@@ -5,7 +5,7 @@
 #include "ops/support/kernels.h"
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
-#include "runtime/tensor/derivative_formula.h"
+#include "runtime/tensor/registrations.h"
 
 #include <memory>
 

@@ -4,7 +4,6 @@
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/order_check.h"
-#include "runtime/comm/outside_transforms.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/dtensor_impl.h"

@@ -6,7 +6,8 @@
 #include "runtime/comm/comm_scope.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/redistribute/sparse_move.h"
-#include "runtime/tensor/spec_value.h"
+#include "runtime/tensor/spec.h"
+#include "runtime/tensor/traced_pieces.h"
 #include "text/check.h"
 
 #include <ATen/ops/alias.h>
@@ -35,7 +36,7 @@ at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const Redistribute
   const auto* impl = maybe_dtensor(tensor);
   const CommScope scope = scope_of_move();
   if (impl->is_sparse()) return wrap_sparse(to, move_sparse(*impl, to), {impl->entries()->sparse_dim});
-  if (!options.async_op || to->mesh()->is_meta() || impl->holds_subclass())
+  if (!options.async_op || to->mesh()->is_meta() || impl->holds_subclass() || is_traced(impl->shards()))
     return wrap(to, move(*impl, to, options.plan));
   auto pending = start_move(impl->spec(), impl->shards(), to, options.plan);
   at::Tensor result = wrap(to, {});

@@ -2,9 +2,11 @@
 
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_scope.h"
+#include "runtime/comm/communication.h"
 #include "runtime/comm/digest.h"
 #include "runtime/comm/error_text.h"
 #include "runtime/comm/group_backend.h"
+#include "runtime/comm/tagged_messages.h"
 #include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -40,8 +42,12 @@ RankError RankError::current() {
                       : dynamic_cast<const c10::TypeError*>(&error)           ? Type::kType
                       : dynamic_cast<const c10::ValueError*>(&error)          ? Type::kValue
                       : dynamic_cast<const c10::NotImplementedError*>(&error) ? Type::kNotImplemented
+                      : dynamic_cast<const c10::DistBackendError*>(&error)    ? Type::kDistBackend
+                      : dynamic_cast<const c10::OutOfMemoryError*>(&error)    ? Type::kOutOfMemory
                                                                               : Type::kOther;
     return {type, error_text(error)};
+  } catch (...) {
+    return {Type::kOther, "an exception that is no std::exception"};
   }
 }
 
@@ -50,6 +56,8 @@ void RankError::raise() const {
   TORCH_CHECK_TYPE(type != Type::kType, text);
   TORCH_CHECK_VALUE(type != Type::kValue, text);
   TORCH_CHECK_NOT_IMPLEMENTED(type != Type::kNotImplemented, text);
+  TORCH_CHECK_WITH(DistBackendError, type != Type::kDistBackend, text);
+  TORCH_CHECK_WITH(OutOfMemoryError, type != Type::kOutOfMemory, text);
   TORCH_CHECK(type == Type::kNone, text);
 }
 
@@ -114,8 +122,23 @@ std::vector<Words> gather_words(const Group& group, const char* what, const Word
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   Words sent = own;
   if (says_purpose) sent.insert(sent.begin(), purpose_of(what));
-  const at::Tensor row = at::tensor(sent, at::kLong).to(numbers_device(group));
-  const at::Tensor rows = gather_rows(group, what, row, is_counted);
+  const c10::DeviceType device = numbers_device(group);
+  const auto backend = backend_of(group, "all_gather", device);
+  at::Tensor row = at::tensor(sent, at::kLong).to(device);
+  const at::Tensor gathered = at::empty({group.size(), row.numel()}, row.options());
+  at::Tensor flat = gathered.view(-1);
+  const auto n_bytes = static_cast<int64_t>(row.nbytes()) * (group.size() - 1);
+  Communication gathering(group, {.name = what,
+                                  .dtype = at::kLong,
+                                  .length = row.numel(),
+                                  .bytes_sent = n_bytes,
+                                  .bytes_received = n_bytes,
+                                  .counted_as = is_counted ? what : nullptr});
+  gathering.run([&] {
+    return goes_tagged(*backend) ? gather_tagged(gathering, *backend, group, row, gathered.unbind())
+                                 : TaggedWorks{backend->_allgather_base(flat, row, {})};
+  });
+  const at::Tensor rows = gathered.cpu();
   std::vector<Words> result;
   const auto* next = rows.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < group.size(); ++i, next += sent.size()) {
@@ -194,6 +217,18 @@ std::vector<Facts> agree(const Group& group, const char* op, const Facts& own, c
                    group.ranks[0], name, group.ranks[i], other);
   }
   return result;
+}
+
+std::vector<std::string> gathered_texts(const Group& group, const std::string& own) {
+  std::vector<Words> to(group.size());
+  to[0] = Facts(own).words();
+  std::vector<int64_t> n_from(group.size(), 0);
+  const auto lengths = gather_alike(group, "gather texts", {static_cast<int64_t>(to[0].size())});
+  for (int64_t i = 0; i < group.size() && group.index == 0; ++i) n_from[i] = lengths[i][0];
+  std::vector<std::string> texts;
+  for (Words& words : exchange_numbers(group, numbers_device(group), to, n_from))
+    if (!words.empty()) texts.push_back(FactReader(Facts::of_words(std::move(words))).name());
+  return texts;
 }
 
 bool have_equal(const Group& group, const char* what, const Facts& own) {

@@ -61,12 +61,13 @@ class FactReader {
 
 /// An exception of one rank, in a form that other ranks can throw too.
 struct RankError {
-  /// The types of c10's errors for a caller's mistake; kOther stands for c10::Error.
-  enum class Type : int64_t { kNone, kOther, kValue, kIndex, kType, kNotImplemented };
+  /// The types of c10's errors; kOther stands for c10::Error. Those from kValue to kNotImplemented are for a caller's mistake.
+  enum class Type : int64_t { kNone, kOther, kDistBackend, kOutOfMemory, kValue, kIndex, kType, kNotImplemented };
   Type type = Type::kNone;
   std::string text;
 
   explicit operator bool() const { return type != Type::kNone; }
+  bool is_mistake() const { return type >= Type::kValue; }
   /// The exception being handled.
   static RankError current();
   /// The exception that `work()` throws, if it throws one.
@@ -91,8 +92,8 @@ struct RankError {
 /// Cost: one gather of about 30 words (64 bits) per rank, and a second one if a rank's facts are longer. CommTrace leaves them out.
 std::vector<Facts> agree(const Group& group, const char* op, const Facts& own, const RankError& error = {});
 
-/// The members' numbers, by group order. Pre: all members send equally many. Collective: one communication named `what`, as in
-/// gather_rows() (group_backend.h).
+/// The members' numbers, by group order. Pre: all members send equally many. Collective: one communication named `what`
+/// ("compare ids"), a text that lives as long as the program. CommTrace leaves it out unless `is_counted`.
 std::vector<std::vector<int64_t>> gather_alike(const Group& group, const char* what, const std::vector<int64_t>& own,
                                                bool is_counted = false);
 
@@ -106,6 +107,9 @@ std::vector<std::vector<int64_t>> gather_numbers(const Group& group, const char*
 std::vector<std::vector<int64_t>> exchange_numbers(const Group& group, c10::Device device,
                                                    const std::vector<std::vector<int64_t>>& to,
                                                    const std::vector<int64_t>& n_from);
+
+/// Returns the members' texts, by group order, on the first member, and nothing on the others. Collective: each text is sent once.
+std::vector<std::string> gathered_texts(const Group& group, const std::string& own);
 
 /// True if all members have the same facts. Collective. `what` names the comparison ("compare meshes") and lives as long as the program.
 /// Cost: one gather of a number per rank, which CommTrace leaves out.

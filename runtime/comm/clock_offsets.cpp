@@ -34,11 +34,11 @@ int64_t machine_digest() {
 
 }  // namespace
 
-int64_t clock_offset(const BarrierTimes& first, const BarrierTimes& other) {
+int64_t clock_offset(c10::IntArrayRef first, c10::IntArrayRef other) {
   int64_t least = std::numeric_limits<int64_t>::min(), most = std::numeric_limits<int64_t>::max();
-  for (size_t i = 0; i < first.entered.size(); ++i) {
-    least = std::max(least, other.entered[i] - first.left[i]);
-    most = std::min(most, other.left[i] - first.entered[i]);
+  for (size_t i = 0; i < first.size(); i += 2) {
+    least = std::max(least, other[i] - first[i + 1]);
+    most = std::min(most, other[i + 1] - first[i]);
   }
   return least + (most - least) / 2;
 }
@@ -52,14 +52,7 @@ std::vector<int64_t> clock_offsets(const Group& group) {
     own.push_back(c10::getTime());
   }
   const auto all = gather_alike(group, "align clocks", own);
-  const auto times_of = [](const std::vector<int64_t>& row) {
-    BarrierTimes times;
-    for (size_t i = 1; i < row.size(); i += 2) {
-      times.entered.push_back(row[i]);
-      times.left.push_back(row[i + 1]);
-    }
-    return times;
-  };
+  const auto times_of = [](const std::vector<int64_t>& row) { return c10::IntArrayRef(row).slice(1); };
   std::vector<int64_t> offsets;
   for (const auto& row : all) {
     const bool is_one_machine = row[0] == all[0][0];

@@ -10,17 +10,11 @@
 
 namespace shardwise {
 
-/// The times when a rank entered and left each barrier, in nanoseconds of its own clock.
-struct BarrierTimes {
-  std::vector<int64_t> entered;
-  std::vector<int64_t> left;
-};
-
-/// How far the clock of `other` is ahead of that of `first`, from barriers that both were in. Nobody leaves a barrier before all have
-/// entered it, which bounds the difference from both sides. The error is at most half the distance between the tightest bounds. (F.
-/// Cristian, Probabilistic clock synchronization, 1989, does so with messages between two processes.)
-int64_t clock_offset(const BarrierTimes& first, const BarrierTimes& other);
-
+/// How far the clock of `other` is ahead of that of `first`, from barriers that both were in: the times when each entered and left the first
+/// barrier, the second one, and so on, in nanoseconds of its own clock. Nobody leaves a barrier before all have entered it, which bounds the
+/// difference from both sides. The error is at most half the distance between the tightest bounds. (F. Cristian, Probabilistic clock
+/// synchronization, 1989, does so with messages between two processes.)
+int64_t clock_offset(c10::IntArrayRef first, c10::IntArrayRef other);
 /// The clock offset of each member, by group order, relative to the first member; 0 for ranks on the first member's machine. Collective: 17
 /// gathers of a few numbers, which CommTrace leaves out.
 std::vector<int64_t> clock_offsets(const Group& group);

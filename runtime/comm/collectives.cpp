@@ -65,7 +65,8 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
                                    .bytes_received = to.numel() - receive_splits[group.index] * element_bytes,
                                    .counted_as = "all_to_all"});
   exchanging.run([&] {
-    return goes_tagged(*backend) ? all_to_all_tagged(exchanging, *backend, group, to, from, received, sent)
+    return goes_tagged(*backend) ? exchange_tagged(exchanging, *backend, group, from.split_with_sizes(sent),
+                                                   to.split_with_sizes(received))
                                  : TaggedWorks{backend->alltoall_base(to, from, received, sent)};
   });
 }
@@ -122,12 +123,10 @@ class StartedReduction final : public Reduction {
 
   TaggedWorks send_parts() {
     const at::Tensor flat = form_.tensor.view(-1);
-    std::vector<int64_t> sent;
-    for (const at::Tensor& part : parts_ = flat.tensor_split(group_.size())) sent.push_back(part.nbytes());
+    parts_ = flat.tensor_split(group_.size());
     own_part_ = parts_[group_.index];
     rows_ = at::empty({group_.size(), own_part_.numel()}, flat.options());
-    const std::vector<int64_t> received(group_.size(), own_part_.nbytes());
-    return all_to_all_tagged(communication_, *backend_, group_, bytes_of(rows_), bytes_of(flat), received, sent);
+    return exchange_tagged(communication_, *backend_, group_, parts_, rows_.unbind());
   }
 
   Group group_;  // a copy: the caller's may end before the reduction does
@@ -177,8 +176,14 @@ void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index)
                                 .bytes_received = is_root ? 0 : n_bytes,
                                 .counted_as = "broadcast"});
   sending.run([&] {
-    if (goes_tagged(*backend) && goes_whole(group, n_bytes))
-      return broadcast_tagged(sending, *backend, group, bytes[0], root_index);
+    if (goes_tagged(*backend) && goes_whole(group, n_bytes)) {
+      std::vector<at::Tensor> parts(group.size()), places(group.size());
+      if (is_root)
+        parts.assign(group.size(), bytes[0]);
+      else
+        places[root_index] = bytes[0];
+      return exchange_tagged(sending, *backend, group, parts, places);
+    }
     meet_tagged(sending, *backend, group, n_bytes);
     return TaggedWorks{backend->broadcast(bytes, options)};
   });

@@ -2,7 +2,6 @@
 
 #include "runtime/comm/comm_thread.h"
 #include "runtime/comm/events.h"
-#include "runtime/comm/message_pattern.h"
 
 namespace shardwise {
 namespace {
@@ -33,10 +32,6 @@ const char* CommScope::current_op() { return this_thread.op; }
 
 CommScope::Cause CommScope::current_cause() { return this_thread.scope ? this_thread.scope->cause_ : Cause::kProgram; }
 
-bool program_asks() {
-  return this_thread.scope == nullptr || this_thread.outermost_cause == CommScope::Cause::kProgram;
-}
-
 void CommScope::permit() {
   if (this_thread.scope) this_thread.scope->cause_ = Cause::kProgram;
 }
@@ -44,18 +39,6 @@ void CommScope::permit() {
 std::string CommScope::current_layouts() {
   return this_thread.scope && this_thread.scope->describe_ ? this_thread.scope->describe_(this_thread.scope->layouts_)
                                                            : "";
-}
-
-MessagePattern::MessagePattern(const void* name, Describe describe)
-    : name_(name), describe_(describe), outer_(this_thread.pattern) {
-  this_thread.pattern = this;
-}
-
-MessagePattern::~MessagePattern() { this_thread.pattern = outer_; }
-
-const char* MessagePattern::current() {
-  const bool is_asked = this_thread.stream != nullptr && this_thread.pattern != nullptr;
-  return is_asked ? this_thread.pattern->describe_(this_thread.pattern->name_) : "all_to_all";
 }
 
 }  // namespace shardwise

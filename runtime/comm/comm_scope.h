@@ -50,8 +50,4 @@ class CommScope {
   const CommScope* outer_;
 };
 
-/// False if an operator opened the outermost CommScope of this thread, that is, an operator moves its operands on its own. Messages that
-/// the communication policy permits still count as not asked for, unlike in CommScope::current_cause().
-bool program_asks();
-
 }  // namespace shardwise

@@ -11,7 +11,6 @@
 namespace shardwise {
 
 class FlightRecorder;
-class MessagePattern;
 struct EventStream;
 struct GroupCalls;
 
@@ -21,9 +20,11 @@ struct KnownGroup {
 };
 
 struct CommThread {
-  // The innermost object of each kind, or null.
-  const CommScope* scope = nullptr;
-  const MessagePattern* pattern = nullptr;
+  /// False if an operator opened the outermost CommScope, that is, an operator moves its operands on its own. Messages that the communication
+  /// policy permits still count as not asked for, unlike in CommScope::current_cause().
+  bool program_asks() const { return scope == nullptr || outermost_cause == CommScope::Cause::kProgram; }
+
+  const CommScope* scope = nullptr;  // the innermost, or null
 
   EventStream* stream = nullptr;  // null unless a reader is open (events.h)
   uint8_t wants = 0;              // of all open readers: a sum of EventReader::Wants

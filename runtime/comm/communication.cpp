@@ -1,5 +1,6 @@
 #include "runtime/comm/communication.h"
 
+#include "runtime/comm/agreement.h"
 #include "runtime/comm/call_notes.h"
 #include "runtime/comm/caller.h"
 #include "runtime/comm/comm_scope.h"
@@ -7,7 +8,6 @@
 #include "runtime/comm/error_text.h"
 #include "runtime/comm/event_stream.h"
 #include "runtime/comm/flight_dump.h"
-#include "runtime/comm/lost_groups.h"
 #include "runtime/comm/order_check.h"
 #include "runtime/comm/tracing.h"
 #include "text/check.h"
@@ -40,18 +40,9 @@ CommThread& thread_that_may_send(const Group& group, const char* name) {
   CommThread& thread = comm_thread();
   if (thread.reader != nullptr) [[unlikely]]
     refuse_under_reader(thread, name);
-  if (some_group_is_lost()) [[unlikely]]
+  if (GroupRecord::some_is_lost()) [[unlikely]]
     check_not_lost(group, name_of(name, thread.op));
   return thread;
-}
-
-/// True for errors that all ranks raise alike, or that were raised before any message.
-bool is_refusal(const std::exception& error) {
-  const auto is = [&]<class... Errors>(std::in_place_type_t<Errors>...) {
-    return (... || (dynamic_cast<const Errors*>(&error) != nullptr));
-  };
-  return is(std::in_place_type<c10::ValueError>, std::in_place_type<c10::TypeError>,
-            std::in_place_type<c10::IndexError>, std::in_place_type<c10::NotImplementedError>);
 }
 
 constexpr std::chrono::milliseconds kNotePatience{2000};  // for the notes of ranks that fail at about the same time
@@ -81,7 +72,7 @@ void Communication::emit(const CommThread& thread, const Group& group) {
                                                  .dtype = call_.dtype,
                                                  .bytes_sent = call_.bytes_sent,
                                                  .bytes_received = call_.bytes_received,
-                                                 .is_asked_for = program_asks(),
+                                                 .is_asked_for = thread.program_asks(),
                                                  .number = begun_.number,
                                                  .call = begun_.call,
                                                  .begin = static_cast<int64_t>(begun_.begin)});
@@ -105,7 +96,7 @@ void Communication::compare(const Group& group) {
     try {
       difference = compare_calls(group, call_, own);
     } catch (const std::exception& error) {
-      lose_group(*group_, error_text(error));
+      group_->lose(error_text(error));
       fail();
       throw;
     }
@@ -147,26 +138,22 @@ void Communication::fail() noexcept {
 
 void Communication::rethrow_named() {
   fail();
-  try {
+  const RankError error = RankError::current();
+  if (error.is_mistake()) throw;  // all ranks raise it alike, or it was raised before any message
+  if (recorder_.is_thread()) {    // the error names ranks already
+    group_->lose(error.text);
     throw;
-  } catch (const std::exception& error) {
-    if (is_refusal(error)) throw;
-    if (recorder_.is_thread()) {  // the error names ranks already
-      lose_group(*group_, error_text(error));
-      throw;
-    }
-    const FlightRecord record = recorder_.find(begun_.number).value_or(FlightRecord());
-    const std::vector<int64_t> ranks = record.group ? record.group->ranks : std::vector<int64_t>();
-    const std::string line = caller_line();
-    leave_note(ranks, {begun_.call, describe() + (line.empty() ? "" : " at " + line)});
-    const std::string text = fmt::format(
-        "[{}] rank {} failed in its {}{} with the ranks {}: {}\nLast calls of the others: {}. Ranks that make "
-        "different calls wait for each other in vain: SHARDWISE_CHECK=1 names the first such call.",
-        call_.name, recorder_.rank(), begun_.call > 0 ? fmt::format("call {}, ", begun_.call) : "", describe(), ranks,
-        error_text(error), describe_notes(ranks, recorder_.rank(), read_notes(ranks, 0, kNotePatience)));
-    lose_group(*group_, text);
-    TORCH_CHECK_WITH(DistBackendError, false, text);
   }
+  const std::vector<int64_t>& ranks = begun_.group->ranks;
+  const std::string line = caller_line();
+  leave_note(ranks, {begun_.call, describe() + (line.empty() ? "" : " at " + line)});
+  const std::string text = fmt::format(
+      "[{}] rank {} failed in its {}{} with the ranks {}: {}\nLast calls of the others: {}. Ranks that make "
+      "different calls wait for each other in vain: SHARDWISE_CHECK=1 names the first such call.",
+      call_.name, recorder_.rank(), begun_.call > 0 ? fmt::format("call {}, ", begun_.call) : "", describe(), ranks,
+      error.text, describe_notes(ranks, recorder_.rank(), read_notes(ranks, 0, kNotePatience)));
+  group_->lose(text);
+  TORCH_CHECK_WITH(DistBackendError, false, text);
 }
 
 std::string Communication::describe() const {

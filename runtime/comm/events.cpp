@@ -127,15 +127,9 @@ int64_t EventReader::n_operators(bool with_composites) const {
                        [&](const OpEvent& event) { return with_composites || !event.is_composite; });
 }
 
-int64_t CommTrace::bytes_received() const {
+int64_t CommTrace::total(int64_t CommEvent::* number) const {
   int64_t total = 0;
-  for (const CommEvent& event : collectives()) total += event.bytes_received;
-  return total;
-}
-
-int64_t CommTrace::bytes_sent() const {
-  int64_t total = 0;
-  for (const CommEvent& event : collectives()) total += event.bytes_sent;
+  for (const CommEvent& event : collectives()) total += event.*number;
   return total;
 }
 

@@ -120,9 +120,12 @@ class CommTrace : public EventReader {
   CommTrace() : EventReader(kCommunications) {}
   std::vector<CommEvent> events() const { return collectives(); }
   int64_t total_count() const { return n_collectives(); }
-  int64_t bytes_received() const;
-  int64_t bytes_sent() const;
+  int64_t bytes_received() const { return total(&CommEvent::bytes_received); }
+  int64_t bytes_sent() const { return total(&CommEvent::bytes_sent); }
   std::map<std::string, int64_t> counts() const;  // by collective
+
+ private:
+  int64_t total(int64_t CommEvent::* number) const;
 };
 
 /// Adds a collective that no Communication sends, such as one that the program calls itself, to this thread's stream.

@@ -23,6 +23,8 @@ namespace {
 
 using DumpJson = nlohmann::ordered_json;
 
+constexpr std::array kStates{"under way", "done", "failed"};  // by FlightRecord::Outcome
+
 /// The current folder when this library is loaded; empty if the system does not say.
 const std::filesystem::path first_folder = [] {
   std::error_code error;
@@ -68,18 +70,6 @@ std::string run_id() {
     if (value != nullptr && *value != '\0') id += (id.empty() ? "" : " ") + std::string(value);
   }
   return id;
-}
-
-const char* word(FlightRecord::Outcome outcome) {
-  switch (outcome) {
-    case FlightRecord::Outcome::kUnderWay:
-      return "under way";
-    case FlightRecord::Outcome::kDone:
-      return "done";
-    case FlightRecord::Outcome::kFailed:
-      return "failed";
-  }
-  return "";
 }
 
 /// Invalid UTF-8, such as the cut end of a long name, becomes a replacement character.
@@ -128,7 +118,7 @@ std::string flight_json(const FlightRecorder& recorder, const std::string& reaso
         {"dtype", record.dtype < 0 ? "" : c10::toString(static_cast<c10::ScalarType>(record.dtype))},
         {"bytes_sent", record.bytes_sent},
         {"bytes_received", record.bytes_received},
-        {"state", word(record.outcome)},
+        {"state", kStates[static_cast<size_t>(record.outcome)]},
         {"begin", seconds(to_ns(record.begin))}};
     if (record.waits_since != 0) item["waits_since"] = seconds(to_ns(record.waits_since));
     if (record.end != 0) item["end"] = seconds(to_ns(record.end));

@@ -25,80 +25,30 @@ Recorders& recorders() {
   return *all;
 }
 
-constexpr size_t kOpWords = FlightRecord::kOpBytes / sizeof(uint64_t);
-constexpr uint64_t kIsAskedFor = 1 << 8;  // stored in one word with the dtype
-
-}  // namespace
-
-/// A record in atomic words, which readers may see half-written.
-struct alignas(64) FlightRecorder::Slot {
-  using Word = std::atomic<uint64_t>;
-
-  Word number{0};  // of the record; kBusy while it is written
-  Word call{0};
-  Word group{0};
-  Word name{0};
-  Word begin{0};
-  Word waits_since{0};
-  Word end{0};  // odd if it failed
-  Word bytes_sent{0};
-  Word bytes_received{0};
-  Word kind{0};
-  std::array<Word, kOpWords> op{};
-};
-
-namespace {
-
-constexpr auto kRelaxed = std::memory_order_relaxed;
-
-/// Stores the text with a zero at its end. Bytes after the zero are undefined.
-void store_text(std::array<std::atomic<uint64_t>, kOpWords>& words, const char* text) {
-  const size_t length = strnlen(text, FlightRecord::kOpBytes - 1);
-  size_t i = 0;
-  for (; (i + 1) * sizeof(uint64_t) <= length; ++i) {
-    uint64_t word;
-    std::memcpy(&word, text + i * sizeof word, sizeof word);
-    words[i].store(word, kRelaxed);
-  }
-  uint64_t last = 0;
-  std::memcpy(&last, text + i * sizeof last, length - i * sizeof last);
-  words[i].store(last, kRelaxed);
-}
-
-}  // namespace
-
-FlightRecorder::FlightRecorder(int64_t rank) : rank_(rank), slots_(std::make_unique<Slot[]>(kRecords)) {}
-
-FlightRecorder::~FlightRecorder() = default;
-
-FlightRecorder& FlightRecorder::find_recorder(CommThread& thread, int64_t rank) {
-  const bool is_thread = World::is_thread();
-  forget_thread();
+FlightRecorder& recorder_of(bool is_thread, int64_t rank) {
   const std::lock_guard lock(recorders().mutex);
   auto& recorder = recorders().by_rank[{is_thread, rank}];
-  if (!recorder) {
-    recorder = new FlightRecorder(rank);
-    recorder->is_thread_ = is_thread;
-  }
-  thread.recorder = recorder;
-  thread.rank = rank;
+  if (!recorder) recorder = new FlightRecorder(rank, is_thread);
   return *recorder;
+}
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr size_t kWaitsSince = offsetof(FlightRecord, waits_since) / sizeof(uint64_t);
+constexpr size_t kEnd = offsetof(FlightRecord, end) / sizeof(uint64_t);
+using Words = std::array<uint64_t, std::tuple_size_v<FlightRecorder::Slot>>;
+
+}  // namespace
+
+FlightRecorder& FlightRecorder::find_recorder(CommThread& thread, int64_t rank) {
+  forget_thread();
+  thread.recorder = &recorder_of(World::is_thread(), rank);
+  thread.rank = rank;
+  return *thread.recorder;
 }
 
 void FlightRecorder::begin_world(const std::shared_ptr<World>& world, bool is_thread) {
   forget_thread();
-  if (!world) return;
-  FlightRecorder* recorder = nullptr;
-  {
-    const std::lock_guard lock(recorders().mutex);
-    auto& known = recorders().by_rank[{is_thread, world->rank()}];
-    if (!known) {
-      known = new FlightRecorder(world->rank());
-      known->is_thread_ = is_thread;
-    }
-    recorder = known;
-  }
-  recorder->enter(world);
+  if (world) recorder_of(is_thread, world->rank()).enter(world);
 }
 
 void FlightRecorder::enter(const std::shared_ptr<World>& world) {
@@ -160,36 +110,36 @@ FlightRecorder::Begun FlightRecorder::begin(CommThread& thread, const Group& gro
   begun.number = n_begun_.fetch_add(1, kRelaxed) + 1;
   begun.slot = &slots_[begun.number % kRecords];
   begun.begin = c10::getApproximateTime();
-  const bool is_asked_for = thread.scope == nullptr || thread.outermost_cause == CommScope::Cause::kProgram;
-
+  begun.group = &calls;
+  FlightRecord record{.number = begun.number,
+                      .call = begun.call,
+                      .group = &calls,
+                      .name = call.name,
+                      .begin = begun.begin,
+                      .bytes_sent = call.bytes_sent,
+                      .bytes_received = call.bytes_received,
+                      .dtype = call.dtype ? static_cast<int8_t>(*call.dtype) : int8_t{-1},
+                      .is_asked_for = thread.program_asks()};
+  std::strncpy(record.op.data(), thread.op, FlightRecord::kOpBytes - 1);
+  const auto words = std::bit_cast<Words>(record);
   Slot& slot = *begun.slot;
-  slot.number.store(kBusy, kRelaxed);
+  slot[0].store(kBusy, kRelaxed);
   std::atomic_thread_fence(std::memory_order_release);
-  slot.call.store(begun.call, kRelaxed);
-  slot.group.store(reinterpret_cast<uint64_t>(&calls), kRelaxed);
-  slot.name.store(reinterpret_cast<uint64_t>(call.name), kRelaxed);
-  slot.begin.store(begun.begin, kRelaxed);
-  slot.waits_since.store(0, kRelaxed);
-  slot.end.store(0, kRelaxed);
-  slot.bytes_sent.store(static_cast<uint64_t>(call.bytes_sent), kRelaxed);
-  slot.bytes_received.store(static_cast<uint64_t>(call.bytes_received), kRelaxed);
-  slot.kind.store(static_cast<uint8_t>(call.dtype ? static_cast<int8_t>(*call.dtype) : int8_t{-1}) |
-                      (is_asked_for ? kIsAskedFor : 0),
-                  kRelaxed);
-  store_text(slot.op, thread.op);
-  slot.number.store(begun.number, std::memory_order_release);
+  for (size_t i = 1; i < words.size(); ++i) slot[i].store(words[i], kRelaxed);
+  slot[0].store(begun.number, std::memory_order_release);
   thread_.store(static_cast<uint64_t>(pthread_self()), kRelaxed);
   return begun;
 }
 
 void FlightRecorder::set_waiting(const Begun& begun, uint64_t since) {
-  if (begun.slot->number.load(kRelaxed) == begun.number) begun.slot->waits_since.store(since, kRelaxed);
+  Slot& slot = *begun.slot;
+  if (slot[0].load(kRelaxed) == begun.number) slot[kWaitsSince].store(since, kRelaxed);
 }
 
 void FlightRecorder::set_ended(const Begun& begun, uint64_t end, bool is_done) {
-  if (begun.slot->number.load(kRelaxed) != begun.number) return;
-  begun.slot->waits_since.store(0, kRelaxed);
-  begun.slot->end.store(is_done ? (end + 1) & ~uint64_t{1} : end | 1, kRelaxed);
+  set_waiting(begun, 0);
+  Slot& slot = *begun.slot;
+  if (slot[0].load(kRelaxed) == begun.number) slot[kEnd].store(is_done ? (end + 1) & ~uint64_t{1} : end | 1, kRelaxed);
 }
 
 void FlightRecorder::add_details(std::shared_ptr<const CommEvent> event) {
@@ -200,24 +150,12 @@ void FlightRecorder::add_details(std::shared_ptr<const CommEvent> event) {
 
 bool FlightRecorder::read(uint64_t number, FlightRecord& record) const {
   const Slot& slot = slots_[number % kRecords];
-  if (slot.number.load(std::memory_order_acquire) != number) return false;
-  record.number = number;
-  record.call = slot.call.load(kRelaxed);
-  record.group = reinterpret_cast<const GroupCalls*>(slot.group.load(kRelaxed));
-  record.name = reinterpret_cast<const char*>(slot.name.load(kRelaxed));
-  record.begin = slot.begin.load(kRelaxed);
-  record.waits_since = slot.waits_since.load(kRelaxed);
-  record.end = slot.end.load(kRelaxed);
-  record.bytes_sent = static_cast<int64_t>(slot.bytes_sent.load(kRelaxed));
-  record.bytes_received = static_cast<int64_t>(slot.bytes_received.load(kRelaxed));
-  const uint64_t kind = slot.kind.load(kRelaxed);
-  std::array<uint64_t, kOpWords> op;
-  for (size_t i = 0; i < kOpWords; ++i) op[i] = slot.op[i].load(kRelaxed);
+  if (slot[0].load(std::memory_order_acquire) != number) return false;
+  Words words;
+  for (size_t i = 0; i < words.size(); ++i) words[i] = slot[i].load(kRelaxed);
   std::atomic_thread_fence(std::memory_order_acquire);
-  if (slot.number.load(kRelaxed) != number) return false;
-  record.dtype = static_cast<int8_t>(kind & 0xFF);
-  record.is_asked_for = (kind & kIsAskedFor) != 0;
-  record.op = std::bit_cast<std::array<char, FlightRecord::kOpBytes>>(op);
+  if (slot[0].load(kRelaxed) != number) return false;
+  record = std::bit_cast<FlightRecord>(words);
   // A time before `begin` belongs to an earlier record in this slot, whose thread was paused while it set the time.
   if (record.waits_since < record.begin) record.waits_since = 0;
   if (record.end < record.begin) record.end = 0;

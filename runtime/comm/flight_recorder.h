@@ -56,8 +56,8 @@ class FlightRecorder {
  public:
   static constexpr uint64_t kRecords = 1024;
 
-  explicit FlightRecorder(int64_t rank);
-  ~FlightRecorder();
+  explicit FlightRecorder(int64_t rank, bool is_thread = false)
+      : rank_(rank), is_thread_(is_thread), slots_(std::make_unique<Slot[]>(kRecords)) {}
   FlightRecorder(const FlightRecorder&) = delete;
   FlightRecorder& operator=(const FlightRecorder&) = delete;
 
@@ -82,13 +82,16 @@ class FlightRecorder {
   /// The thread (a pthread_t) that began the last communication, or the world if there is none.
   uint64_t thread() const { return thread_.load(std::memory_order_relaxed); }
 
-  struct Slot;
+  /// A record in atomic words, which readers may see half-written. The first is the number, or kBusy while the record is written. The outcome is
+  /// stored in the end's lowest bit: 1 if it failed.
+  using Slot = std::array<std::atomic<uint64_t>, sizeof(FlightRecord) / sizeof(uint64_t)>;
   /// A communication that has begun. Once its slot in the ring has been reused, changes to it are dropped.
   struct Begun {
     Slot* slot;
     uint64_t number;
     uint64_t call;
     uint64_t begin;
+    const GroupCalls* group;
   };
   /// Begins a communication of `thread`, which is this thread, with the group.
   Begun begin(CommThread& thread, const Group& group, const CommCall& call);
@@ -120,7 +123,7 @@ class FlightRecorder {
   bool read(uint64_t number, FlightRecord& record) const;
 
   const int64_t rank_;
-  bool is_thread_ = false;
+  const bool is_thread_;
   std::atomic<int64_t> n_ranks_{0};
   std::atomic<uint64_t> thread_{0};
   std::atomic<uint64_t> n_begun_{0};

@@ -23,6 +23,10 @@ struct Group {
   int64_t index_of(int64_t rank) const;
 };
 
+/// Throws for a lost group, in the name of `call` ("all_reduce for aten::mm"): c10::DistBackendError with the first reason, or
+/// c10::ValueError in a forked process.
+void check_not_lost(const Group& group, const std::string& call);
+
 using GroupPtr = std::shared_ptr<const Group>;
 
 }  // namespace shardwise

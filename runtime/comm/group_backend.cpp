@@ -13,6 +13,13 @@
 
 namespace shardwise {
 
+int64_t Group::index_of(int64_t rank) const {
+  const auto found = std::ranges::find(ranks, rank);
+  SW_CHECK_VALUE(found != ranks.end(),
+                 "[group] rank {} is not a member of the group of ranks {}. Ask for one of its members.", rank, ranks);
+  return found - ranks.begin();
+}
+
 c10d::ProcessGroup& open_group(const Group& group, const char* op) {
   SW_CHECK_VALUE(group.process_group,
                  "[{}] the process group of ranks {} was destroyed or never made (DeviceMesh(_init_backend=False), or "
@@ -54,24 +61,5 @@ void check_contiguous(const char* op, const at::Tensor& tensor) {
 }
 
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.as_strided({tensor.numel()}, {1}).view(at::kByte); }
-
-at::Tensor gather_rows(const Group& group, const char* what, const at::Tensor& numbers, bool is_counted) {
-  if (group.size() == 1) return numbers.unsqueeze(0).cpu();
-  const auto backend = backend_of(group, "all_gather", numbers.device().type());
-  const at::Tensor gathered = at::empty({group.size(), numbers.numel()}, numbers.options());
-  at::Tensor flat = gathered.view(-1), own = numbers;
-  const auto n_bytes = static_cast<int64_t>(numbers.nbytes()) * (group.size() - 1);
-  Communication gathering(group, {.name = what,
-                                  .dtype = numbers.scalar_type(),
-                                  .length = numbers.numel(),
-                                  .bytes_sent = n_bytes,
-                                  .bytes_received = n_bytes,
-                                  .counted_as = is_counted ? what : nullptr});
-  gathering.run([&] {
-    return goes_tagged(*backend) ? gather_tagged(gathering, *backend, group, own, gathered.unbind())
-                                 : TaggedWorks{backend->_allgather_base(flat, own, {})};
-  });
-  return gathered.cpu();
-}
 
 }  // namespace shardwise

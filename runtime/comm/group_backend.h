@@ -30,9 +30,4 @@ void check_contiguous(const char* op, const at::Tensor& tensor);
 /// The memory of a contiguous tensor as a flat tensor of bytes, which every backend can send whatever the dtype.
 at::Tensor bytes_of(const at::Tensor& tensor);
 
-/// Gathers flat `numbers`, which have one length and dtype on all ranks: [ranks, length] on the CPU, by group order. One communication
-/// named `what` ("compare ids"), a text that lives as long as the program. CommTrace leaves it out unless `is_counted`. Nothing is sent in
-/// a group of one rank.
-at::Tensor gather_rows(const Group& group, const char* what, const at::Tensor& numbers, bool is_counted = false);
-
 }  // namespace shardwise

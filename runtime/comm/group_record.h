@@ -11,6 +11,10 @@
 namespace shardwise {
 
 /// Shared by all copies of a Group. Thread-safe.
+///
+/// A group is lost after one of its communications failed: messages of other ranks may still be in flight and would meet the wrong call. All
+/// groups are lost in a process that was forked from a rank: it has the rank's sockets but none of its threads, and its messages would be
+/// taken for the rank's.
 class GroupRecord {
  public:
   using Turn = std::unique_lock<std::recursive_mutex>;
@@ -30,10 +34,15 @@ class GroupRecord {
 
   /// Marks the group as lost: it takes no more messages. The first reason is kept.
   void lose(const std::string& why);
+  /// False if no group of this process is lost. Cost: one read.
+  static bool some_is_lost() { return some_is_lost_.load(std::memory_order_relaxed); }
   /// The reason why the group is lost; "" if it is not.
   std::string loss() const;
 
  private:
+  static void lose_all_in_child();
+
+  static std::atomic<bool> some_is_lost_;
   const uint64_t number_;
   std::atomic<uint64_t> n_calls_{0};
   std::recursive_mutex turns_;

@@ -4,7 +4,6 @@
 #include "runtime/comm/comm_policy.h"
 #include "runtime/comm/communication.h"
 #include "runtime/comm/group_backend.h"
-#include "runtime/comm/message_pattern.h"
 #include "runtime/comm/tagged_messages.h"
 #include "text/check.h"
 
@@ -106,7 +105,8 @@ void Messages::wait() {
 }
 
 std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::vector<Message> sends,
-                                   std::vector<Message> receives, bool by_all) {
+                                   std::vector<Message> receives, bool by_all,
+                                   const std::function<const char*()>& pattern) {
   if (device.is_meta()) return std::make_shared<Messages>();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const ByteMessages outgoing = byte_messages_of(group, sends, "to", device.type());
@@ -115,12 +115,13 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
   const bool has_part = !outgoing.empty() || !incoming.empty();
   if (!has_part && !by_all) return std::make_shared<Messages>();
 
-  auto communication = std::make_unique<Communication>(
-      group, Communication::Call{.name = "exchange",
-                                 .bytes_sent = total_bytes(outgoing),
-                                 .bytes_received = total_bytes(incoming),
-                                 .counted_as = has_part ? MessagePattern::current() : nullptr,
-                                 .by_all = by_all});
+  const char* const counted_as = pattern && comm_thread().stream != nullptr ? pattern() : "all_to_all";
+  auto communication =
+      std::make_unique<Communication>(group, Communication::Call{.name = "exchange",
+                                                                 .bytes_sent = total_bytes(outgoing),
+                                                                 .bytes_received = total_bytes(incoming),
+                                                                 .counted_as = has_part ? counted_as : nullptr,
+                                                                 .by_all = by_all});
   if (by_all) connect(group, "exchange", device);  // after the ranks have compared their calls
   if (!has_part) {
     communication->finish();

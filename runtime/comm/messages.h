@@ -56,13 +56,15 @@ class Messages {
 /// exchange, and the n-th send of a pair matches the n-th receive. So the two ends list equally many messages with the same numbers of
 /// bytes.
 ///
-/// Counted as one "all_to_all" by a rank that sends or receives anything.
+/// Counted as one "all_to_all", or as `pattern()`, by a rank that sends or receives anything.
 /// Throws: c10::ValueError, before the first message, for a tensor that is empty, not contiguous or not on `device`, and for a message to
 /// the rank itself or to a non-member. Cost: no copies, except with threads one of each send.
 ///
 /// `by_all`: false if members without a message may stay away, as ranks outside both of two meshes do. Then the order of calls is not
 /// checked, and all members must have called connect() (group_backend.h) before.
+/// `pattern`: the collective that the exchange amounts to, "all_gather". Called only if an EventReader is open.
 std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::vector<Message> sends,
-                                   std::vector<Message> receives, bool by_all = true);
+                                   std::vector<Message> receives, bool by_all = true,
+                                   const std::function<const char*()>& pattern = nullptr);
 
 }  // namespace shardwise

@@ -127,12 +127,11 @@ at::Tensor gather_hashes(const Group& group, const OwnCall& own, const at::Tenso
   } catch (const std::exception& error) {
     why = error_text(error);
   }
-  TORCH_CHECK_WITH(
-      DistBackendError, false,
-      fmt::format("[check] rank {} is about to {} as call {} of the ranks {}, but {}. Every rank must make the same "
-                  "calls in the same order. A slow rank has SHARDWISE_CHECK_SECONDS={} to reach the call. ({})",
-                  group.ranks[group.index], text, own.event.call, group.ranks, describe_missing(group, own.event.call),
-                  static_cast<double>(check_limit().count()) / 1000, why.substr(0, why.find('\n'))));
+  SW_CHECK_WITH(DistBackendError, false,
+                "[check] rank {} is about to {} as call {} of the ranks {}, but {}. Every rank must make the same "
+                "calls in the same order. A slow rank has SHARDWISE_CHECK_SECONDS={} to reach the call. ({})",
+                group.ranks[group.index], text, own.event.call, group.ranks, describe_missing(group, own.event.call),
+                static_cast<double>(check_limit().count()) / 1000, why.substr(0, why.find('\n')));
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 
 #include <ATen/Dispatch_v2.h>
 #include <ATen/ops/isnan.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 
@@ -14,21 +16,6 @@ namespace shardwise {
 namespace {
 
 using RedOp = c10d::ReduceOp::RedOpType;
-
-RedOp red_op(Reduce reduce) {
-  switch (reduce) {
-    case Reduce::kSum:
-    case Reduce::kAvg:
-      return RedOp::SUM;
-    case Reduce::kMax:
-      return RedOp::MAX;
-    case Reduce::kMin:
-      return RedOp::MIN;
-    case Reduce::kProduct:
-      return RedOp::PRODUCT;
-  }
-  TORCH_INTERNAL_ASSERT(false, "unknown Reduce");
-}
 
 bool is_extremum(Reduce reduce) { return reduce == Reduce::kMax || reduce == Reduce::kMin; }
 
@@ -57,6 +44,46 @@ at::Tensor from_ordered(const at::Tensor& integers) {
 }
 
 }  // namespace
+
+RedOp red_op(Reduce reduce) {
+  switch (reduce) {
+    case Reduce::kSum:
+    case Reduce::kAvg:
+      return RedOp::SUM;
+    case Reduce::kMax:
+      return RedOp::MAX;
+    case Reduce::kMin:
+      return RedOp::MIN;
+    case Reduce::kProduct:
+      return RedOp::PRODUCT;
+  }
+  TORCH_INTERNAL_ASSERT(false, "unknown Reduce");
+}
+
+void accumulate(at::Tensor total, const at::Tensor& term, RedOp op) {
+  switch (op) {
+    case RedOp::PRODUCT:
+      total.mul_(term);
+      return;
+    case RedOp::MIN:
+      at::minimum_out(total, total, term);
+      return;
+    case RedOp::MAX:
+      at::maximum_out(total, total, term);
+      return;
+    case RedOp::BAND:
+      total.bitwise_and_(term);
+      return;
+    case RedOp::BOR:
+      total.bitwise_or_(term);
+      return;
+    case RedOp::BXOR:
+      total.bitwise_xor_(term);
+      return;
+    default:
+      total.add_(term);
+  }
+}
 
 c10::Scalar identity_of(Reduce reduce, c10::ScalarType dtype) {
   if (reduce == Reduce::kProduct) return 1;

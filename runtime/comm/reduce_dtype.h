@@ -22,9 +22,15 @@ c10::ScalarType reduce_dtype(c10::ScalarType dtype, Reduce reduce);
 /// The neutral element of a reduction: 0 for sum and avg, 1 for product, the lowest value for max, the highest for min.
 c10::Scalar identity_of(Reduce reduce, c10::ScalarType dtype);
 
+/// The operator of `reduce`: SUM for avg, because not every backend divides.
+c10d::ReduceOp::RedOpType red_op(Reduce reduce);
+
+/// Combines `term` into `total`, which has the same dtype. AVG adds.
+void accumulate(at::Tensor total, const at::Tensor& term, c10d::ReduceOp::RedOpType op);
+
 struct ReduceForm {
-  at::Tensor tensor;             // contiguous; shares the caller's memory if its dtype is reduced unchanged
-  c10d::ReduceOp::RedOpType op;  // SUM for avg, because not every backend divides
+  at::Tensor tensor;  // contiguous; shares the caller's memory if its dtype is reduced unchanged
+  c10d::ReduceOp::RedOpType op;
 };
 
 /// Throws: c10::TypeError if `reduce` is undefined for the dtype (avg of integers, max of complex numbers).

@@ -38,22 +38,13 @@ using TaggedWorks = std::vector<Communication::WorkPtr>;
 /// carry no tag; returns at once if the backend checks its collectives itself.
 /// Cost: a tagged byte from each member to each other one.
 void meet_tagged(const Communication& communication, c10d::Backend& backend, const Group& group, int64_t n_bytes);
-
-/// Writes each member's flat `own` into its place in `places`, by group order. The places may differ in length, and this rank's place may
-/// be `own` itself.
+/// Sends `parts[i]` to member i, and receives `places[i]` from it, except for tensors that are empty or undefined. Copies this rank's part,
+/// unless its place is that part.
+TaggedWorks exchange_tagged(const Communication& communication, c10d::Backend& backend, const Group& group,
+                            const std::vector<at::Tensor>& parts, const std::vector<at::Tensor>& places);
+/// exchange_tagged() of one part for all members.
 TaggedWorks gather_tagged(const Communication& communication, c10d::Backend& backend, const Group& group,
                           const at::Tensor& own, const std::vector<at::Tensor>& places);
-
-/// Sends `bytes` of the member at `root_index` to all members.
-TaggedWorks broadcast_tagged(const Communication& communication, c10d::Backend& backend, const Group& group,
-                             const at::Tensor& bytes, int64_t root_index);
-
-/// Sends the parts of flat `input`, `sent[i]` bytes to member i, and receives the parts of flat `output`, `received[i]` bytes from member
-/// i.
-TaggedWorks all_to_all_tagged(const Communication& communication, c10d::Backend& backend, const Group& group,
-                              const at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& received,
-                              const std::vector<int64_t>& sent);
-
 /// Reduces the rows into flat `result`, in order, so that all ranks get the same bits.
 void reduce_rows(const at::Tensor& rows, c10d::ReduceOp::RedOpType op, const at::Tensor& result);
 

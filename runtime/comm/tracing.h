@@ -1,4 +1,5 @@
-// runtime/comm/tracing.h: whether torch's tracers run the program on tensors without values, as in torch.compile and torch.export.
+// runtime/comm/tracing.h: whether torch's tracers run the program on tensors without values, as in torch.compile and torch.export, and work
+// outside of tracers and transforms.
 #pragma once
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -22,6 +23,14 @@ class OutsideTracers {
  private:
   c10::impl::ExcludeDispatchKeyGuard no_modes_;
   c10::impl::DisablePythonDispatcher no_python_kernels_;
+};
+
+/// During its lifetime operators of this thread bypass the transforms of torch.func, which otherwise wrap new tensors, so that their memory cannot be
+/// read.
+class OutsideTransforms {
+ private:
+  c10::impl::ExcludeDispatchKeyGuard transforms_{c10::DispatchKeySet(
+      {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode})};
 };
 
 }  // namespace shardwise

@@ -30,38 +30,6 @@ ProcessWorld& process_world() {
   return *slot;
 }
 
-/// One thread of a rank makes a group, and other threads that want the same group wait for it. Threads that make different groups do not
-/// wait for each other, because other ranks may make them in another order.
-class OneMaker {
- public:
-  OneMaker(const World& world, const std::vector<int64_t>& members) : key_(&world, members) {
-    const GilRelease no_gil;
-    std::unique_lock lock(all().mutex);
-    all().changed.wait(lock, [&] { return all().at_work.insert(key_).second; });
-  }
-  ~OneMaker() {
-    const std::lock_guard lock(all().mutex);
-    all().at_work.erase(key_);
-    all().changed.notify_all();
-  }
-  OneMaker(const OneMaker&) = delete;
-  OneMaker& operator=(const OneMaker&) = delete;
-
- private:
-  using Key = std::pair<const World*, std::vector<int64_t>>;
-  struct All {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::set<Key> at_work;
-  };
-  static All& all() {
-    static auto* const all = new All;  // threads may outlive main
-    return *all;
-  }
-
-  Key key_;
-};
-
 std::vector<int64_t> checked_members(c10::ArrayRef<int64_t> ranks, int64_t n_ranks) {
   std::vector<int64_t> members = ranks.vec();
   std::sort(members.begin(), members.end());
@@ -86,8 +54,8 @@ World::World(int64_t rank, int64_t size, c10::intrusive_ptr<c10d::ProcessGroup> 
       make_by_members_(std::move(make_by_members)) {
   SW_CHECK_VALUE(rank >= 0 && rank < size, "[world] rank {} does not fit a world of {} ranks. Use a rank in [0, {}).",
                  rank, size, size);
-  TORCH_CHECK_VALUE(everyone_ || size == 1 || !make_group_,  // without both it has no groups
-                    fmt::format("[world] a world of {} ranks needs a process group. Pass one.", size));
+  SW_CHECK_VALUE(everyone_ || size == 1 || !make_group_,  // without both it has no groups
+                 "[world] a world of {} ranks needs a process group. Pass one.", size);
 }
 
 std::shared_ptr<World> World::maybe_current() {
@@ -141,7 +109,16 @@ GroupPtr World::group(c10::ArrayRef<int64_t> ranks, const Group* like) {
     return found == groups_.end() ? std::nullopt : std::optional<GroupPtr>(found->second);
   };
   if (const auto group = known()) return *group;
-  const OneMaker maker(*this, members);
+  // One thread of a rank makes a group, and other threads that want the same group wait for it. Threads that make different groups do not
+  // wait for each other, because other ranks may make them in another order.
+  std::unique_lock<std::mutex> turn;
+  {
+    const GilRelease no_gil;
+    std::unique_lock lock(mutex_);
+    std::mutex& maker = makers_[members];
+    lock.unlock();
+    turn = std::unique_lock(maker);
+  }
   if (const auto group = known()) return *group;
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   MakeGroup make_group;

@@ -65,6 +65,7 @@ class World {
   std::shared_ptr<GroupRecord> making_ = std::make_shared<GroupRecord>();  // of the calls in which ranks make groups
   std::mutex mutex_;
   std::map<std::vector<int64_t>, std::shared_ptr<Group>> groups_;
+  std::map<std::vector<int64_t>, std::mutex> makers_;  // by ranks; held by the thread that makes the group
   bool is_closed_ = false;
 };
 

@@ -1,4 +1,4 @@
-#include "runtime/dispatch/composite.h"
+#include "runtime/dispatch/dispatch.h"
 
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/bound_call.h"

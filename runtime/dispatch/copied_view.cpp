@@ -25,6 +25,12 @@ Shards local_tensors(const Spec& spec, const Shards& pieces) {
   return spec.layout().joined_dim() && spec.is_member() ? Shards{flat_part(spec, pieces)} : pieces;
 }
 
+void copy_reshaped(const Spec& from_spec, const Shards& from_pieces, const Spec& to_spec, const Shards& to_pieces) {
+  const Shards from = local_tensors(from_spec, from_pieces), to = local_tensors(to_spec, to_pieces);
+  for (size_t i = 0; i < to.size(); ++i)
+    if (!from[i].is_alias_of(to[i])) to[i].copy_(from[i].reshape(to[i].sizes()));
+}
+
 }  // namespace
 
 CopiedView::CopiedView(Reason reason, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output)
@@ -52,10 +58,7 @@ void CopiedView::refresh(const SpecPtr& spec, const Shards& shards) {
   source_impl().refresh();
   const Shards& sources = source_impl().shards();
   if (reason_ == Reason::kMoved) fetch(spec, shards);
-  if (reason_ == Reason::kCopied) {
-    const Shards from = local_tensors(*source_impl().spec(), sources), to = local_tensors(*spec, shards);
-    for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i].reshape(to[i].sizes()));
-  }
+  if (reason_ == Reason::kCopied) copy_reshaped(*source_impl().spec(), sources, *spec, shards);
   n_writes_ = seen;
 }
 
@@ -90,12 +93,7 @@ void CopiedView::write_back(const DTensorImpl& view) {
   const Shards& shards = view.shards();
   BelowAutograd guard;
   if (reason_ == Reason::kMoved) bring(spec, shards);
-  if (reason_ == Reason::kCopied) {
-    const Shards from = local_tensors(*spec, shards);
-    const Shards to = local_tensors(*source_impl().spec(), source_impl().shards());
-    for (size_t i = 0; i < to.size(); ++i)
-      if (!from[i].is_alias_of(to[i])) to[i].copy_(from[i].reshape(to[i].sizes()));
-  }
+  if (reason_ == Reason::kCopied) copy_reshaped(*spec, shards, *source_impl().spec(), source_impl().shards());
   after_write(source_impl());
 }
 

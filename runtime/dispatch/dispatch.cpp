@@ -43,35 +43,12 @@ std::mutex& rules_mutex() {
   return *mutex;
 }
 
-/// The OpInfos of aten operators without a rule, which add_user_rule() may give one. Kernels end under the dispatcher's lock, so their infos have a
-/// lock under which nothing is registered.
-struct InfosWithoutRule {
-  std::mutex mutex;
-  std::unordered_map<std::string, OpInfo*> by_op;
-
-  OpInfo* find(const std::string& op) {
-    const std::lock_guard lock(mutex);
-    const auto found = by_op.find(op);
-    return found == by_op.end() ? nullptr : found->second;
-  }
-};
-
-InfosWithoutRule& infos_without_rule() {
-  static auto* infos = new InfosWithoutRule;
-  return *infos;
-}
-
 class BoxedKernel final : public c10::OperatorKernel {
  public:
-  explicit BoxedKernel(const c10::OperatorHandle& op) : info_(op), out_call_(OutCall::find(info_)) {
-    info_.rule = RuleTable::global().find(info_.name);
-    if (info_.rule || out_call_) return;
-    const std::lock_guard lock(infos_without_rule().mutex);
-    infos_without_rule().by_op.emplace(info_.name, &info_);
-  }
-  ~BoxedKernel() override {  // another kernel takes the operator
-    const std::lock_guard lock(infos_without_rule().mutex);
-    infos_without_rule().by_op.erase(info_.name);
+  /// `rule`: a user's, which lives as long as the process. The OpInfo is the kernel's own, so cached decisions of another rule are not used.
+  explicit BoxedKernel(const c10::OperatorHandle& op, const Rule* rule = nullptr) : info_(op) {
+    if (!rule) out_call_ = OutCall::find(info_);
+    info_.rule = rule ? rule : RuleTable::global().find(info_.name);
   }
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     if (out_call_)
@@ -113,11 +90,45 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   {
     std::lock_guard lock(rules_mutex());
     auto& entry = (*known)[op.operator_name()];
-    if (!entry) entry = std::make_unique<OpInfo>(op);
-    if (!entry->rule) entry->rule = RuleTable::global().find(entry->name);
+    if (!entry) {
+      entry = std::make_unique<OpInfo>(op);
+      entry->rule = RuleTable::global().find(entry->name);
+    }
     info = entry.get();
   }
   dispatch(*info, stack);
+}
+
+/// Drops torch's warning that a kernel replaces another, which is intended here.
+class Silent final : public c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+/// Registers `kernel` for `op` in place of any other.
+template <class Kernel>
+void replace_kernel(const c10::OperatorHandle& op, c10::DispatchKey key, std::unique_ptr<Kernel> kernel) {
+  Silent silent;
+  c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  const std::string full = c10::toString(op.operator_name());
+  const size_t space = full.find("::");
+  registrations(full.substr(0, space).c_str(), key)
+      .impl(full.substr(space + 2).c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
+}
+
+class ByFormula final : public c10::OperatorKernel {
+ public:
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    op.redispatchBoxed(formula_keys(keys), stack);
+  }
+};
+
+/// True if the operator has neither a rule nor a kernel, so that its operands are gathered.
+bool is_unanswered(const c10::OperatorHandle& op) {
+  const OpInfo info(op);
+  return !RuleTable::global().find(info.name) && !OutCall::find(info) &&
+         (!info.name.starts_with("aten::") ||
+          (has_default(info.name, kTensorKey) &&
+           !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)));
 }
 
 /// The error that the kernel throws on other ranks, for a rank that has no element of some operand; null if the kernel accepts the call. A
@@ -251,18 +262,24 @@ void add_user_rule(const std::string& op, const Rule& rule) {
                  "aten::add.Tensor.",
                  op);
   const std::lock_guard lock(rules_mutex());
-  const bool is_ours = op.starts_with("aten::");
-  OpInfo* const info = infos_without_rule().find(op);
-  SW_CHECK_VALUE(!is_ours || info,
+  SW_CHECK_VALUE(is_unanswered(*handle),
                  "[register_rule] Shardwise already handles {}. Register rules only for operators that explain() shows "
                  "as replicated.",
                  op);
   RuleTable::global().add(op, rule);
-  if (is_ours)
-    info->rule = RuleTable::global().find(op);
-  else if (!handle->hasKernelForDispatchKey(kTensorKey))  // a kernel for all backends would hide the fallback
-    registrations(op.substr(0, op.find("::")).c_str(), kTensorKey)
-        .impl(op.substr(op.find("::") + 2).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  replace_kernel(*handle, kTensorKey, std::make_unique<BoxedKernel>(*handle, RuleTable::global().find(op)));
+}
+
+void replace_answer(const std::string& op, const Rule& rule) {
+  const auto handle = find_operator(op);
+  TORCH_INTERNAL_ASSERT(handle, "torch knows no operator ", op);
+  SW_CHECK_VALUE(!handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd),
+                 "[register_sharding] torch composes {} of other operators, which determine its layout. Register "
+                 "shardings for the operators that explain() shows.",
+                 op);
+  replace_kernel(*handle, kTensorKey, std::make_unique<BoxedKernel>(*handle, new Rule(rule)));
+  if (handle->hasKernelForDispatchKey(kAutogradKey) && !gives_view(handle->schema()))
+    replace_kernel(*handle, kAutogradKey, std::make_unique<ByFormula>());
 }
 
 void register_dispatch() {

@@ -24,4 +24,18 @@ void register_dispatch();
 /// Throws: c10::ValueError for an operator that torch does not know or that has a rule.
 void add_user_rule(const std::string& op, const Rule& rule);
 
+/// From now on `op` uses `rule` in place of its rule, kernel or fallback. torch's derivative formula applies.
+/// Throws: c10::ValueError for an operator that torch composes from others above autograd. Pre: torch knows the operator.
+void replace_answer(const std::string& op, const Rule& rule);
+
+/// Registers the operators that torch composes from others, for which we have neither a rule nor a kernel: the caller's plain tensors are checked as for
+/// any operator, torch's composition runs under ImplicitReplication, and plain results are wrapped as replicas.
+/// `without_plain`: composites that make no plain tensor ("aten::reshape"); torch's own kernel runs them, which is faster.
+/// Called after register_dispatch().
+void register_composites(c10::ArrayRef<std::string_view> without_plain);
+
+/// Lets torch decompose composite operators (linear, matmul) when an operand has a tangent. torch does so for devices whose kernels do not
+/// take precedence over the composition. Calls without a tangent cost nothing more.
+void register_forward_mode();
+
 }  // namespace shardwise

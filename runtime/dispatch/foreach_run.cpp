@@ -2,8 +2,9 @@
 
 #include "runtime/comm/comm_scope.h"
 #include "runtime/dispatch/dispatch.h"
-#include "runtime/dispatch/operand_move.h"
+#include "runtime/redistribute/exchange_run.h"
 #include "runtime/redistribute/execute.h"
+#include "runtime/redistribute/number_move.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/flat_part.h"

@@ -1,4 +1,4 @@
-#include "runtime/dispatch/forward_mode.h"
+#include "runtime/dispatch/dispatch.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/jit_decomp_interface.h>

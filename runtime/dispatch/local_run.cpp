@@ -5,10 +5,11 @@
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/reduce_dtype.h"
 #include "runtime/dispatch/copied_view.h"
-#include "runtime/dispatch/operand_move.h"
 #include "runtime/dispatch/view_begin.h"
 #include "runtime/dispatch/view_call.h"
+#include "runtime/redistribute/exchange_run.h"
 #include "runtime/redistribute/execute.h"
+#include "runtime/redistribute/number_move.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/flat_part.h"
@@ -306,8 +307,11 @@ class LocalRun {
   at::Tensor wrap_output(size_t i) {
     const SpecPtr& spec = propagation_.outputs[i];
     if (!spec) return {};
-    at::Tensor result =
-        gives_normal_view_ ? wrap_normal(spec, std::move(outputs_[i])) : wrap(spec, std::move(outputs_[i]));
+    std::optional<c10::InferenceMode>
+        outside;  // in inference mode a view of a normal tensor stays a normal tensor, as in torch
+    if (gives_normal_view_) outside.emplace(false);
+    at::Tensor result = wrap(spec, std::move(outputs_[i]));
+    outside.reset();
     if (view_reason_)
       maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(*view_reason_, call_.op, view_args_, i));
     if (is_traced_view_) [[unlikely]]
@@ -326,12 +330,6 @@ class LocalRun {
       maybe_dtensor(result)->set_local_form(form_);
     else
       keep_local_form(result, form_);
-  }
-
-  /// Wraps outside inference mode: there, a view of a normal tensor stays a normal tensor, as in torch.
-  static at::Tensor wrap_normal(const SpecPtr& spec, Shards shards) {
-    const c10::InferenceMode outside(false);
-    return wrap(spec, std::move(shards));
   }
 
   void finish() {

@@ -1,4 +1,4 @@
-#include "runtime/dispatch/plain_gradient.h"
+#include "runtime/dispatch/plain_operand.h"
 
 #include "runtime/api/dtensor.h"
 

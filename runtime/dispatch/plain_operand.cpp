@@ -5,7 +5,6 @@
 #include "runtime/api/gradients.h"
 #include "runtime/comm/order_check.h"
 #include "runtime/comm/tracing.h"
-#include "runtime/dispatch/plain_gradient.h"
 #include "text/check.h"
 
 #include <fmt/ranges.h>

@@ -4,7 +4,6 @@
 #include "runtime/api/gradients.h"
 #include "runtime/dispatch/bound_call.h"
 #include "runtime/dispatch/gradient_layout.h"
-#include "runtime/dispatch/plain_gradient.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/rules/rule.h"
 #include "text/check.h"

@@ -1,7 +1,6 @@
 #include "runtime/dispatch/view_replay.h"
 
 #include "runtime/rules/aten_operators.h"
-#include "runtime/tensor/derivative_formula.h"
 #include "runtime/tensor/dtensor_impl.h"
 #include "runtime/tensor/registrations.h"
 
@@ -21,14 +20,8 @@ class Replayed final : public c10::OperatorKernel {
   }
 };
 
-bool is_view(const c10::FunctionSchema& schema) {
-  return std::ranges::any_of(schema.returns(), [](const c10::Argument& result) {
-    return result.alias_info() && !result.alias_info()->isWrite();
-  });
-}
-
 bool is_tracked(const AtenOperator& op) {
-  return is_view(op.handle.schema()) && !op.handle.hasKernelForDispatchKey(kAutogradKey) &&
+  return gives_view(op.handle.schema()) && !op.handle.hasKernelForDispatchKey(kAutogradKey) &&
          op.handle.hasKernelForDispatchKey(c10::DispatchKey::Autograd) &&
          !op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }

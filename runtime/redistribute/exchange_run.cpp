@@ -1,37 +1,22 @@
 #include "runtime/redistribute/exchange_run.h"
 
 #include "plans/pattern.h"
-#include "runtime/comm/message_pattern.h"
 #include "runtime/comm/reduce_dtype.h"
 #include "runtime/tensor/flat_part.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/minimum.h>
 
 namespace shardwise {
 namespace {
 
-const char* name_in_traces(Pattern pattern) {
-  switch (pattern) {
-    case Pattern::kAllGather:
-      return "all_gather";
-    case Pattern::kReduceScatter:
-      return "reduce_scatter";
-    case Pattern::kPermute:
-      return "permute";
-    default:
-      return "all_to_all";
-  }
-}
-
-/// The collective that the items amount to; all_to_all if they differ.
+/// The collective that the items amount to; all_to_all if they differ, or if their steps send nothing.
 const char* pattern_name(const std::vector<ExchangeItem>& items) {
   const Pattern first = pattern_of(*items[0].step);
-  const bool is_one =
-      std::ranges::all_of(items, [&](const ExchangeItem& item) { return pattern_of(*item.step) == first; });
-  return name_in_traces(is_one ? first : Pattern::kAllToAll);
+  const bool is_one = first != Pattern::kSlice && std::ranges::all_of(items, [&](const ExchangeItem& item) {
+                        return pattern_of(*item.step) == first;
+                      });
+  return name_of(is_one ? first : Pattern::kAllToAll);
 }
 
 /// The dtype in which the terms of `step` are combined. torch has no arithmetic for some dtypes, and the sum of an avg may overflow its
@@ -39,26 +24,6 @@ const char* pattern_name(const std::vector<ExchangeItem>& items) {
 at::ScalarType combined_as(const Step& step, at::ScalarType dtype) {
   if (!step.combines_terms() || dtype == at::kBool) return dtype;
   return reduce_dtype(dtype, step.reduce);
-}
-
-/// Combines `values` into `total`, which has the dtype of combined_as().
-void combine(at::Tensor total, const at::Tensor& values, Reduce reduce) {
-  const at::Tensor term = values.to(total.scalar_type());
-  switch (reduce) {
-    case Reduce::kSum:
-    case Reduce::kAvg:
-      total.add_(term);
-      return;
-    case Reduce::kProduct:
-      total.mul_(term);
-      return;
-    case Reduce::kMax:
-      at::maximum_out(total, total, term);
-      return;
-    case Reduce::kMin:
-      at::minimum_out(total, total, term);
-      return;
-  }
 }
 
 at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device device, at::ScalarType dtype) {
@@ -81,6 +46,13 @@ at::Tensor narrowed(at::Tensor piece, const Box& held, const Box& box) {
     if (box.sizes[dim] != held.sizes[dim])
       piece = piece.narrow(static_cast<int64_t>(dim), box.offsets[dim] - held.offsets[dim], box.sizes[dim]);
   return piece;
+}
+
+at::Tensor narrowed_to(at::Tensor tensor, const Box& box) {
+  const int64_t skipped = static_cast<int64_t>(box.sizes.size()) - tensor.dim();
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim)
+    if (tensor.size(dim) != 1) tensor = tensor.narrow(dim, box.offsets[skipped + dim], box.sizes[skipped + dim]);
+  return tensor;
 }
 
 at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device device) {
@@ -137,9 +109,8 @@ void ExchangeRun::start_round(int64_t round) {
   messages_ = std::make_unique<PackedMessages>(device_, may_change_);
   post_receives(round);
   post_sends(round);
-  const auto name = [&] { return pattern_name(items_); };
-  const MessagePattern pattern(name);
-  if (participants_.group) messages_->start(*participants_.group, participants_.is_whole);
+  if (participants_.group)
+    messages_->start(*participants_.group, participants_.is_whole, [&] { return pattern_name(items_); });
 }
 
 void ExchangeRun::finish_round(int64_t round) {
@@ -195,7 +166,7 @@ void ExchangeRun::store(const Arrival& arrival, const at::Tensor& values, int64_
   if (arrival.transfer->term == 0)
     place.copy_(values);
   else
-    combine(place, values, items_[arrival.item].step->reduce);
+    accumulate(place, values.to(place.scalar_type()), red_op(items_[arrival.item].step->reduce));
 }
 
 }  // namespace shardwise

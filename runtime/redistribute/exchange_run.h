@@ -76,6 +76,8 @@ class ExchangeRun {
 /// The part of `piece` inside `box`, as a view. `held` is the box of `piece`.
 at::Tensor narrowed(at::Tensor piece, const Box& held, const Box& box);
 
+/// The part of `tensor` that matches `box` of an operator's result. Dims are aligned to the right; broadcast dims stay whole.
+at::Tensor narrowed_to(at::Tensor tensor, const Box& box);
 /// Uninitialised memory for a piece of `sizes`, with its dims in the order of the tensor's strides.
 at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device device);
 

@@ -168,10 +168,7 @@ Shards move(const DTensorImpl& tensor, const SpecPtr& destination, const PlanOpt
 std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination,
                                         const PlanOptions& options) {
   check_move(source, destination);
-  check_no_traced_subclass(shards);
   BelowAutograd guard;
-  if (is_traced(shards) && is_opaque(source, destination, options)) [[unlikely]]
-    return start_traced_move({source, destination, options}, shards);
   const auto layouts = [&] { return move_words(*source, *destination, options); };
   const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
   return std::make_unique<StartedMove>(Moving(source, shards, destination, options),

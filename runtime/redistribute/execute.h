@@ -26,7 +26,7 @@ Shards move(const DTensorImpl& tensor, const SpecPtr& destination, const PlanOpt
 /// Only the move by owners. Returns nothing, and sends nothing, if the rows have no owners or `destination` is Partial.
 std::optional<Shards> move_owned_rows(const DTensorImpl& tensor, const SpecPtr& destination);
 
-/// move() without waiting for the last messages, if it ends with messages. Pre: not on meta.
+/// move() without waiting for the last messages, if it ends with messages. Pre: not on meta, not traced.
 std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination,
                                         const PlanOptions& options = {});
 

@@ -91,48 +91,23 @@ void exchange_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
   }
 }
 
-/// move_many() if some tensors are traced: each move sends its own messages.
-std::vector<Shards> moved_one_by_one(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
-                                     c10::ArrayRef<SpecPtr> destinations, const PlanOptions& options) {
-  std::vector<Shards> results;
-  for (size_t i = 0; i < sources.size(); ++i) results.push_back(move(sources[i], shards[i], destinations[i], options));
-  return results;
-}
-
-/// move_many() if some tensors are on meta.
-std::vector<Shards> moved_apart(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
-                                c10::ArrayRef<SpecPtr> destinations, const PlanOptions& options, int64_t bucket_bytes) {
-  std::vector<Shards> results(sources.size()), rest;
-  std::vector<SpecPtr> from, to;
-  std::vector<size_t> places;
-  for (size_t i = 0; i < sources.size(); ++i) {
-    if (destinations[i]->mesh()->is_meta()) {
-      results[i] = move(sources[i], shards[i], destinations[i], options);
-      continue;
-    }
-    from.push_back(sources[i]);
-    rest.push_back(shards[i]);
-    to.push_back(destinations[i]);
-    places.push_back(i);
-  }
-  auto moved = move_many(from, rest, to, options, bucket_bytes);
-  for (size_t i = 0; i < places.size(); ++i) results[places[i]] = std::move(moved[i]);
-  return results;
-}
-
 }  // namespace
 
 std::vector<Shards> move_many(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
                               c10::ArrayRef<SpecPtr> destinations, const PlanOptions& options, int64_t bucket_bytes) {
   for (size_t i = 0; i < sources.size(); ++i) check_move(sources[i], destinations[i]);
   BelowAutograd guard;
-  const auto is_on_meta = [](const SpecPtr& spec) { return spec->mesh()->is_meta(); };
-  if (std::ranges::any_of(shards, is_traced)) [[unlikely]]
-    return moved_one_by_one(sources, shards, destinations, options);
-  if (std::ranges::any_of(destinations, is_on_meta))
-    return moved_apart(sources, shards, destinations, options, bucket_bytes);
+  std::vector<Shards> results(sources.size());
   std::vector<Moving> movings;
-  for (size_t i = 0; i < sources.size(); ++i) movings.emplace_back(sources[i], shards[i], destinations[i], options);
+  std::vector<size_t> places;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (is_traced(shards[i]) || destinations[i]->mesh()->is_meta()) {  // these share no messages
+      results[i] = move(sources[i], shards[i], destinations[i], options);
+      continue;
+    }
+    movings.emplace_back(sources[i], shards[i], destinations[i], options);
+    places.push_back(i);
+  }
   while (true) {
     std::vector<Moving*> reducing, exchanging;
     for (Moving& moving : movings) {
@@ -144,8 +119,7 @@ std::vector<Shards> move_many(c10::ArrayRef<SpecPtr> sources, const std::vector<
     reduce_together(std::move(reducing), bucket_bytes);
     exchange_together(std::move(exchanging), bucket_bytes);
   }
-  std::vector<Shards> results;
-  for (const Moving& moving : movings) results.push_back(moving.pieces());
+  for (size_t i = 0; i < places.size(); ++i) results[places[i]] = movings[i].pieces();
   return results;
 }
 

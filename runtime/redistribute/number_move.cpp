@@ -6,6 +6,7 @@
 #include "runtime/comm/tracing.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/dtensor_impl.h"
 #include "text/check.h"
 
 #include <ATen/ops/empty.h>
@@ -85,6 +86,13 @@ Shards move_number(const SpecPtr& source, const Shards& shards, const SpecPtr& d
   const BelowAutograd guard;
   const SpecPtr alone = source->replicated(), replica = destination->replicated();
   return move(replica, replica_on(alone, move(source, shards, alone), replica), destination);
+}
+
+Shards move_operand(const DTensorImpl& operand, const SpecPtr& to) {
+  const SpecPtr& spec = operand.spec();
+  const bool is_number_elsewhere =
+      spec->mesh() != to->mesh() && spec->dim() == 0 && !spec->mesh()->is_meta() && !to->mesh()->is_meta();
+  return is_number_elsewhere ? move_number(spec, operand.shards(), to) : move(operand, to);
 }
 
 }  // namespace shardwise

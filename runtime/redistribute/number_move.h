@@ -12,6 +12,8 @@
 
 namespace shardwise {
 
+class DTensorImpl;
+
 /// This rank's piece of the number on `destination`'s mesh, for reading only. Collective over both meshes, one after the other.
 ///
 /// Pre: `source` has no dims; both meshes have memory and belong to one world.
@@ -20,5 +22,10 @@ namespace shardwise {
 /// Cost: a Partial is reduced. If all ranks of `destination`'s mesh are on the number's mesh, nothing more is sent. Otherwise the number's
 /// bytes are gathered over `destination`'s mesh, or sent from the number's mesh if the meshes have no common rank.
 Shards move_number(const SpecPtr& source, const Shards& shards, const SpecPtr& destination);
+
+/// This rank's pieces of an operand in the layout `to` that its operator needs, for reading only. A number may be on another mesh. A Partial
+/// is reduced again by each operator that needs its value: a program with several such operators should reduce it once.
+/// Collective over the meshes. Throws: as move() and move_number().
+Shards move_operand(const DTensorImpl& operand, const SpecPtr& to);
 
 }  // namespace shardwise

@@ -107,7 +107,7 @@ Message PackedMessages::unpacked(int64_t rank, const std::vector<IncomingPart>& 
   return {rank, buffer};
 }
 
-void PackedMessages::start(const Group& group, bool by_all) {
+void PackedMessages::start(const Group& group, bool by_all, const std::function<const char*()>& pattern) {
   std::vector<Message> sends, receives;
   for (const auto& [rank, all] : receives_)
     for (const auto& parts : by_message(all)) receives.push_back(unpacked(rank, parts));
@@ -118,7 +118,7 @@ void PackedMessages::start(const Group& group, bool by_all) {
   };
   post(next, sends_.end());
   post(sends_.begin(), next);
-  messages_ = exchange(group, device_, std::move(sends), std::move(receives), by_all);
+  messages_ = exchange(group, device_, std::move(sends), std::move(receives), by_all, pattern);
 }
 
 void PackedMessages::finish() {

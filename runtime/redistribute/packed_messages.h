@@ -45,9 +45,9 @@ class PackedMessages {
   /// Receives into an internal buffer. Returns the number with which arrived() gives the tensor.
   size_t receive_apart(int64_t rank, c10::IntArrayRef sizes, at::ScalarType dtype);
 
-  /// Every member of `group` must call it, even without parts; `by_all` as in exchange(). Ranks after this one are sent to first, so that
-  /// not all ranks send to rank 0 at once.
-  void start(const Group& group, bool by_all = true);
+  /// Every member of `group` must call it, even without parts. Ranks after this one are sent to first, so that
+  /// not all ranks send to rank 0 at once. `by_all`, `pattern`: as in exchange().
+  void start(const Group& group, bool by_all = true, const std::function<const char*()>& pattern = nullptr);
   /// Waits, and copies received parts from buffers to their places.
   void finish();
   /// Valid after finish(), during the lifetime of this object.

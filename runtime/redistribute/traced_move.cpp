@@ -81,15 +81,6 @@ TORCH_LIBRARY_FRAGMENT(shardwise, library) {
   library.impl("move", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(run_move)));
 }
 
-class DoneMove final : public PendingMove {
- public:
-  explicit DoneMove(Shards pieces) : pieces_(std::move(pieces)) {}
-  Shards finish() override { return std::move(pieces_); }
-
- private:
-  Shards pieces_;
-};
-
 }  // namespace
 
 Shards traced_move(const TracedMove& move, const Shards& pieces) {
@@ -98,10 +89,6 @@ Shards traced_move(const TracedMove& move, const Shards& pieces) {
                              .typed<std::vector<at::Tensor>(at::TensorList, std::string_view)>();
   const std::vector<at::Tensor> moved = op.call(at::TensorList(pieces.data(), pieces.size()), remember(move));
   return Shards(moved.begin(), moved.end());
-}
-
-std::unique_ptr<PendingMove> start_traced_move(const TracedMove& move, const Shards& pieces) {
-  return std::make_unique<DoneMove>(traced_move(move, pieces));
 }
 
 const TracedMove& traced_move_of(const std::string& what) {

@@ -22,9 +22,6 @@ struct TracedMove {
 
 /// move() while a program is traced: calls the operator, below autograd. Nothing is sent unless the tracer runs the operator.
 Shards traced_move(const TracedMove& move, const Shards& pieces);
-/// start_move() while a program is traced. No message is in flight afterwards.
-std::unique_ptr<PendingMove> start_traced_move(const TracedMove& move, const Shards& pieces);
-
 /// The move of a text in a graph. Throws: c10::ValueError if no program of this process was traced with it.
 const TracedMove& traced_move_of(const std::string& what);
 

@@ -4,7 +4,6 @@
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/torch_versions.h"
 #include "runtime/tensor/mesh_families.h"
-#include "runtime/tensor/mesh_ranks.h"
 #include "runtime/tensor/unused_meshes.h"
 #include "text/check.h"
 
@@ -132,7 +131,7 @@ MeshPtr DeviceMesh::create_by_members(std::shared_ptr<World> world, c10::DeviceT
   if (auto other = place.lock()) return other;  // another thread has made it, over the same groups
   mesh->ascending_ranks_ = shared_list(mesh->grid_->ranks);
   place = mesh;
-  count_mesh();
+  n_meshes_made.fetch_add(1, std::memory_order_relaxed);
   return mesh;
 }
 
@@ -189,6 +188,23 @@ MeshPtr world_mesh(c10::DeviceType device_type) {
   return DeviceMesh::create(world, device_type, {{world->size()}, world->everyone()->ranks});
 }
 
+void check_has_ranks(const World& world, c10::IntArrayRef mesh_shape) {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  int64_t n_ranks = 1;
+  for (const int64_t extent : mesh_shape) n_ranks = n_ranks > kMax / extent ? kMax : n_ranks * extent;
+  if (n_ranks <= world.size()) return;
+  const std::string number = n_ranks == kMax ? "2^63 or more" : std::to_string(n_ranks);
+  SW_CHECK_VALUE(
+      world.size() > 1 || World::is_thread(),
+      "[device_mesh] the mesh [{}] needs {} ranks, and this program is one process. Start it with torchrun "
+      "--nproc-per-node {} program.py, or a C++ program with torchrun --no-python --nproc-per-node {} ./program.",
+      fmt::join(mesh_shape, ", "), number, number, number);
+  SW_CHECK_VALUE(
+      false,
+      "[device_mesh] the mesh [{}] needs {} ranks, and the world has {}. Use a smaller mesh, or start more ranks.",
+      fmt::join(mesh_shape, ", "), number, world.size());
+}
+
 std::string to_string(const DeviceMesh& mesh) {
   std::vector<std::string> dims;
   for (int64_t i = 0; i < mesh.ndim(); ++i)
@@ -212,9 +228,9 @@ void check_same_mesh(std::string_view op, const MeshPtr& mesh, const MeshPtr& ot
                  "device=\"{}\") or Module.to_empty(), or none: x.to(\"meta\").",
                  op, c10::DeviceTypeName((mesh->is_meta() ? other : mesh)->device_type(), true),
                  c10::DeviceTypeName((mesh->is_meta() ? other : mesh)->device_type(), true));
-  TORCH_CHECK(mesh == other,  // a RuntimeError, as torch's
-              fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).",
-                          op, to_string(*mesh), to_string(*other)));
+  SW_CHECK(mesh == other,  // a RuntimeError, as torch's
+           "[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).", op,
+           to_string(*mesh), to_string(*other));
 }
 
 }  // namespace shardwise

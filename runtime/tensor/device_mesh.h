@@ -156,6 +156,10 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
 /// A 1-D mesh of all ranks of this thread's world.
 MeshPtr world_mesh(c10::DeviceType device_type);
 
+/// Throws: c10::ValueError for a shape with more ranks than the world. If the program is a single process, the error says how to start
+/// enough. Extents are at least 1; their product may overflow.
+void check_has_ranks(const World& world, c10::IntArrayRef mesh_shape);
+
 /// "(dp=2, tp=2)", or "(2, 2)" without names. Rank orders other than 0, 1, 2, … are added: "(4: ranks [2, 0, 1, 3])".
 std::string to_string(const DeviceMesh& mesh);
 

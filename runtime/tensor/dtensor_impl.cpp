@@ -270,6 +270,16 @@ at::Tensor make(SpecPtr spec, Shards shards, std::shared_ptr<SparseEntries> entr
 
 }  // namespace
 
+const Shards& shards_read_by(const DTensorImpl& tensor, const char* reader) {
+  SW_CHECK_VALUE(!tensor.is_stale(),
+                 "[{}] reads this rank's values and sends nothing, but this tensor is a view whose values come from "
+                 "other ranks, and its source has been written to. Call clone() on all ranks, and read the result.",
+                 reader);
+  if (tensor.is_ready()) return tensor.shards();
+  const Reading guard(reader);
+  return tensor.local_tensors();
+}
+
 const SpecPtr& spec_of(const at::Tensor& tensor) {
   const auto* impl = maybe_dtensor(tensor);
   TORCH_CHECK_TYPE(impl || !torch::autograd::get_current_node(),

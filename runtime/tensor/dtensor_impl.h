@@ -137,6 +137,10 @@ inline bool is_dtensor(const at::TensorBase& tensor) { return maybe_dtensor(tens
 /// The spec of a distributed tensor. Throws: c10::TypeError for any other tensor.
 const SpecPtr& spec_of(const at::Tensor& tensor);
 
+/// The pieces, of any class, for a read that one rank may do alone: printing, saving, to_local. Waits for pieces in flight; sends nothing.
+/// Throws: c10::ValueError, naming `reader`, if DTensorImpl::is_stale().
+const Shards& shards_read_by(const DTensorImpl& tensor, const char* reader);
+
 /// A distributed tensor of `spec` with these pieces (aliased, not copied; joined boxes are copied unless they are joined()).
 /// Pre: `shards` match `spec->boxes()` in number and sizes. Calls the wrap hook.
 at::Tensor wrap(SpecPtr spec, Shards shards);

@@ -9,11 +9,9 @@
 #include <cstring>
 #include <memory>
 
-#ifdef __linux__
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#endif
 
 namespace shardwise {
 namespace {
@@ -27,12 +25,9 @@ struct Mapping {
 
 void unmap(void* context) {
   const std::unique_ptr<Mapping> mapping(static_cast<Mapping*>(context));
-#ifdef __linux__
   munmap(mapping->begin, mapping->n_bytes);
-#endif
 }
 
-#ifdef __linux__
 /// Closes the file at the end; a mapping of it remains valid.
 struct OpenFile {
   int descriptor;
@@ -58,13 +53,6 @@ std::unique_ptr<Mapping> new_mapping(const std::string& folder, size_t n_bytes) 
   madvise(begin, n_bytes, MADV_RANDOM);  // rows are read at random: no read-ahead
   return std::make_unique<Mapping>(begin, n_bytes, folder);
 }
-#else
-std::unique_ptr<Mapping> new_mapping(const std::string& folder, size_t n_bytes) {
-  SW_CHECK_VALUE(false,
-                 "[mapped memory] a file of {} bytes in {}: memory-mapped tables need Linux. Keep the table in RAM.",
-                 n_bytes, folder);
-}
-#endif
 
 }  // namespace
 

@@ -16,8 +16,8 @@ namespace shardwise {
 
 /// Zeros of these sizes in a new file in `folder`. All disk space is allocated here, so that no later write fails.
 ///
-/// Throws: c10::ValueError if the folder does not exist or no file can be made in it, if the disk is full (both with the system's message),
-/// and on systems other than Linux. Cost: no reads or writes if the file system can reserve space.
+/// Throws: c10::ValueError if the folder does not exist or no file can be made in it, if the disk is full, both with the system's
+/// message. Cost: no reads or writes if the file system can reserve space.
 at::Tensor mapped_zeros(const std::string& folder, c10::IntArrayRef sizes, at::ScalarType dtype);
 
 /// The folder of the file that holds a tensor's memory; nothing if the memory is not a file or the tensor has no elements.

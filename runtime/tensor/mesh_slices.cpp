@@ -80,11 +80,10 @@ MeshPtr slice_of(const DeviceMesh& mesh, const MergedDims& dims, const DimNames&
 }
 
 void check_has_names(const DeviceMesh& mesh) {
-  TORCH_CHECK(
-      !mesh.names().empty(),  // a RuntimeError, as torch's
-      fmt::format("[device_mesh] Cannot slice or flatten a DeviceMesh without mesh_dim_names! {} has none: give "
-                  "them to init_device_mesh.",
-                  to_string(mesh)));
+  SW_CHECK(!mesh.names().empty(),  // a RuntimeError, as torch's
+           "[device_mesh] Cannot slice or flatten a DeviceMesh without mesh_dim_names! {} has none: give "
+           "them to init_device_mesh.",
+           to_string(mesh));
 }
 
 std::string quoted(const DimNames& names) { return fmt::format("\"{}\"", fmt::join(names, "\", \"")); }

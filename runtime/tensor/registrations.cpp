@@ -28,6 +28,11 @@ void register_default(const c10::OperatorHandle& op, c10::DispatchKey key, c10::
   defaults().kernels.emplace(std::pair(c10::toString(op.operator_name()), key), std::move(handle));
 }
 
+bool has_default(const std::string& op, c10::DispatchKey key) {
+  const std::lock_guard lock(defaults().mutex);
+  return defaults().kernels.contains({op, key});
+}
+
 void give_way(const std::string& op, c10::DispatchKey key) {
   const std::lock_guard lock(defaults().mutex);
   defaults().kernels.erase({op, key});

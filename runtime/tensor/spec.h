@@ -78,4 +78,13 @@ Dims dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef like);
 /// "float32 [11, 5] as [Shard(0)] on (3)".
 std::string to_string(const Spec& spec);
 
+/// A spec as an IValue, for autograd functions to keep from forward to backward.
+inline c10::IValue to_value(const SpecPtr& spec) { return c10::IValue::make_capsule(spec); }
+
+/// The inverse of to_value. Pre: `value` is a result of to_value().
+inline SpecPtr to_spec(const c10::IValue& value) {
+  const auto held = value.toCapsule();
+  return SpecPtr::reclaim_copy(static_cast<Spec*>(held.get()));
+}
+
 }  // namespace shardwise

@@ -23,15 +23,15 @@ TEST(FlatRangeTest, RangesAdjoinInProportion) {
   for (const auto& [length, units, bounds] : cases)
     for (size_t coord = 0; coord < units.size(); ++coord) {
       const Interval expected{bounds[coord], bounds[coord + 1]};
-      EXPECT_EQ(flat_range(length, units, static_cast<int64_t>(coord)), expected) << length << " at " << coord;
+      EXPECT_EQ(FlatRanges(units).at(length, static_cast<int64_t>(coord)), expected) << length << " at " << coord;
       EXPECT_EQ(FlatRanges(units).at(length, static_cast<int64_t>(coord)), expected) << length << " at " << coord;
     }
 }
 
 TEST(FlatRangeTest, LengthsTimesUnitsMayExceed64Bits) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  EXPECT_EQ(flat_range(kMost, {kMost, kMost}, 0), (Interval{0, kMost / 2}));
-  EXPECT_EQ(flat_range(kMost, {kMost, kMost}, 1), (Interval{kMost / 2, kMost}));
+  EXPECT_EQ(FlatRanges({kMost, kMost}).at(kMost, 0), (Interval{0, kMost / 2}));
+  EXPECT_EQ(FlatRanges({kMost, kMost}).at(kMost, 1), (Interval{kMost / 2, kMost}));
 }
 
 TEST(FlatRangeTest, BoxesFollowEachOtherInMemory) {

@@ -36,10 +36,7 @@ ELSEWHERE = {
         ' tensors. Start the ranks with one: "cpu:gloo,cuda:nccl"',
         ", for which this build of Shardwise has no kernels",
     ),
-    "another operating system, or a build without Gloo": (
-        "memory-mapped tables need Linux",
-        "this build has no Gloo",
-    ),
+    "a build without Gloo": ("this build has no Gloo",),
     "an environment without a package of an extra, or with another torch": (
         " needs tqdm, which is not installed",
         " needs jinja2, which is not installed",
@@ -219,7 +216,7 @@ def cpp_words(arguments: list[str], are_formatted: bool) -> str:
 def cpp_sites(path: Path, room: str) -> Iterator[Site]:
     text = re.sub(r"^[ \t]*//.*$", lambda line: " " * len(line[0]), path.read_text(), flags=re.MULTILINE)
     for macro in MACRO.finditer(text):
-        n_before = 2 if macro[0] == "TORCH_CHECK_WITH(" else 1  # the condition, the exception's type
+        n_before = 2 if macro[0].endswith("_WITH(") else 1  # the condition, the exception's type
         arguments = split_arguments(call_at(text, macro.end()))[n_before:]
         words = cpp_words(arguments, are_formatted=macro[0].startswith("SW_"))
         if len(re.sub(rf"\W|{HOLE}", "", words)) >= 12:

@@ -2,7 +2,7 @@
 #include "shardwise/shardwise.h"
 
 #include "runtime/api/rank_generator.h"
-#include "runtime/tensor/mesh_ranks.h"
+#include "runtime/tensor/device_mesh.h"
 #include "shardwise/modules.h"
 #include "tests/support/either_world.h"
 #include "tests/support/layouts.h"

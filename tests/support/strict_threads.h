@@ -1,7 +1,7 @@
 // tests/support/strict_threads.h: thread ranks that behave as over NCCL, or surely do not.
 #pragma once
 
-#include "threads/strict_ranks.h"
+#include "threads/thread_ranks.h"
 
 namespace shardwise {
 

@@ -1,6 +1,5 @@
 #include "wrappers/fsdp/gathered_memory.h"
 
-#include "runtime/comm/message_pattern.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/alias.h>
@@ -13,7 +12,6 @@ constexpr const char* kNotGathered =
     "[fully_shard] a whole parameter is read while it is not gathered: outside the forward of its module, or in a "
     "backward that did not pass through the module's outputs. Call module.unshard() first, or keep it with "
     "reshard_after_forward=False.";
-constexpr auto kGathering = [] { return "all_gather"; };
 
 }  // namespace
 
@@ -84,8 +82,7 @@ void GatheredMemory::start(const Group& ranks, const std::vector<at::Tensor>& ow
       messages_->send(ranks.ranks[member], parts[number]);
     }
   }
-  const MessagePattern pattern(kGathering);
-  if (ranks.size() > 1) messages_->start(ranks);
+  if (ranks.size() > 1) messages_->start(ranks, /*by_all=*/true, [] { return "all_gather"; });
   for (size_t number = 0; number < size(); ++number) range_at(number, ranks.index).copy_(parts[number]);
 }
 

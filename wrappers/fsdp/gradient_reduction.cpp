@@ -1,15 +1,11 @@
 #include "wrappers/fsdp/gradient_reduction.h"
 
-#include "runtime/comm/message_pattern.h"
-
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
 
 namespace shardwise {
 namespace {
-
-constexpr auto kReducing = [] { return "reduce_scatter"; };
 
 c10::Device device_of(const std::vector<at::Tensor>& gradients) {
   return std::ranges::find_if(gradients, [](const at::Tensor& each) { return each.defined(); })->device();
@@ -37,8 +33,7 @@ GradientReduction::GradientReduction(const Group& ranks, const std::vector<Shard
     messages_.send(rank, flags);
     arrivals_.push_back(messages_.receive_apart(rank, flags.sizes(), at::kByte));
   }
-  const MessagePattern pattern(kReducing);
-  if (ranks_.size() > 1) messages_.start(ranks_);
+  if (ranks_.size() > 1) messages_.start(ranks_, /*by_all=*/true, [] { return "reduce_scatter"; });
 }
 
 bool GradientReduction::has_all() const { return std::ranges::count(has_, 0) == 0; }

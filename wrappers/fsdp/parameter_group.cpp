@@ -6,7 +6,7 @@
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_scope.h"
-#include "runtime/comm/outside_transforms.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/subclass.h"
 

@@ -4,7 +4,7 @@
 #include "runtime/api/from_local.h"
 #include "runtime/api/to_local.h"
 #include "runtime/comm/events.h"
-#include "runtime/tensor/local_reads.h"
+#include "runtime/tensor/dtensor_impl.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
 

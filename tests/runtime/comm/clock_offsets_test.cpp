@@ -1,6 +1,6 @@
 #include "runtime/comm/clock_offsets.h"
 
-#include "runtime/comm/gathered_texts.h"
+#include "runtime/comm/agreement.h"
 #include "tests/support/ranks.h"
 
 #include <gtest/gtest.h>
@@ -15,17 +15,15 @@ TEST(ClockOffsetTest, IsWrongByLessThanTheTightestBounds) {
   std::mt19937_64 random(1);
   const auto up_to = [&](int64_t most) { return std::uniform_int_distribution<int64_t>(0, most)(random); };
   for (const int64_t offset : {int64_t{0}, int64_t{5'000'000'000}, int64_t{-123'456'789}}) {
-    BarrierTimes first, other;
+    std::vector<int64_t> first, other;
     int64_t now = 1'700'000'000'000'000'000;
     int64_t tightest = std::numeric_limits<int64_t>::max();
     for (int i = 0; i < 16; ++i) {
       const int64_t enters = now + up_to(50'000), other_enters = now + up_to(50'000);
       const int64_t all_in = std::max(enters, other_enters);
       const int64_t leaves = all_in + up_to(80'000), other_leaves = all_in + up_to(80'000);
-      first.entered.push_back(enters);
-      first.left.push_back(leaves);
-      other.entered.push_back(other_enters + offset);
-      other.left.push_back(other_leaves + offset);
+      first.insert(first.end(), {enters, leaves});
+      other.insert(other.end(), {other_enters + offset, other_leaves + offset});
       tightest = std::min(tightest, (other_leaves - enters) + (leaves - other_enters));
       now = std::max(leaves, other_leaves);
     }

@@ -129,20 +129,20 @@ TEST(CommunicationTest, AForkedProcessSendsNothing) {
 }
 
 TEST(CommCauseTest, ThePolicysConsentDoesNotAskForAnything) {
-  EXPECT_TRUE(program_asks());
+  EXPECT_TRUE(comm_thread().program_asks());
   {
     const CommScope scope("aten::mm");
-    EXPECT_FALSE(program_asks());
+    EXPECT_FALSE(comm_thread().program_asks());
     CommScope::permit();
     EXPECT_EQ(CommScope::current_cause(), CommScope::Cause::kProgram);
-    EXPECT_FALSE(program_asks());
+    EXPECT_FALSE(comm_thread().program_asks());
     const CommScope inner("aten::mm", CommScope::Cause::kProgram);
-    EXPECT_FALSE(program_asks());
+    EXPECT_FALSE(comm_thread().program_asks());
   }
   const CommScope scope("redistribute", CommScope::Cause::kProgram);
-  EXPECT_TRUE(program_asks());
+  EXPECT_TRUE(comm_thread().program_asks());
   const CommScope inner("aten::mm");
-  EXPECT_TRUE(program_asks()) << "a part of what was asked for";
+  EXPECT_TRUE(comm_thread().program_asks()) << "a part of what was asked for";
 }
 
 constexpr int kTimed = EventReader::kCommunications | EventReader::kDetails;

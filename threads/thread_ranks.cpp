@@ -1,4 +1,4 @@
-#include "threads/strict_ranks.h"
+#include "threads/thread_ranks.h"
 
 #include "text/check.h"
 #include "threads/communicator.h"
@@ -28,13 +28,15 @@ std::atomic<bool>& is_strict() {
 bool set_strict_threads(bool is_on) { return is_strict().exchange(is_on); }
 bool strict_threads() { return is_strict().load(); }
 
-void StrictRanks::abort(int64_t rank, const std::string& reason) {
+bool ThreadRanks::abort(int64_t rank, const std::string& reason) {
   const std::lock_guard lock(mutex_);
-  if (failure_.empty()) failure_ = fmt::format("rank {} failed: {}", rank, reason);
+  if (!failure_.empty()) return false;
+  failure_ = fmt::format("rank {} failed: {}", rank, reason);
   changed_.notify_all();
+  return true;
 }
 
-void StrictRanks::finish(int64_t rank) {
+void ThreadRanks::finish(int64_t rank) {
   const std::lock_guard lock(mutex_);
   is_finished_.at(rank) = true;
   changed_.notify_all();
@@ -45,13 +47,13 @@ void StrictRanks::finish(int64_t rank) {
                  rank, dropped->second);
 }
 
-void StrictRanks::note_dropped(int64_t rank, const std::string& call) {
+void ThreadRanks::note_dropped(int64_t rank, const std::string& call) {
   const std::lock_guard lock(mutex_);
   if (failure_.empty()) dropped_.emplace_back(rank, call);
 }
 
-void StrictRanks::block(std::unique_lock<std::mutex>& lock, const Wait& wait, std::chrono::milliseconds timeout) {
-  if (timeout.count() == 0) timeout = timeout_;
+void ThreadRanks::block(std::unique_lock<std::mutex>& lock, const Wait& wait, std::chrono::milliseconds timeout) {
+  if (timeout.count() <= 0) timeout = timeout_;
   const int64_t rank = wait.communicator->ranks_[wait.member];
   const auto place = waits_.emplace(waits_.end(), rank, &wait);
   const auto leave = c10::make_scope_exit([&] { waits_.erase(place); });
@@ -59,18 +61,19 @@ void StrictRanks::block(std::unique_lock<std::mutex>& lock, const Wait& wait, st
   bool is_late = false;
   while (!wait.is_over()) {
     std::vector<Place> path{{wait.communicator, wait.member}};
-    std::string why = failure_.empty() ? obstacle(path) : failure_;
+    std::string why = wait.communicator->failure_;
+    if (why.empty()) why = failure_.empty() ? obstacle(path) : failure_;
     if (why.empty() && is_late)
       why = fmt::format("ranks {} did not come within {} ms. All ranks of a group must call its collectives.",
                         wait.communicator->needed_ranks(wait.member), timeout.count());
-    TORCH_CHECK_WITH(DistBackendError, why.empty(),
-                     fmt::format("[{}] rank {} was waiting, but {}", wait.op, rank, why));
+    if (!is_strict_) wait.communicator->failure_ = why;  // strict members may still exchange messages with others
+    SW_CHECK_WITH(DistBackendError, why.empty(), "[{}] rank {} was waiting, but {}", wait.op, rank, why);
     is_late = changed_.wait_until(lock, deadline) == std::cv_status::timeout;
   }
 }
 
 /// A launch needs other members at the head of their streams, so it is stuck if one of them is stuck.
-std::string StrictRanks::obstacle(std::vector<Place>& path) const {
+std::string ThreadRanks::obstacle(std::vector<Place>& path) const {
   const auto [communicator, own] = path.back();
   for (const int64_t member : communicator->needed(own)) {
     const int64_t rank = communicator->ranks_[member];
@@ -79,6 +82,7 @@ std::string StrictRanks::obstacle(std::vector<Place>& path) const {
       if (is_finished_[rank])
         return fmt::format("rank {} has finished and cannot take part. All ranks of the group {} must call it.", rank,
                            communicator->ranks_);
+      if (!is_strict_) continue;  // a rank may have other threads, which the order of calls does not bind
       const auto found = std::ranges::find(waits_, rank, &std::pair<int64_t, const Wait*>::first);
       if (found == waits_.end() || found->second->is_over()) continue;
       next = {found->second->communicator, found->second->member};
@@ -91,7 +95,7 @@ std::string StrictRanks::obstacle(std::vector<Place>& path) const {
   return {};
 }
 
-std::string StrictRanks::cycle(const std::vector<Place>& path) const {
+std::string ThreadRanks::cycle(const std::vector<Place>& path) const {
   std::vector<std::string> parts;
   for (const auto& [communicator, member] : path)
     parts.push_back(fmt::format("rank {} is in {}", communicator->ranks_[member], communicator->first_call(member)));

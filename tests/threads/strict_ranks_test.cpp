@@ -1,4 +1,4 @@
-#include "threads/strict_backend.h"
+#include "threads/thread_backend.h"
 
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/collectives.h"
