@@ -1,80 +1,31 @@
-// ops/families.h: the operator families: a function and a file each, by folder; README.md says how to add an operator.
+// ops/families.h: the operator families, by folder: each has a function register_<family>() in a file of its own. README.md says how to add an operator.
 #pragma once
 
 #include "runtime/rules/rule.h"
 
+// clang-format off
+/// The families, in the order in which they are registered. Hot operators come last: they need the rules.
+#define SHARDWISE_OPERATOR_FAMILIES(EACH)                                                                              \
+  /* elementwise/ */ EACH(activations) EACH(copies) EACH(foreach) EACH(item) EACH(loss_scaling)        \
+    EACH(pointwise)                                                                                                    \
+  /* products/ */ EACH(attention) EACH(attention_operators) EACH(distances) EACH(fused_attention) EACH(grouped_mm)     \
+    EACH(inference_layers) EACH(linalg) EACH(matmul) EACH(weight_grad)                   \
+  /* reductions/ */ EACH(losses) EACH(nll) EACH(reductions) EACH(scans) EACH(softmax) EACH(var_argmax)                 \
+  /* norms/ */ EACH(batch_norm) EACH(group_norm) EACH(layer_norm)                                                      \
+  /* shapes/ */ EACH(cat) EACH(diagonals) EACH(flip_roll_repeat) EACH(permutations) EACH(slices) EACH(slice_writes)    \
+    EACH(view_copies) EACH(views)                                                                                      \
+  /* indexing/ */ EACH(gather) EACH(index) EACH(index_along) EACH(masks) EACH(quantile) EACH(search)                   \
+    EACH(sorting)                                                                                 \
+  /* spatial/ */ EACH(convolution) EACH(interpolation) EACH(padding) EACH(patches) EACH(pooling)                       \
+  /* random/ */ EACH(dropout) EACH(random) EACH(random_values)                                                         \
+  /* sparse/ */ EACH(sparse_construction) EACH(sparse_entries) EACH(sparse_reductions)                                 \
+  /* across the folders */ EACH(plain_gradients) EACH(hot)
+// clang-format on
+
 namespace shardwise {
 
-// elementwise/
-void register_activations(RuleTable& table);
-void register_copies(RuleTable& table);
-void register_factories(RuleTable& table);
-void register_foreach(RuleTable& table);
-void register_pointwise(RuleTable& table);
-void register_item(RuleTable& table);
-void register_loss_scaling();
-
-// products/
-void register_attention();
-void register_attention_operators();
-void register_distances(RuleTable& table);
-void register_fused_attention(RuleTable& table);
-void register_grouped_mm(RuleTable& table);
-void register_inference_layers();
-void register_linalg(RuleTable& table);
-void register_linear(RuleTable& table);
-void register_matmul(RuleTable& table);
-void register_transforms(RuleTable& table);
-void register_weight_grad(RuleTable& table);
-
-// reductions/
-void register_losses(RuleTable& table);
-void register_nll(RuleTable& table);
-void register_var_argmax(RuleTable& table);
-void register_reductions(RuleTable& table);
-void register_scans(RuleTable& table);
-void register_softmax(RuleTable& table);
-
-// norms/
-void register_batch_norm();
-void register_group_norm(RuleTable& table);
-void register_layer_norm(RuleTable& table);
-
-// shapes/
-void register_cat(RuleTable& table);
-void register_diagonals(RuleTable& table);
-void register_permutations(RuleTable& table);
-void register_flip_roll_repeat(RuleTable& table);
-void register_slices(RuleTable& table);
-void register_slice_writes();
-void register_view_copies(RuleTable& table);
-void register_views(RuleTable& table);
-
-// indexing/
-void register_gather(RuleTable& table);
-void register_index(RuleTable& table);
-void register_index_along();
-void register_masks();
-void register_search(RuleTable& table);
-void register_selection_grad();
-void register_sorting(RuleTable& table);
-void register_quantile();
-
-// spatial/
-void register_convolution(RuleTable& table);
-void register_interpolation(RuleTable& table);
-void register_padding(RuleTable& table);
-void register_patches(RuleTable& table);
-void register_pooling(RuleTable& table);
-
-// random/
-void register_dropout(RuleTable& table);
-void register_random();
-void register_random_values(RuleTable& table);
-
-// across the folders
-void register_operand_roles();
-void register_hot();
-void register_plain_gradients();
+#define SHARDWISE_DECLARE_FAMILY(family) void register_##family(RuleTable& table);
+SHARDWISE_OPERATOR_FAMILIES(SHARDWISE_DECLARE_FAMILY)
+#undef SHARDWISE_DECLARE_FAMILY
 
 }  // namespace shardwise

@@ -3,27 +3,7 @@
 #include "ops/support/kernels.h"
 #include "runtime/dispatch/unboxed.h"
 
-#include <ATen/ops/add_ops.h>
-#include <ATen/ops/bmm_ops.h>
-#include <ATen/ops/cat_ops.h>
-#include <ATen/ops/div_ops.h>
-#include <ATen/ops/exp_ops.h>
-#include <ATen/ops/gelu_ops.h>
-#include <ATen/ops/linear_ops.h>
-#include <ATen/ops/mm_ops.h>
-#include <ATen/ops/mul_ops.h>
-#include <ATen/ops/neg_ops.h>
-#include <ATen/ops/relu_ops.h>
-#include <ATen/ops/rsqrt_ops.h>
-#include <ATen/ops/sigmoid_ops.h>
-#include <ATen/ops/silu_ops.h>
-#include <ATen/ops/sqrt_ops.h>
-#include <ATen/ops/sub_ops.h>
-#include <ATen/ops/t_ops.h>
-#include <ATen/ops/tanh_ops.h>
-#include <ATen/ops/threshold_backward_ops.h>
-#include <ATen/ops/transpose_ops.h>
-#include <ATen/ops/unsqueeze_ops.h>
+#include <ATen/Functions.h>
 
 namespace shardwise {
 namespace {
@@ -35,7 +15,7 @@ void add_all(torch::Library& library) {
 
 }  // namespace
 
-void register_hot() {
+void register_hot(RuleTable& /*table*/) {
   namespace op = at::_ops;
   add_all<op::add_Tensor, op::add__Tensor, op::sub_Tensor, op::sub__Tensor, op::mul_Tensor, op::mul__Tensor,
           op::div_Tensor, op::div__Tensor, op::cat, op::mm, op::bmm, op::linear, op::t, op::transpose_int,

@@ -16,63 +16,9 @@ constexpr std::string_view kCompositesWithoutPlain[] = {
 
 /// Fills the rule table, registers our own kernels and then dispatch itself.
 void register_operators() {
-  register_operand_roles();
-  auto& table = RuleTable::global();
-  register_pointwise(table);
-  register_activations(table);
-  register_reductions(table);
-  register_softmax(table);
-  register_losses(table);
-  register_nll(table);
-  register_linalg(table);
-  register_transforms(table);
-  register_var_argmax(table);
-  register_layer_norm(table);
-  register_batch_norm();
-  register_group_norm(table);
-  register_convolution(table);
-  register_pooling(table);
-  register_interpolation(table);
-  register_padding(table);
-  register_patches(table);
-  register_distances(table);
-  register_grouped_mm(table);
-  register_cat(table);
-  register_factories(table);
-  register_copies(table);
-  register_foreach(table);
-  register_loss_scaling();
-  register_matmul(table);
-  register_linear(table);
-  register_views(table);
-  register_permutations(table);
-  register_slices(table);
-  register_attention();
-  register_attention_operators();
-  register_fused_attention(table);
-  register_inference_layers();
-  register_item(table);
-  register_selection_grad();
-  register_plain_gradients();
-  register_random();
-  register_random_values(table);
-  register_dropout(table);
-  register_scans(table);
-  register_sorting(table);
-  register_quantile();
-  register_flip_roll_repeat(table);
-  register_diagonals(table);
-  register_view_copies(table);
-  register_gather(table);
-  register_index(table);
-  register_index_along();
-  register_masks();
-  register_slice_writes();
-  register_search(table);
-  register_sparse_construction();
-  register_sparse_entries();
-  register_sparse_reductions();
-  register_hot();  // after the rules of these operators
+#define SHARDWISE_REGISTER_FAMILY(family) register_##family(RuleTable::global());
+  SHARDWISE_OPERATOR_FAMILIES(SHARDWISE_REGISTER_FAMILY)
+#undef SHARDWISE_REGISTER_FAMILY
   register_dispatch();
   register_composites(kCompositesWithoutPlain);
   at_first_sparse(&register_sparse);

@@ -17,7 +17,8 @@ constexpr const char* kRegisterRule =
 once, with the same arguments on all ranks, before the operator is used.
 
 - `rule`: letters such as "ij,jk->ik". A letter is an index range that tensors share, and a mesh dim may shard any letter. An
-  output without a letter of the operands is a Partial sum. Or a function of the operands' shapes that returns such letters, or
+  output without a letter of the operands is a Partial sum. `_` is a dim that is never sharded, and a leading `…` stands for
+  any number of batch dims, which broadcast: "…ij,…jk->…ik". Or a function of the operands' shapes that returns such letters, or
   None to gather the operands: `lambda shapes: "ij,jk->ik" if len(shapes[0]) == 2 else None`. It is called once per set of layouts
   and values of the other arguments, floats included. Or "pointwise", for an elementwise operator of tensors of any shapes, which
   broadcast as in torch.
@@ -61,16 +62,13 @@ std::optional<std::string> ask(PyObject* function, const OpCall& call) {
   return answer.cast<std::optional<std::string>>();
 }
 
-/// Marks the factors of `letters` as never sharded. Factors are numbered by first occurrence in the notation.
+/// Marks the factors of `letters` as never sharded.
 void keep_whole(Signature& signature, const std::string& notation, const std::string& letters) {
-  std::string seen;
-  for (char letter : notation)
-    if (std::islower(static_cast<unsigned char>(letter)) && seen.find(letter) == std::string::npos) seen += letter;
   for (char letter : letters) {
-    const size_t factor = seen.find(letter);
-    SW_CHECK_VALUE(factor != std::string::npos,
+    const auto factor = std::ranges::find(signature.factors, letter, &Factor::letter);
+    SW_CHECK_VALUE(factor != signature.factors.end(),
                    "[register_rule] whole='{}' is no letter of \"{}\". Name letters that it has.", letter, notation);
-    signature.factors.at(factor).is_whole = true;
+    factor->is_whole = true;
   }
 }
 

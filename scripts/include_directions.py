@@ -72,7 +72,7 @@ PUBLIC_HEADERS = {
 # Includes that are forbidden although the including room stands above. Families of operators know each other's helpers only where the
 # second list says so.
 FAMILIES = {room for room in CORE if room.startswith("ops/") and room not in ("ops/support", "ops/families.h")}
-NEIGHBOURS = {"ops/shapes": {"ops/indexing"}, "ops/products": {"ops/indexing"}}
+NEIGHBOURS = {room: {"ops/indexing"} for room in ("ops/shapes", "ops/products", "ops/reductions")}
 EXCEPT = {room: FAMILIES - {room} - NEIGHBOURS.get(room, set()) for room in FAMILIES}
 EXCEPT |= {room: {"threads", "kernels"} for room in LAYERS if room not in ("threads", "kernels", "ops/embedding")}
 EXCEPT["ops/embedding"] = {"threads", "pictures"}

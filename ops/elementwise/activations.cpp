@@ -1,14 +1,9 @@
 // ops/elementwise/activations.cpp: activation functions and their derivatives, which are linear in the gradient.
 #include "ops/families.h"
-#include "ops/support/axes.h"
 #include "ops/support/kernels.h"
 #include "ops/support/overloads.h"
 
-#include <ATen/ops/abs.h>
-#include <ATen/ops/clamp_max.h>
-#include <ATen/ops/exp.h>
-#include <ATen/ops/log1p.h>
-#include <ATen/ops/sigmoid.h>
+#include <ATen/Functions.h>
 
 namespace shardwise {
 namespace {
@@ -18,7 +13,7 @@ void describe_glu_backward(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef sizes = call.operands[1].sizes;
   const int64_t dim = call.arg("dim").toInt();
   const int64_t halved = dim < 0 ? dim + static_cast<int64_t>(sizes.size()) : dim;
-  const Axes self = add_axes(signature, sizes);
+  const Axes self = signature.add_factors(sizes);
   Axes grad = self;
   grad[halved].factor = signature.add_factor(call.operands[0].sizes[halved]);
   for (const Axis& axis : {grad[halved], self[halved]}) signature.factors[axis.factor].is_whole = true;

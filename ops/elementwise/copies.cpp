@@ -1,27 +1,17 @@
-// ops/elementwise/copies.cpp: copies, casts and aliases.
+// ops/elementwise/copies.cpp: copies, casts and aliases, and new tensors like another: with its layout if sizes are equal, else replicated.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "ops/support/overloads.h"
 #include "runtime/dispatch/dispatch.h"
 #include "runtime/tensor/registrations.h"
 
-#include <ATen/ops/conj_physical.h>
-#include <ATen/ops/neg.h>
+#include <ATen/Functions.h>
 #include <c10/core/Stream.h>
 
 #include <memory>
 
 namespace shardwise {
 namespace {
-
-// Not sampled(): the memory format argument decides the strides.
-
-Rule copy(Linearity linearity) {
-  auto describe = [elementwise = pointwise()](const OpCall& call, Signature& signature) {
-    signature = elementwise.signature(call);
-  };
-  return Rule("pointwise", describe).linear(linearity);
-}
 
 /// A device argument adds a dispatch key, and the key of meta has priority over ours: torch would make a plain tensor.
 class ToMeta final : public c10::OperatorKernel {
@@ -56,6 +46,15 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
   for (at::Tensor piece : maybe_dtensor(self)->shards()) piece.record_stream(stream);
 }
 
+/// Size and stride arguments of this rank's piece.
+void localize_strided(const LocalCall& local, std::vector<c10::IValue>& args) {
+  const OpInfo& op = local.call.op;
+  const Dims& sizes = local.outputs[0].sizes;
+  const Dims strides = dense_strides(sizes, local.call.arg("stride").toIntVector());
+  args[op.arg_index("size")] = std::vector<int64_t>(sizes.begin(), sizes.end());
+  args[op.arg_index("stride")] = std::vector<int64_t>(strides.begin(), strides.end());
+}
+
 }  // namespace
 
 void register_copies(RuleTable& table) {
@@ -64,10 +63,15 @@ void register_copies(RuleTable& table) {
   add_composition("_neg_view", +[](const at::Tensor& self) { return at::neg(self); });
   aten_kernels().impl("record_stream", &record_stream);
   aten_kernels().impl("_has_compatible_shallow_copy_type", &has_compatible_type);
+  const Rule copy = pointwise().sampled(false);  // the memory format argument decides the strides
   add_overloads(table,
                 {"clone", "detach", "alias", "lift", "lift_fresh", "alias_copy", "detach_copy", "lift_fresh_copy"},
-                copy(Linearity::kPass));
-  add_overloads(table, {"copy", "_to_copy"}, copy(Linearity::kAll));
+                copy.linear(Linearity::kPass));
+  add_overloads(table, {"copy", "_to_copy"}, copy.linear());
+  table.add({"aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like"}, pointwise().shape_only());
+  table.add({"aten::new_empty", "aten::new_zeros", "aten::new_ones", "aten::new_full"},
+            pointwise().shape_only().sizes_in("size"));
+  table.add("aten::new_empty_strided", pointwise().shape_only().localized(localize_strided));
   register_to_meta();
 }
 

@@ -3,28 +3,10 @@
 #include "ops/support/kernels.h"
 #include "ops/support/overloads.h"
 
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/max.h>
-
 #include <fmt/format.h>
-
-#include <vector>
 
 namespace shardwise {
 namespace {
-
-std::vector<at::Tensor> foreach_norm(at::TensorList tensors, const at::Scalar& ord,
-                                     std::optional<at::ScalarType> dtype) {
-  std::vector<at::Tensor> norms;
-  for (const at::Tensor& tensor : tensors) norms.push_back(at::linalg_vector_norm(tensor, ord, {}, false, dtype));
-  return norms;
-}
-
-std::vector<at::Tensor> foreach_max(at::TensorList tensors) {
-  std::vector<at::Tensor> largest;
-  for (const at::Tensor& tensor : tensors) largest.push_back(at::max(tensor));
-  return largest;
-}
 
 /// The rule of each operator ("add") for these overloads, and of its in-place form.
 void add_arithmetic(RuleTable& table, std::initializer_list<const char*> names,
@@ -60,8 +42,7 @@ void register_foreach(RuleTable& table) {
                 by_element);
   add_overloads(table, {"_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"},
                 pointwise().per_element(/*scratch=*/"grads"));
-  aten_kernels().impl("_foreach_norm.Scalar", &foreach_norm);
-  aten_kernels().impl("_foreach_max", &foreach_max);
+  add_torch_compositions({"_foreach_norm.Scalar", "_foreach_max"});
 }
 
 }  // namespace shardwise

@@ -3,16 +3,12 @@
 #include "ops/support/host_integers.h"
 #include "ops/support/kernels.h"
 #include "ops/support/plain_self.h"
-#include "ops/support/torch_composition.h"
 #include "runtime/api/outside_mesh.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/tensor/below_autograd.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/ne.h>
-#include <ATen/ops/tensor_split.h>
+#include <ATen/Functions.h>
 
 #include <algorithm>
 #include <optional>

@@ -9,13 +9,7 @@
 #include "text/check.h"
 
 #include <ATen/Dispatch_v2.h>
-#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
-#include <ATen/ops/abs.h>
-#include <ATen/ops/isfinite.h>
-#include <ATen/ops/max.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/Functions.h>
 
 #include <algorithm>
 #include <limits>
@@ -171,6 +165,8 @@ void check_and_unscale(at::TensorList grads, at::Tensor& found_inf, const at::Te
 
 }  // namespace
 
-void register_loss_scaling() { aten_kernels().impl("_amp_foreach_non_finite_check_and_unscale_", &check_and_unscale); }
+void register_loss_scaling(RuleTable& /*table*/) {
+  aten_kernels().impl("_amp_foreach_non_finite_check_and_unscale_", &check_and_unscale);
+}
 
 }  // namespace shardwise

@@ -2,36 +2,15 @@
 #include "ops/families.h"
 #include "ops/support/overloads.h"
 
-#include <fmt/format.h>
-
 namespace shardwise {
 namespace {
-
-/// Maxima commute: the maximum over tensors that are Partial(max) is the Partial(max) of each rank's maximum. Likewise for minima.
-Rule extremum(Reduce reduce) {
-  const auto describe = [=, own = pointwise()](const OpCall& call, Signature& signature) {
-    signature = own.signature(call);
-    signature.passing = {{reduce, reduce, {}}};
-  };
-  return Rule(fmt::format("pointwise, Partial({}) passes", to_string(reduce)), describe).sampled();
-}
-
-/// The negative of a maximum is a minimum, and vice versa. Not for integers, which wrap around. Sums with other tensors are no such rule: a rank
-/// without elements has an infinite extreme, which another infinity makes NaN.
-Rule negative() {
-  const auto describe = [own = pointwise().linear()](const OpCall& call, Signature& signature) {
-    signature = own.signature(call);
-    const SpecPtr& spec = call.operands[0].spec;
-    if (spec && c10::isFloatingType(spec->dtype()))
-      signature.passing = {{Reduce::kMax, Reduce::kMin, {0}}, {Reduce::kMin, Reduce::kMax, {0}}};
-  };
-  return Rule("pointwise linear, exchanges maxima and minima", describe).sampled();
-}
 
 void register_arithmetic(RuleTable& table) {
   table.add({"aten::add.Tensor", "aten::add_.Tensor", "aten::sub.Tensor", "aten::sub_.Tensor", "aten::rsub.Tensor"},
             pointwise().linear());
-  add_overloads(table, {"neg"}, negative());
+  // Sums with other tensors do not pass maxima: a rank without elements has an infinite extreme, which another infinity makes NaN.
+  add_overloads(table, {"neg"},
+                pointwise().linear().passing({{Reduce::kMax, Reduce::kMin, {0}}, {Reduce::kMin, Reduce::kMax, {0}}}));
   table.add({"aten::add.Scalar", "aten::add_.Scalar", "aten::sub.Scalar", "aten::sub_.Scalar", "aten::rsub.Scalar"},
             pointwise());
   table.add({"aten::mul.Scalar", "aten::mul_.Scalar", "aten::div.Scalar", "aten::div_.Scalar"}, pointwise().linear());
@@ -46,12 +25,13 @@ void register_arithmetic(RuleTable& table) {
                         "hypot",     "copysign",   "nextafter", "ldexp",        "heaviside", "gcd",     "lcm",
                         "logaddexp", "logaddexp2", "xlogy",     "igamma",       "igammac",   "complex", "polar"},
                 pointwise());
-  add_overloads(table, {"maximum"}, extremum(Reduce::kMax));
-  add_overloads(table, {"minimum"}, extremum(Reduce::kMin));
+  // The maximum over tensors that are Partial(max) is the Partial(max) of each rank's maximum.
+  add_overloads(table, {"maximum"}, pointwise().passing({{Reduce::kMax, Reduce::kMax, {}}}));
+  add_overloads(table, {"minimum"}, pointwise().passing({{Reduce::kMin, Reduce::kMin, {}}}));
   add_overloads(table, {"fmax", "fmin"}, pointwise());
 }
 
-void register_unary(RuleTable& table) {
+void register_functions(RuleTable& table) {
   add_overloads(table, {"abs",   "sgn",       "sign",     "signbit", "angle", "reciprocal", "sqrt",     "rsqrt",
                         "exp",   "exp2",      "expm1",    "log",     "log2",  "log10",      "log1p",    "sin",
                         "cos",   "tan",       "asin",     "acos",    "atan",  "sinh",       "cosh",     "tanh",
@@ -59,34 +39,11 @@ void register_unary(RuleTable& table) {
                         "frac",  "frexp",     "logit",    "erf",     "erfc",  "erfinv",     "lgamma",   "digamma",
                         "i0",    "polygamma", "mvlgamma", "isnan",   "isinf", "isposinf",   "isneginf", "nan_to_num"},
                 pointwise());
-}
-
-void register_comparison(RuleTable& table) {
-  add_overloads(table,
-                {"eq",
-                 "ne",
-                 "lt",
-                 "le",
-                 "gt",
-                 "ge",
-                 "logical_and",
-                 "logical_or",
-                 "logical_xor",
-                 "logical_not",
-                 "bitwise_and",
-                 "bitwise_or",
-                 "bitwise_xor",
-                 "bitwise_not",
-                 "bitwise_left_shift",
-                 "bitwise_right_shift",
-                 "__lshift__",
-                 "__rshift__",
-                 "__ilshift__",
-                 "__irshift__"},
+  add_overloads(table, {"eq", "ne", "lt", "le", "gt", "ge"}, pointwise());
+  add_overloads(table, {"logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or"},
                 pointwise());
-}
-
-void register_selection(RuleTable& table) {
+  add_overloads(table, {"bitwise_xor", "bitwise_not", "bitwise_left_shift", "bitwise_right_shift"}, pointwise());
+  add_overloads(table, {"__lshift__", "__rshift__", "__ilshift__", "__irshift__"}, pointwise());
   add_overloads(table, {"where", "masked_fill", "fill", "clamp", "clamp_min", "clamp_max", "threshold"}, pointwise());
 }
 
@@ -128,9 +85,7 @@ void register_special(RuleTable& table) {
 
 void register_pointwise(RuleTable& table) {
   register_arithmetic(table);
-  register_unary(table);
-  register_comparison(table);
-  register_selection(table);
+  register_functions(table);
   register_special(table);
 }
 

@@ -175,8 +175,7 @@ void describe_whole_rows(const OpCall& call, Signature& signature) {
   const int row = signature.add_factor(call.operands[0].sizes[0]),
             column = signature.add_factor(call.operands[0].sizes[1]);
   signature.factors[row].is_whole = true;
-  Axes ids;
-  for (int64_t size : call.operands[1].sizes) ids.push_back({signature.add_factor(size)});
+  Axes ids = signature.add_factors(call.operands[1].sizes);
   signature.inputs = {Axes{{row}, {column}}, ids};
   signature.outputs = {ids};
   signature.outputs[0].push_back({column});

@@ -17,7 +17,6 @@
 #include "runtime/comm/tracing.h"
 #include "runtime/tensor/below_autograd.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/full.h>
 #include <c10/core/WrapDimMinimal.h>
 
@@ -27,10 +26,6 @@ namespace {
 using torch::autograd::variable_list;
 
 // Kernels of plain tensors.
-
-at::Tensor compute_gather(const at::Tensor& self, const at::Tensor& index, int64_t dim, int64_t first, int64_t size) {
-  return gather_window(self, index, dim, first, size);
-}
 
 at::Tensor& compute_scatter_(at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim,
                              int64_t first, int64_t size, std::string_view mode, bool include_self) {
@@ -47,7 +42,7 @@ at::Tensor compute_scatter(const at::Tensor& self, const at::Tensor& index, cons
 // Calls of the operators.
 
 at::Tensor call_gather(const at::Tensor& self, const at::Tensor& index, int64_t dim) {
-  static const auto op = operator_of<decltype(compute_gather)>("shardwise::gather");
+  static const auto op = operator_of<decltype(gather_window)>("shardwise::gather");
   return op.call(self, index, dim, 0, self.size(dim));
 }
 
@@ -116,13 +111,8 @@ void localize_gather(const LocalCall& local, std::vector<c10::IValue>& args) {
 
 // Derivatives: gather's is scatter, and the reverse.
 
-at::Tensor lookup(const at::Tensor& self, const at::Tensor& index, int64_t dim);
-
 at::Tensor lookup(const at::Tensor& self, const at::Tensor& index, int64_t dim) {
-  const at::Tensor result = [&] {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    return call_gather(self, index, dim);
-  }();
+  const at::Tensor result = below_derivatives([&] { return call_gather(self, index, dim); });
   carry_tangent(self, result, [&](const at::Tensor& tangent) { return lookup(tangent, index, dim); });
   return with_derivative(self, result, {index}, "GatherBackward",
                          [source = spec_of(self), dim](const at::Tensor& grad, const variable_list& saved) {
@@ -237,42 +227,20 @@ Scatter values_reduced(const at::Tensor& self, int64_t dim, const at::Tensor& in
   return of_values(self, dim, index, src).by(reduce, include_self);
 }
 
-template <auto operands>
-struct ScatterKernels;
-
-/// aten's operator for these operands, and its in-place form.
-template <class... Rest, Scatter (*operands)(const at::Tensor&, int64_t, const at::Tensor&, Rest...)>
-struct ScatterKernels<operands> {
-  static at::Tensor written(const at::Tensor& self, int64_t dim, const at::Tensor& index, Rest... rest) {
-    return operands(self, dim, index, rest...).written(self);
-  }
-  static at::Tensor& write(at::Tensor& self, int64_t dim, const at::Tensor& index, Rest... rest) {
-    operands(self, dim, index, rest...).write(self);
-    return self;
-  }
-};
-
-template <auto operands>
-void add_scatter(const char* name, const char* name_in_place) {
-  add_with_plain_self<&ScatterKernels<operands>::written>(name);
-  add_with_plain_self<&ScatterKernels<operands>::write>(name_in_place);
-}
-
 }  // namespace
 
 at::Tensor gather_grad(const at::Tensor& grad, const at::Tensor& index, const SpecPtr& source, int64_t dim) {
   std::vector<int64_t> of_source(grad.dim());
   for (int64_t d = 0; d < grad.dim(); ++d) of_source[d] = d == dim ? -1 : d;
-  const at::Tensor result = [&] {
+  const at::Tensor result = below_derivatives([&] {
     const at::NoGradGuard no_grad;
-    const at::AutoDispatchBelowADInplaceOrView guard;
     at::Tensor sum = zeros_for_grad(*source, grad, of_source);
     if (is_tracing())  // graphs cannot contain an operator of ours that writes to its operand
       sum = call_scatter(sum, index, grad, dim, "add", true);
     else
       call_scatter_(sum, index, grad, dim, "add", true);
     return in_pieces_of(*source, sum);
-  }();
+  });
   carry_tangent(grad, result, [&](const at::Tensor& tangent) { return gather_grad(tangent, index, source, dim); });
   return with_derivative(
       grad, result, {index}, "GatherBackwardBackward",
@@ -280,26 +248,26 @@ at::Tensor gather_grad(const at::Tensor& grad, const at::Tensor& index, const Sp
 }
 
 void register_gather(RuleTable& table) {
-  define_differentiable_operator("gather(Tensor self, Tensor index, int dim, int first, int size) -> Tensor",
-                                 &compute_gather, &differentiable_gather);
+  define_operator("gather(Tensor self, Tensor index, int dim, int first, int size) -> Tensor",
+                  {.compute = &gather_window, .derivative = &differentiable_gather});
   define_operator(
       "scatter(Tensor self, Tensor index, Tensor src, int dim, int first, int size, str mode, bool include_self) -> "
       "Tensor",
-      &compute_scatter);
+      {&compute_scatter});
   define_operator(
       "scatter_(Tensor(a!) self, Tensor index, Tensor src, int dim, int first, int size, str mode, bool include_self) "
       "-> Tensor(a!)",
-      &compute_scatter_);
+      {&compute_scatter_});
   table.add("shardwise::gather", Rule("gather", describe_gather).linear_in_first().localized(localize_gather));
   const auto scatter = Rule("scatter", describe_scatter).localized(localize_gather);
   table.add({"shardwise::scatter", "shardwise::scatter_"}, scatter);
   add_composition_with_plain_self<&gather>("gather");
-  add_scatter<&of_values>("scatter.src", "scatter_.src");
-  add_scatter<&of_value>("scatter.value", "scatter_.value");
-  add_scatter<&values_by>("scatter.reduce", "scatter_.reduce");
-  add_scatter<&value_by>("scatter.value_reduce", "scatter_.value_reduce");
-  add_scatter<&values_added>("scatter_add", "scatter_add_");
-  add_scatter<&values_reduced>("scatter_reduce.two", "scatter_reduce_.two");
+  add_writes<&of_values>("scatter.src", "scatter_.src");
+  add_writes<&of_value>("scatter.value", "scatter_.value");
+  add_writes<&values_by>("scatter.reduce", "scatter_.reduce");
+  add_writes<&value_by>("scatter.value_reduce", "scatter_.value_reduce");
+  add_writes<&values_added>("scatter_add", "scatter_add_");
+  add_writes<&values_reduced>("scatter_reduce.two", "scatter_reduce_.two");
 }
 
 }  // namespace shardwise

@@ -11,7 +11,6 @@
 #include "ops/indexing/index_operand.h"
 #include "ops/indexing/masked_rows.h"
 #include "ops/indexing/window.h"
-#include "ops/support/axes.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
@@ -20,7 +19,6 @@
 #include "text/check.h"
 
 #include <ATen/ExpandUtils.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 
 namespace shardwise {
 namespace {
@@ -35,11 +33,6 @@ std::vector<int64_t> sizes_at(const at::Tensor& self, c10::IntArrayRef dims) {
 
 // Kernels of plain tensors.
 
-at::Tensor compute_index(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims, c10::IntArrayRef firsts,
-                         c10::IntArrayRef sizes) {
-  return index_window(self, indices, dims, firsts, sizes);
-}
-
 at::Tensor& compute_put_(at::Tensor& self, at::TensorList indices, const at::Tensor& values, c10::IntArrayRef dims,
                          c10::IntArrayRef firsts, c10::IntArrayRef sizes, bool accumulate) {
   put_window(self, indices, values, dims, firsts, sizes, accumulate);
@@ -53,7 +46,7 @@ at::Tensor compute_put(const at::Tensor& self, at::TensorList indices, const at:
 }
 
 at::Tensor call_index(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims) {
-  static const auto op = operator_of<decltype(compute_index)>("shardwise::index");
+  static const auto op = operator_of<decltype(index_window)>("shardwise::index");
   const std::vector<int64_t> firsts(dims.size());
   return op.call(self, indices, dims, firsts, sizes_at(self, dims));
 }
@@ -116,14 +109,13 @@ void localize_index(const LocalCall& local, std::vector<c10::IValue>& args) {
 // Derivatives: index's is put with accumulate, and the reverse.
 
 at::Tensor index_grad(const at::Tensor& grad, const Indexed& at, const SpecPtr& source) {
-  const at::Tensor result = [&] {
+  const at::Tensor result = below_derivatives([&] {
     const at::NoGradGuard no_grad;
-    const at::AutoDispatchBelowADInplaceOrView guard;
     const auto n_batch = grad.dim() - (source->dim() - static_cast<int64_t>(at.dims.size()));
     const at::Tensor sum = zeros_for_grad(*source, grad, ResultDims(source->dim(), at.dims, n_batch).of_self);
     put_(sum, at, grad, /*accumulate=*/true);
     return in_pieces_of(*source, sum);
-  }();
+  });
   carry_tangent(grad, result, [&](const at::Tensor& tangent) { return index_grad(tangent, at, source); });
   return with_derivative(
       grad, result, at.indices, "IndexBackwardBackward",
@@ -132,10 +124,7 @@ at::Tensor index_grad(const at::Tensor& grad, const Indexed& at, const SpecPtr& 
 
 at::Tensor differentiable_index(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims,
                                 c10::IntArrayRef /*firsts*/, c10::IntArrayRef /*sizes*/) {
-  const at::Tensor result = [&] {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    return call_index(self, indices, dims);
-  }();
+  const at::Tensor result = below_derivatives([&] { return call_index(self, indices, dims); });
   carry_tangent(self, result, [&](const at::Tensor& tangent) { return look_up(tangent, {indices.vec(), dims.vec()}); });
   return with_derivative(
       self, result, indices.vec(), "IndexBackward",
@@ -315,17 +304,16 @@ void put_(at::Tensor self, const Indexed& at, const at::Tensor& values, bool acc
 }
 
 void register_index(RuleTable& table) {
-  define_differentiable_operator(
-      "index(Tensor self, Tensor[] indices, int[] dims, int[] firsts, int[] sizes) -> Tensor", &compute_index,
-      &differentiable_index);
+  define_operator("index(Tensor self, Tensor[] indices, int[] dims, int[] firsts, int[] sizes) -> Tensor",
+                  {.compute = &index_window, .derivative = &differentiable_index});
   define_operator(
       "put(Tensor self, Tensor[] indices, Tensor values, int[] dims, int[] firsts, int[] sizes, bool accumulate) -> "
       "Tensor",
-      &compute_put);
+      {&compute_put});
   define_operator(
       "put_(Tensor(a!) self, Tensor[] indices, Tensor values, int[] dims, int[] firsts, int[] sizes, bool accumulate) "
       "-> Tensor(a!)",
-      &compute_put_);
+      {&compute_put_});
   table.add("shardwise::index", Rule("index", describe_index).linear_in_first().localized(localize_index));
   table.add({"shardwise::put", "shardwise::put_"}, Rule("put", describe_put).localized(localize_index));
   add_composition_with_plain_self<&index>("_unsafe_index.Tensor");

@@ -8,8 +8,7 @@
 #include "runtime/api/dtensor.h"
 #include "text/check.h"
 
-#include <ATen/ops/full.h>
-#include <ATen/ops/scatter_reduce.h>
+#include <ATen/Functions.h>
 #include <c10/core/WrapDimMinimal.h>
 
 namespace shardwise {
@@ -49,16 +48,21 @@ at::Tensor checked_source(const char* op, const at::Tensor& self, const Indexed&
   return at_least_1d(source);
 }
 
-at::Tensor written(const at::Tensor& self, const Indexed& at, const at::Tensor& values, bool accumulate) {
-  if (at.indices[0].numel() == 0) return self.clone();
-  if (self.dim() > 0) return put(self, at, values, accumulate);
-  return put(self.unsqueeze(0), at, values, accumulate).squeeze(0);
-}
+/// Values for indices of one dim. A tensor without dims counts as a vector of one element.
+struct Write {
+  Indexed at;
+  at::Tensor values;
+  bool accumulates = false;
 
-at::Tensor& write(at::Tensor& self, const Indexed& at, const at::Tensor& values, bool accumulate) {
-  if (at.indices[0].numel() > 0) put_(at_least_1d(self), at, values, accumulate);
-  return self;
-}
+  at::Tensor written(const at::Tensor& self) const {
+    if (at.indices[0].numel() == 0) return self.clone();
+    const at::Tensor result = put(at_least_1d(self), at, values, accumulates);
+    return self.dim() > 0 ? result : result.squeeze(0);
+  }
+  void write(const at::Tensor& self) const {
+    if (at.indices[0].numel() > 0) put_(at_least_1d(self), at, values, accumulates);
+  }
+};
 
 /// Casts `alpha` to the dtype of `source`, as torch's kernels do, and not the other way round.
 at::Tensor scaled(const at::Tensor& source, const at::Scalar& alpha) {
@@ -66,24 +70,17 @@ at::Tensor scaled(const at::Tensor& source, const at::Scalar& alpha) {
   return source.mul(at::full({}, alpha, at::TensorOptions().dtype(source.scalar_type()).device(source.device())));
 }
 
-at::Tensor index_add(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source,
-                     const at::Scalar& alpha) {
-  const Indexed at = along("aten::index_add", self, dim, index);
-  return written(self, at, scaled(checked_source("aten::index_add", self, at, source), alpha), true);
-}
-at::Tensor& index_add_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source,
-                       const at::Scalar& alpha) {
-  const Indexed at = along("aten::index_add_", self, dim, index);
-  return write(self, at, scaled(checked_source("aten::index_add_", self, at, source), alpha), true);
+Write index_add(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source,
+                const at::Scalar& alpha) {
+  Indexed at = along("aten::index_add", self, dim, index);
+  const at::Tensor values = scaled(checked_source("aten::index_add", self, at, source), alpha);
+  return {std::move(at), values, /*accumulates=*/true};
 }
 
-at::Tensor index_copy(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source) {
-  const Indexed at = along("aten::index_copy", self, dim, index);
-  return written(self, at, checked_source("aten::index_copy", self, at, source), false);
-}
-at::Tensor& index_copy_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source) {
-  const Indexed at = along("aten::index_copy_", self, dim, index);
-  return write(self, at, checked_source("aten::index_copy_", self, at, source), false);
+Write index_copy(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source) {
+  Indexed at = along("aten::index_copy", self, dim, index);
+  const at::Tensor values = checked_source("aten::index_copy", self, at, source);
+  return {std::move(at), values};
 }
 
 at::Tensor value_of(const at::Tensor& self, const at::Scalar& value) {
@@ -97,12 +94,8 @@ at::Tensor value_of(const at::Tensor& self, const at::Tensor& value) {
 }
 
 template <class Value>
-at::Tensor index_fill(const at::Tensor& self, int64_t dim, const at::Tensor& index, const Value& value) {
-  return written(self, along("aten::index_fill", self, dim, index, true), value_of(self, value), false);
-}
-template <class Value>
-at::Tensor& index_fill_(at::Tensor& self, int64_t dim, const at::Tensor& index, const Value& value) {
-  return write(self, along("aten::index_fill_", self, dim, index, true), value_of(self, value), false);
+Write index_fill(const at::Tensor& self, int64_t dim, const at::Tensor& index, const Value& value) {
+  return {along("aten::index_fill", self, dim, index, /*may_be_negative=*/true), value_of(self, value)};
 }
 
 /// The index of each element of `source`, for scatter_reduce.
@@ -163,17 +156,13 @@ at::Tensor& put_by_number_(at::Tensor& self, const at::Tensor& index, const at::
 
 }  // namespace
 
-void register_index_along() {
+void register_index_along(RuleTable& /*table*/) {
   add_composition_with_plain_self<&index_select>("index_select");
   add_composition_with_plain_self<&take>("take");
-  add_with_plain_self<&index_add>("index_add");
-  add_with_plain_self<&index_add_>("index_add_");
-  add_with_plain_self<&index_copy>("index_copy");
-  add_with_plain_self<&index_copy_>("index_copy_");
-  add_with_plain_self<&index_fill<at::Scalar>>("index_fill.int_Scalar");
-  add_with_plain_self<&index_fill_<at::Scalar>>("index_fill_.int_Scalar");
-  add_with_plain_self<&index_fill<at::Tensor>>("index_fill.int_Tensor");
-  add_with_plain_self<&index_fill_<at::Tensor>>("index_fill_.int_Tensor");
+  add_writes<&index_add>("index_add", "index_add_");
+  add_writes<&index_copy>("index_copy", "index_copy_");
+  add_writes<&index_fill<at::Scalar>>("index_fill.int_Scalar", "index_fill_.int_Scalar");
+  add_writes<&index_fill<at::Tensor>>("index_fill.int_Tensor", "index_fill_.int_Tensor");
   add_with_plain_self<&reduce_along>("index_reduce");
   add_with_plain_self<&index_reduce_>("index_reduce_");
   add_with_plain_self<&put_by_number>("put");

@@ -4,6 +4,7 @@
 #include "ops/support/by_rule.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_scope.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/tensor/below_autograd.h"
 #include "text/check.h"
@@ -42,19 +43,21 @@ at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr&
   return reduced(index);
 }
 
-std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index) {
+std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index, std::optional<int64_t> ignored) {
   const auto* impl = maybe_dtensor(index);
-  const Spec& spec = *impl->spec();
-  if (!spec.is_member() || spec.numel() == 0 || spec.mesh()->is_meta()) return std::nullopt;
+  if (impl ? !impl->spec()->is_member() || impl->spec()->numel() == 0 || impl->spec()->mesh()->is_meta()
+           : index.is_meta() || is_tracing())
+    return std::nullopt;
   BelowAutograd guard;
-  int64_t lowest = std::numeric_limits<int64_t>::max(), highest = std::numeric_limits<int64_t>::min();
-  for (const at::Tensor& piece : impl->shards()) {
-    if (piece.numel() == 0) continue;
-    const auto [low, high] = at::aminmax(piece);
-    lowest = std::min(lowest, low.item<int64_t>());
-    highest = std::max(highest, high.item<int64_t>());
+  std::pair range{std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()};
+  for (const at::Tensor& piece : impl ? impl->shards() : Shards{index}) {
+    const at::Tensor counted = ignored ? piece.to(at::kLong).masked_select(piece.ne(*ignored)) : piece;
+    if (counted.numel() == 0) continue;
+    const auto [low, high] = at::aminmax(counted);
+    range = {std::min(range.first, low.item<int64_t>()), std::max(range.second, high.item<int64_t>())};
   }
-  return agreed_range(spec, {lowest, highest});
+  if (impl) range = agreed_range(*impl->spec(), range);
+  return range.first <= range.second ? std::optional(range) : std::nullopt;
 }
 
 void check_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest, int64_t size) {

@@ -17,9 +17,11 @@ at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr&
 /// A tensor without dims as a vector of one element.
 inline at::Tensor at_least_1d(const at::Tensor& tensor) { return tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor; }
 
-/// The lowest and the highest index on all ranks; nullopt without indices, and on ranks outside the mesh. Cost: a pass over this rank's indices, for
-/// which the host waits; an all-reduce of two numbers for sharded ones.
-std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index);
+/// The lowest and the highest index on all ranks, apart from those equal to `ignored`. Plain indices are equal on all ranks. Nullopt without indices,
+/// for traced and meta ones, and on ranks outside the mesh. Cost: a pass over this rank's indices, for which the host waits; an all-reduce of two
+/// numbers for sharded ones.
+std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index,
+                                                    std::optional<int64_t> ignored = std::nullopt);
 
 /// Throws: c10::IndexError naming the worst index if one is not in [lowest, size), on all ranks alike. `lowest`: -size if the operator accepts
 /// negative indices, else 0.

@@ -7,10 +7,7 @@
 #include "runtime/comm/comm_scope.h"
 #include "runtime/tensor/below_autograd.h"
 
-#include <ATen/ops/index.h>
-#include <ATen/ops/zeros.h>
-
-#include <algorithm>
+#include <ATen/Functions.h>
 
 namespace shardwise {
 namespace {

@@ -8,7 +8,6 @@
 #include "ops/indexing/masked_rows.h"
 #include "ops/support/kernels.h"
 #include "ops/support/plain_self.h"
-#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/dispatch/gather_fallback.h"
@@ -17,8 +16,6 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/nonzero.h>
-
-#include <algorithm>
 
 namespace shardwise {
 namespace {
@@ -91,7 +88,7 @@ at::Tensor& write_masked(at::Tensor& self, const at::Tensor& mask, const at::Ten
 
 }  // namespace
 
-void register_masks() {
+void register_masks(RuleTable& /*table*/) {
   aten_kernels().impl("nonzero", &nonzero);
   add_composition_with_plain_self<&masked_select>("masked_select");
   add_with_plain_self<&with_masked>("masked_scatter");

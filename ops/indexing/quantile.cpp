@@ -3,11 +3,8 @@
 #include "ops/families.h"
 #include "ops/support/plain_self.h"
 
+#include <ATen/Functions.h>
 #include <ATen/WrapDimUtils.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/quantile.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/where.h>
 
 namespace shardwise {
 namespace {
@@ -85,7 +82,7 @@ at::Tensor quantile_of_number(const at::Tensor& self, double q, Dim dim, bool ke
 
 }  // namespace
 
-void register_quantile() {
+void register_quantile(RuleTable& /*table*/) {
   add_composition("quantile", &quantile<false>);
   add_composition("quantile.scalar", &quantile_of_number<false>);
   add_composition("nanquantile", &quantile<true>);

@@ -1,8 +1,6 @@
 // ops/indexing/search.cpp: searchsorted, bucketize, isin, histc, unique, one_hot and count_nonzero.
 #include "ops/families.h"
-#include "ops/support/axes.h"
 #include "ops/support/kernels.h"
-#include "ops/support/torch_composition.h"
 #include "runtime/api/dtensor.h"
 #include "text/check.h"
 
@@ -13,18 +11,19 @@ namespace {
 
 /// With 1-D boundaries all dims of the values may be sharded; with rows of boundaries, the common leading dims, and
 /// values along the last dim. The boundaries of a row are whole.
-void describe_search(const OpCall& call, Signature& signature, int boundaries, int values) {
+void describe_search(const OpCall& call, Signature& signature) {
+  const int values = call.operand_at("self"), boundaries = 1 - values;
   const c10::IntArrayRef among = call.operands[boundaries].sizes, of_values = call.operands[values].sizes;
   const bool is_by_row = among.size() > 1;
   const bool fits = !is_by_row || (among.size() == of_values.size() &&
                                    among.slice(0, among.size() - 1) == of_values.slice(0, of_values.size() - 1));
-  const Axes found = add_axes(signature, of_values, !fits);
+  const Axes found = signature.add_factors(of_values, !fits);
   Axes sorted = found;
   if (is_by_row && fits) {
     sorted.back() = {signature.add_factor(among.back())};
     signature.factors.back().is_whole = true;
   } else {
-    sorted = add_axes(signature, among, true);
+    sorted = signature.add_factors(among, true);
   }
   for (size_t i = 0; i < call.operands.size(); ++i)
     signature.inputs.push_back(static_cast<int>(i) == values ? found
@@ -32,25 +31,17 @@ void describe_search(const OpCall& call, Signature& signature, int boundaries, i
   signature.outputs = {found};
 }
 
-void describe_searchsorted(const OpCall& call, Signature& signature) {
-  describe_search(call, signature, call.operand_at("sorted_sequence"), call.operand_at("self"));
-}
-
-void describe_bucketize(const OpCall& call, Signature& signature) {
-  describe_search(call, signature, call.operand_at("boundaries"), call.operand_at("self"));
-}
-
 /// The test elements are whole.
 void describe_isin(const OpCall& call, Signature& signature) {
-  const Axes elements = add_axes(signature, call.operands[0].sizes);
-  signature.inputs = {elements, add_axes(signature, call.operands[1].sizes, true)};
+  const Axes elements = signature.add_factors(call.operands[0].sizes);
+  signature.inputs = {elements, signature.add_factors(call.operands[1].sizes, true)};
   signature.outputs = {elements};
 }
 
 /// Counts per shard add up, unless the bounds are equal: equal bounds mean the global extremes, which a shard does not know.
 void describe_histc(const OpCall& call, Signature& signature) {
   const bool takes_bounds = call.arg("min").toScalar().toDouble() == call.arg("max").toScalar().toDouble();
-  signature.inputs = {add_axes(signature, call.operands[0].sizes, takes_bounds)};
+  signature.inputs = {signature.add_factors(call.operands[0].sizes, takes_bounds)};
   signature.outputs = {{Axis{}}};
 }
 
@@ -76,8 +67,8 @@ at::Tensor one_hot(const at::Tensor& self, int64_t n_classes) {
 }  // namespace
 
 void register_search(RuleTable& table) {
-  table.add("aten::searchsorted.Tensor", Rule("searchsorted", describe_searchsorted).sampled());
-  table.add("aten::bucketize.Tensor", Rule("bucketize", describe_bucketize).sampled());
+  table.add("aten::searchsorted.Tensor", Rule("searchsorted", describe_search).sampled());
+  table.add("aten::bucketize.Tensor", Rule("bucketize", describe_search).sampled());
   table.add("aten::isin.Tensor_Tensor", Rule("isin", describe_isin).sampled());
   table.add("aten::isin.Tensor_Scalar", pointwise());
   table.add("aten::histc", Rule("histc", describe_histc).sampled().by_numbers());

@@ -1,10 +1,6 @@
 #include "ops/indexing/window.h"
 
-#include <ATen/ExpandUtils.h>
-#include <ATen/ops/gather.h>
-#include <ATen/ops/index.h>
-#include <ATen/ops/index_put.h>
-#include <ATen/ops/where.h>
+#include <ATen/Functions.h>
 
 #include <algorithm>
 

@@ -6,10 +6,7 @@
 #include "ops/support/kernels.h"
 #include "ops/support/plain_self.h"
 
-#include <ATen/ops/batch_norm.h>
-#include <ATen/ops/group_norm.h>
-#include <ATen/ops/native_batch_norm.h>
-#include <ATen/ops/var.h>
+#include <ATen/Functions.h>
 
 #include <array>
 #include <numeric>
@@ -185,7 +182,7 @@ at::Tensor instance_norm(const at::Tensor& input, const MaybeTensor& weight, con
 
 }  // namespace
 
-void register_batch_norm() {
+void register_batch_norm(RuleTable& /*table*/) {
   aten_kernels().impl("native_batch_norm", &batch_norm);
   aten_kernels().impl("_native_batch_norm_legit", &batch_norm_legit);
   aten_kernels().impl("_native_batch_norm_legit.no_stats", &batch_norm_without_running);

@@ -7,10 +7,7 @@
 #include "ops/support/own_operator.h"
 #include "text/check.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/native_group_norm.h>
-#include <ATen/ops/native_group_norm_backward.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/Functions.h>
 
 #include <array>
 
@@ -31,8 +28,7 @@ struct GroupNorm : NormAxes {
       signature.factors.back().is_whole = true;
     }
     for (int64_t size : sizes.slice(2)) {
-      all.push_back({signature.add_factor(size)});
-      signature.factors.back().is_whole = true;
+      all.push_back({signature.add_factor(size, /*is_whole=*/true)});
     }
     statistics = {batch, {group}};
     parameter = {all[1]};
@@ -113,11 +109,11 @@ Three group_norm_backward(const at::Tensor& grad, const at::Tensor& input, const
 void register_group_norm(RuleTable& table) {
   define_operator(
       "group_norm(Tensor input, Tensor? weight, Tensor? bias, int group, float eps) -> (Tensor, Tensor, Tensor)",
-      &compute, &compute_shape);
+      {&compute, &compute_shape});
   define_operator(
       "group_norm_backward(Tensor grad, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, int group, "
       "bool[3] mask) -> (Tensor, Tensor, Tensor)",
-      &compute_backward, &compute_backward_shape);
+      {&compute_backward, &compute_backward_shape});
   table.add("shardwise::group_norm", Rule("group_norm", describe_norm<GroupNorm>).localized(localize));
   table.add("shardwise::group_norm_backward",
             Rule("group_norm_backward", describe_norm_backward<GroupNorm>).linear_in_first().localized(localize));

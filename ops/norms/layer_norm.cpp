@@ -5,12 +5,9 @@
 #include "ops/support/by_rule.h"
 #include "ops/support/dense_dtypes.h"
 #include "ops/support/kernels.h"
-#include "ops/support/latency.h"
 
+#include <ATen/Functions.h>
 #include <ATen/core/ivalue.h>
-#include <ATen/ops/rms_norm.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/var_mean.h>
 
 #include <array>
 #include <limits>

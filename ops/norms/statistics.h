@@ -6,7 +6,6 @@
 #include "placements/placement_list.h"
 #include "runtime/rules/rule.h"
 
-#include <ATen/OpMathType.h>
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
@@ -24,7 +23,7 @@ struct NormAxes {
 
   void add_inputs(const OpCall& call, Signature& signature) const {
     for (const Operand& operand : call.operands) {
-      const std::string& name = call.op.handle.schema().arguments()[operand.arg].name();
+      const std::string& name = call.name_of(operand);
       const bool is_parameter = name == "weight" || name == "bias", is_statistic = name == "mean" || name == "rstd";
       signature.inputs.push_back(is_parameter ? parameter : is_statistic ? statistics : all);
     }
@@ -42,9 +41,6 @@ void describe_norm_backward(const OpCall& call, Signature& signature) {
   const Norm norm(call, signature);
   signature.outputs = {norm.all, norm.parameter, norm.parameter};
 }
-
-/// Half precision is computed in float32.
-inline at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); }
 
 /// Statistics of a half-precision input have the dtype of the weight, float32 in mixed precision.
 inline at::ScalarType statistics_dtype(const at::Tensor& input, const MaybeTensor& weight) {

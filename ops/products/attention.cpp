@@ -18,14 +18,8 @@
 #include "runtime/rules/move_bytes.h"
 #include "text/check.h"
 
+#include <ATen/Functions.h>
 #include <ATen/SDPBackend.h>
-#include <ATen/ops/_fused_sdp_choice_ops.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/dropout.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/softmax.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <array>
@@ -47,13 +41,9 @@ at::Tensor repeat_heads(const at::Tensor& heads, int64_t n) {
 
 /// True where a query may attend to a key, which is up to its own position. Replicated.
 at::Tensor causal_mask(const at::Tensor& scores) {
-  const SpecPtr& spec = spec_of(scores);
   const auto options = at::TensorOptions().dtype(at::kBool).device(scores.device());
   const c10::IntArrayRef sizes = scores.sizes().slice(scores.dim() - 2);
-  std::vector<at::Tensor> pieces;
-  if (spec->is_member()) pieces.push_back(at::ones(sizes, options).tril());
-  return from_pieces(std::move(pieces), Spec::intern(spec->mesh(), sizes, Placements(spec->placements().size()),
-                                                     row_major_strides(sizes), at::kBool));
+  return replica_of(at::ones(sizes, options).tril(), spec_of(scores)->mesh());
 }
 
 /// An attention mask (bools, or terms added to the scores), and the queries for which it masks out all keys, [..., 1].
@@ -189,7 +179,7 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
 
 }  // namespace
 
-void register_attention() {
+void register_attention(RuleTable& /*table*/) {
   add_composition("scaled_dot_product_attention", &attention);
   aten_kernels().impl("_fused_sdp_choice", &fused_choice);
 }

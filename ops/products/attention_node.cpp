@@ -1,19 +1,13 @@
 // ops/products/attention_node.cpp: a fused attention operator with its history.
 #include "ops/products/fused_attention.h"
-#include "ops/products/product_node.h"
+#include "ops/support/derivative.h"
 #include "runtime/api/gradients.h"
 #include "runtime/tensor/autograd_node.h"
 #include "text/check.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
-#include <torch/csrc/autograd/saved_variable.h>
 
-#include <algorithm>
-#include <array>
-#include <cctype>
-#include <mutex>
 #include <string>
 
 namespace shardwise {
@@ -23,87 +17,61 @@ using at::SDPBackend;
 using at::Tensor;
 using torch::autograd::variable_list;
 
-/// torch's operator for a backend other than SDPBackend::math.
-const char* op_of(SDPBackend backend, bool is_on_cpu) {
+/// torch's operator for a backend other than SDPBackend::math, and the name of its node.
+struct Named {
+  const char *op, *node;
+};
+
+Named name_of(SDPBackend backend, bool is_on_cpu) {
   switch (backend) {
     case SDPBackend::flash_attention:
-      return is_on_cpu ? "aten::_scaled_dot_product_flash_attention_for_cpu"
-                       : "aten::_scaled_dot_product_flash_attention";
+      return is_on_cpu ? Named{"aten::_scaled_dot_product_flash_attention_for_cpu",
+                               "ScaledDotProductFlashAttentionForCpuBackward0"}
+                       : Named{"aten::_scaled_dot_product_flash_attention", "ScaledDotProductFlashAttentionBackward0"};
     case SDPBackend::efficient_attention:
-      return "aten::_scaled_dot_product_efficient_attention";
+      return {"aten::_scaled_dot_product_efficient_attention", "ScaledDotProductEfficientAttentionBackward0"};
     case SDPBackend::cudnn_attention:
-      return "aten::_scaled_dot_product_cudnn_attention";
+      return {"aten::_scaled_dot_product_cudnn_attention", "ScaledDotProductCudnnAttentionBackward0"};
     default:
-      return "aten::_scaled_dot_product_fused_attention_overrideable";
+      return {"aten::_scaled_dot_product_fused_attention_overrideable",
+              "ScaledDotProductFusedAttentionOverrideableBackward0"};
   }
 }
 
-/// "aten::_mul_add": "MulAddBackward0", as torch names its nodes.
-std::string node_name(std::string_view op) {
-  std::string name;
-  bool begins = true;
-  for (const char c : op.substr(op.find("::") + 2)) {
-    if (c != '_') name += begins ? static_cast<char>(std::toupper(c)) : c;
-    begins = c == '_';
-  }
-  return name + "Backward0";
+/// torch has no second derivative either.
+void refuse_second_derivative(const char* op, const Tensor& grad, const variable_list& saved, variable_list& result) {
+  auto node = make_node<torch::autograd::NotImplemented>(std::string(op) + "_backward");
+  node->set_next_edges(torch::autograd::collect_next_edges(grad, saved[0], saved[1], saved[2]));
+  torch::autograd::set_history(result, node);
 }
-
-/// The node of fused operators in torch's graph. torch's own node would copy the statistics too. The output is saved as an alias without history,
-/// because output and node would otherwise keep each other alive.
-struct AttentionBackward final : torch::autograd::Node {
-  std::optional<Fused> fused;
-  std::array<torch::autograd::SavedVariable, 7> kept;  // query, key, value, mask, output, logsumexp, random
-
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard lock(mutex_);
-    variable_list result(num_outputs());
-    if (!grads[0].defined()) return result;
-    std::array<Tensor, 7> known;
-    std::ranges::transform(kept, known.begin(), [](const auto& saved) { return saved.unpack(); });
-    const auto& [query, key, value, mask, output, logsumexp, random] = known;
-    std::tie(result[0], result[1], result[2], result[3]) =
-        fused->backward(grads[0], query, key, value, mask, {output, logsumexp, random}, task_should_compute_output(3));
-    if (c10::GradMode::is_enabled()) {  // torch has no second derivative either
-      auto node = make_node<torch::autograd::NotImplemented>(std::string(fused->op) + "_backward");
-      node->set_next_edges(torch::autograd::collect_next_edges(grads[0], query, key, value));
-      torch::autograd::set_history(result, node);
-    }
-    return result;
-  }
-  void release_variables() override {
-    const std::lock_guard lock(mutex_);
-    for (auto& saved : kept) saved.reset_data();
-  }
-  std::string name() const override { return node_name(fused->op); }
-};
 
 }  // namespace
 
 Tensor fused_attention(SDPBackend backend, const Tensor& query, const Tensor& key, const Tensor& value,
                        const MaybeTensor& given_mask, double dropout_p, bool is_causal, std::optional<double> scale) {
-  const Fused fused{op_of(backend, query.device().is_cpu()), backend, dropout_p, is_causal, scale};
+  const auto [op, node_name] = name_of(backend, query.device().is_cpu());
+  const Fused fused{op, backend, dropout_p, is_causal, scale};
   SW_CHECK_NOT_IMPLEMENTED(
-      !have_tangents(query, key, value),
-      "[{}] torch has no forward mode of this operator. Use torch.nn.attention.sdpa_kernel(SDPBackend.MATH).",
-      fused.op);
+      !has_tangent(query) && !has_tangent(key) && !has_tangent(value),
+      "[{}] torch has no forward mode of this operator. Use torch.nn.attention.sdpa_kernel(SDPBackend.MATH).", op);
   const Tensor mask = given_mask.value_or(Tensor());
   const bool is_below = c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::AutogradFunctionality);
   const bool keeps =
       !is_below && (records(query) || records(key) || records(value) || (mask.defined() && records(mask)));
-  const Attended result = [&] {
-    const at::AutoDispatchBelowAutograd guard;
-    return fused.forward(query, key, value, mask, keeps);
-  }();
+  const Attended result = below_derivatives([&] { return fused.forward(query, key, value, mask, keeps); });
   if (!keeps) return result.output;
-  auto node = make_node<AttentionBackward>();
-  node->set_next_edges(torch::autograd::collect_next_edges(query, key, value, mask));
-  node->fused = fused;
-  const std::array<Tensor, 7> kept{query,        key, value, mask, result.output.tensor_data(), result.logsumexp,
-                                   result.random};
-  for (size_t i = 0; i < kept.size(); ++i) node->kept[i] = torch::autograd::SavedVariable(kept[i], /*is_output=*/false);
-  torch::autograd::set_history(result.output, node);
-  return result.output;
+  // torch's own node would copy the statistics too. The output is saved as an alias without history, because output and node would otherwise keep each
+  // other alive.
+  return with_derivative({query, key, value, mask}, result.output,
+                         {query, key, value, mask, result.output.tensor_data(), result.logsumexp, result.random},
+                         node_name, [fused](const Tensor& grad, const variable_list& saved, const Wanted& wanted) {
+                           variable_list grads(4);
+                           std::tie(grads[0], grads[1], grads[2], grads[3]) =
+                               fused.backward(grad, saved[0], saved[1], saved[2], saved[3],
+                                              {saved[4], saved[5], saved[6]}, /*with_mask=*/wanted[3]);
+                           if (c10::GradMode::is_enabled()) refuse_second_derivative(fused.op, grad, saved, grads);
+                           return grads;
+                         });
 }
 
 }  // namespace shardwise

@@ -1,161 +1,109 @@
-// ops/products/attention_operators.cpp: torch's fused attention operators and their backwards, on distributed tensors.
+// ops/products/attention_operators.cpp: torch's fused attention operators and their backwards, on distributed tensors. Their arguments are read by name.
 #include "ops/families.h"
 #include "ops/products/fused_attention.h"
 #include "ops/support/kernels.h"
-#include "runtime/api/dtensor.h"
-#include "runtime/dispatch/gather_fallback.h"
-
-#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include "runtime/dispatch/dispatch.h"
 
 namespace shardwise {
 namespace {
 
 using at::SDPBackend;
 using at::Tensor;
-using Two = std::tuple<Tensor, Tensor>;
-using Three = std::tuple<Tensor, Tensor, Tensor>;
-using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-using Nine = std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>;
 
-Three first_three(Four all) { return {std::get<0>(all), std::get<1>(all), std::get<2>(all)}; }
+/// A boxed call of one of the operators.
+class Call {
+ public:
+  Call(const c10::OperatorHandle& op, torch::jit::Stack& stack)
+      : info(op), stack_(stack), scope_(info.name.c_str()), span_(info.name) {}
 
-Two flash_on_cpu(const Tensor& query, const Tensor& key, const Tensor& value, double dropout_p, bool is_causal,
-                 const MaybeTensor& mask, std::optional<double> scale) {
-  const Fused fused{"aten::_scaled_dot_product_flash_attention_for_cpu", SDPBackend::flash_attention, dropout_p,
-                    is_causal, scale};
-  const Attended result = fused.forward(query, key, value, mask);
-  return {result.output, result.logsumexp};
-}
+  /// None if the operator has no such argument.
+  c10::IValue value(std::string_view name) const {
+    const auto at = info.handle.schema().argumentIndexWithName(name);
+    return at ? torch::jit::peek(stack_, *at, info.n_args()) : c10::IValue();
+  }
+  Tensor tensor(std::string_view name) const { return value(name).toTensor(); }
+  MaybeTensor mask() const {
+    const c10::IValue given = value("attn_mask"), bias = value("attn_bias");
+    return given.isTensor() ? given.toOptional<Tensor>() : bias.toOptional<Tensor>();
+  }
+  Fused fused(SDPBackend backend) const {
+    return {info.name.c_str(), backend, value("dropout_p").toDouble(), value("is_causal").toBool(),
+            value("scale").toOptional<double>()};
+  }
+  /// Replaces the arguments by the results.
+  template <class... Results>
+  void finish(Results... results) {
+    torch::jit::drop(stack_, info.n_args());
+    torch::jit::push(stack_, std::move(results)...);
+  }
 
-Three flash_on_cpu_backward(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
-                            const Tensor& output, const Tensor& logsumexp, double dropout_p, bool is_causal,
-                            const MaybeTensor& mask, std::optional<double> scale) {
-  const Fused fused{"aten::_scaled_dot_product_flash_attention_for_cpu_backward", SDPBackend::flash_attention,
-                    dropout_p, is_causal, scale};
-  return first_three(fused.backward(grad, query, key, value, mask, {output, logsumexp, {}}));
-}
+  OpInfo info;
 
-/// The nine results of torch's operator. `random` takes the place of both seed and offset.
-Nine nine(const Attended& result, const Tensor& logsumexp, const Tensor& query, const Tensor& key) {
-  return {result.output,
-          logsumexp,
-          {},
-          {},
-          query.size(2),
-          key.size(2),
-          result.random,
-          result.random,
-          result.output.new_empty({0})};
-}
+ private:
+  torch::jit::Stack& stack_;
+  const CommScope scope_;
+  const KernelSpan span_;
+};
+
+/// The statistics of cuDNN's operator have a last dim of extent 1.
+constexpr bool has_columns(SDPBackend backend) { return backend == SDPBackend::cudnn_attention; }
 
 /// The weights of a debug mask are padded, so every rank computes all of them.
-Nine flash_with_weights(const char* op, const Tensor& query, const Tensor& key, const Tensor& value, double dropout_p,
-                        bool is_causal, std::optional<double> scale) {
-  const MeshPtr& mesh = spec_of(is_dtensor(query) ? query : is_dtensor(key) ? key : value)->mesh();
-  if (!mesh->is_member()) refuse_outside(op, *mesh);
-  const auto whole = [&](const Tensor& tensor) { return is_dtensor(tensor) ? full_tensor(tensor) : tensor; };
-  Nine results = at::_scaled_dot_product_flash_attention(whole(query), whole(key), whole(value), dropout_p, is_causal,
-                                                         /*return_debug_mask=*/true, scale);
-  std::apply(
-      [&](auto&... result) {
-        const auto wrap = [&]<class Value>(Value& value) {
-          if constexpr (std::is_same_v<Value, Tensor>)
-            if (value.defined())
-              value = from_pieces({value}, Spec::intern(mesh, value.sizes(), Placements(mesh->ndim()), value.strides(),
-                                                        value.scalar_type()));
-        };
-        (wrap(result), ...);
-      },
-      results);
-  return results;
+void run_with_weights(OpInfo& info, torch::jit::Stack* stack) {
+  static const Rule gathered = Rule::gathered();
+  info.rule = &gathered;
+  dispatch(info, stack);
 }
 
-Nine flash(const Tensor& query, const Tensor& key, const Tensor& value, double dropout_p, bool is_causal,
-           bool return_debug_mask, std::optional<double> scale) {
-  const Fused fused{"aten::_scaled_dot_product_flash_attention", SDPBackend::flash_attention, dropout_p, is_causal,
-                    scale};
-  if (return_debug_mask) return flash_with_weights(fused.op, query, key, value, dropout_p, is_causal, scale);
-  const Attended result = fused.forward(query, key, value, std::nullopt);
-  return nine(result, result.logsumexp, query, key);
+template <SDPBackend backend>
+void forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  Call call(op, *stack);
+  if (backend == SDPBackend::flash_attention && call.value("return_debug_mask").toOptional<bool>().value_or(false))
+    return run_with_weights(call.info, stack);
+  const Tensor query = call.tensor("query"), key = call.tensor("key");
+  const auto [output, logsumexp, random] = call.fused(backend).forward(query, key, call.tensor("value"), call.mask());
+  const Tensor statistics = has_columns(backend) ? logsumexp.unsqueeze(-1) : logsumexp;
+  // `random` takes the place of both seed and offset.
+  if (call.info.n_returns() == 2)
+    call.finish(output, statistics);
+  else if (call.info.n_returns() == 4)
+    call.finish(output, statistics, random, random);
+  else
+    call.finish(output, statistics, Tensor(), Tensor(), query.size(2), key.size(2), random, random,
+                output.new_empty({0}));
 }
 
-Three flash_backward(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
-                     const Tensor& output, const Tensor& logsumexp, const Tensor& /*cum_seq_q*/,
-                     const Tensor& /*cum_seq_k*/, c10::SymInt /*max_q*/, c10::SymInt /*max_k*/, double dropout_p,
-                     bool is_causal, const Tensor& random, const Tensor& /*offset*/, std::optional<double> scale) {
-  const Fused fused{"aten::_scaled_dot_product_flash_attention_backward", SDPBackend::flash_attention, dropout_p,
-                    is_causal, scale};
-  return first_three(fused.backward(grad, query, key, value, std::nullopt, {output, logsumexp, random}));
+template <SDPBackend backend>
+void backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  Call call(op, *stack);
+  const Tensor grad = torch::jit::peek(*stack, 0, call.info.n_args()).toTensor(), logsumexp = call.tensor("logsumexp");
+  const c10::IValue wanted = call.value("grad_input_mask");
+  const auto random = call.value("philox_seed").toOptional<Tensor>().value_or(Tensor());
+  auto [of_query, of_key, of_value, of_mask] = call.fused(backend).backward(
+      grad, call.tensor("query"), call.tensor("key"), call.tensor("value"), call.mask(),
+      {call.tensor("out"), has_columns(backend) ? logsumexp.squeeze(-1) : logsumexp, random},
+      /*with_mask=*/!wanted.isNone() && wanted.toBoolList().get(3));
+  if (call.info.n_returns() == 3)
+    call.finish(of_query, of_key, of_value);
+  else
+    call.finish(of_query, of_key, of_value, of_mask);
 }
 
-Four efficient(const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& mask,
-               bool /*compute_log_sumexp*/, double dropout_p, bool is_causal, std::optional<double> scale) {
-  const Fused fused{"aten::_scaled_dot_product_efficient_attention", SDPBackend::efficient_attention, dropout_p,
-                    is_causal, scale};
-  const Attended result = fused.forward(query, key, value, mask);
-  return {result.output, result.logsumexp, result.random, result.random};
-}
-
-Four efficient_backward(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
-                        const Tensor& mask, const Tensor& output, const Tensor& logsumexp, const Tensor& random,
-                        const Tensor& /*offset*/, double dropout_p, std::array<bool, 4> wanted, bool is_causal,
-                        std::optional<double> scale) {
-  const Fused fused{"aten::_scaled_dot_product_efficient_attention_backward", SDPBackend::efficient_attention,
-                    dropout_p, is_causal, scale};
-  return fused.backward(grad, query, key, value, mask, {output, logsumexp, random}, wanted[3]);
-}
-
-Nine cudnn(const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& mask,
-           bool /*compute_log_sumexp*/, double dropout_p, bool is_causal, bool /*return_debug_mask*/,
-           std::optional<double> scale) {
-  const Fused fused{"aten::_scaled_dot_product_cudnn_attention", SDPBackend::cudnn_attention, dropout_p, is_causal,
-                    scale};
-  const Attended result = fused.forward(query, key, value, mask);
-  return nine(result, result.logsumexp.unsqueeze(-1), query, key);
-}
-
-Three cudnn_backward(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
-                     const Tensor& output, const Tensor& logsumexp, const Tensor& random, const Tensor& /*offset*/,
-                     const Tensor& mask, const Tensor& /*cum_seq_q*/, const Tensor& /*cum_seq_k*/,
-                     c10::SymInt /*max_q*/, c10::SymInt /*max_k*/, double dropout_p, bool is_causal,
-                     std::optional<double> scale) {
-  const Fused fused{"aten::_scaled_dot_product_cudnn_attention_backward", SDPBackend::cudnn_attention, dropout_p,
-                    is_causal, scale};
-  return first_three(fused.backward(grad, query, key, value, mask, {output, logsumexp.squeeze(-1), random}));
-}
-
-Nine overrideable(const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& mask,
-                  double dropout_p, bool is_causal, bool /*return_debug_mask*/, std::optional<double> scale) {
-  const Fused fused{"aten::_scaled_dot_product_fused_attention_overrideable", SDPBackend::overrideable, dropout_p,
-                    is_causal, scale};
-  const Attended result = fused.forward(query, key, value, mask);
-  return nine(result, result.logsumexp, query, key);
-}
-
-Four overrideable_backward(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
-                           const Tensor& mask, std::array<bool, 4> wanted, const Tensor& output,
-                           const Tensor& logsumexp, const Tensor& /*cum_seq_q*/, const Tensor& /*cum_seq_k*/,
-                           c10::SymInt /*max_q*/, c10::SymInt /*max_k*/, double dropout_p, bool is_causal,
-                           const Tensor& random, const Tensor& /*offset*/, std::optional<double> scale) {
-  const Fused fused{"aten::_scaled_dot_product_fused_attention_overrideable_backward", SDPBackend::overrideable,
-                    dropout_p, is_causal, scale};
-  return fused.backward(grad, query, key, value, mask, {output, logsumexp, random}, wanted[3]);
+template <SDPBackend backend>
+void add(const std::string& name) {
+  AtenKernels& kernels = aten_kernels();
+  kernels.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&forward<backend>>());
+  kernels.impl((name + "_backward").c_str(), torch::CppFunction::makeFromBoxedFunction<&backward<backend>>());
 }
 
 }  // namespace
 
-void register_attention_operators() {
-  AtenKernels& kernels = aten_kernels();
-  kernels.impl("_scaled_dot_product_flash_attention_for_cpu", &flash_on_cpu);
-  kernels.impl("_scaled_dot_product_flash_attention_for_cpu_backward", &flash_on_cpu_backward);
-  kernels.impl("_scaled_dot_product_flash_attention", &flash);
-  kernels.impl("_scaled_dot_product_flash_attention_backward", &flash_backward);
-  kernels.impl("_scaled_dot_product_efficient_attention", &efficient);
-  kernels.impl("_scaled_dot_product_efficient_attention_backward", &efficient_backward);
-  kernels.impl("_scaled_dot_product_cudnn_attention", &cudnn);
-  kernels.impl("_scaled_dot_product_cudnn_attention_backward", &cudnn_backward);
-  kernels.impl("_scaled_dot_product_fused_attention_overrideable", &overrideable);
-  kernels.impl("_scaled_dot_product_fused_attention_overrideable_backward", &overrideable_backward);
+void register_attention_operators(RuleTable& /*table*/) {
+  add<SDPBackend::flash_attention>("_scaled_dot_product_flash_attention_for_cpu");
+  add<SDPBackend::flash_attention>("_scaled_dot_product_flash_attention");
+  add<SDPBackend::efficient_attention>("_scaled_dot_product_efficient_attention");
+  add<SDPBackend::cudnn_attention>("_scaled_dot_product_cudnn_attention");
+  add<SDPBackend::overrideable>("_scaled_dot_product_fused_attention_overrideable");
 }
 
 }  // namespace shardwise

@@ -4,14 +4,7 @@
 #include "ops/support/own_operator.h"
 #include "ops/support/planes.h"
 
-#include <ATen/ExpandUtils.h>
-#include <ATen/ops/_pdist_backward.h>
-#include <ATen/ops/_pdist_forward.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/where.h>
+#include <ATen/Functions.h>
 #include <c10/core/WrapDimMinimal.h>
 
 #include <algorithm>
@@ -19,57 +12,14 @@
 namespace shardwise {
 namespace {
 
-/// "…pm,…rm->…pr" with broadcast batch dims; the features m are whole.
-struct Pairs {
-  Axes left, right, result;
-
-  Pairs(c10::IntArrayRef left_sizes, c10::IntArrayRef right_sizes, Signature& signature) {
-    TORCH_CHECK(left_sizes.size() >= 2 && right_sizes.size() >= 2, "cdist only supports at least 2D tensors");
-    const auto batch_of = [](c10::IntArrayRef sizes) { return sizes.slice(0, sizes.size() - 2); };
-    const Dims batch = at::infer_size_dimvector(batch_of(left_sizes), batch_of(right_sizes));
-    for (int64_t size : batch) result.push_back({signature.add_factor(size)});
-    left = share(batch_of(left_sizes), batch);
-    right = share(batch_of(right_sizes), batch);
-    left.push_back({signature.add_factor(left_sizes[left_sizes.size() - 2])});
-    right.push_back({signature.add_factor(right_sizes[right_sizes.size() - 2])});
-    result.push_back(left.back());
-    result.push_back(right.back());
-    const Axis features{signature.add_factor(left_sizes.back())};
-    signature.factors.back().is_whole = true;
-    left.push_back(features);
-    right.push_back(features);
-  }
-
- private:
-  Axes share(c10::IntArrayRef sizes, const Dims& batch) const {
-    Axes axes(sizes.size());
-    for (size_t dim = 0; dim < sizes.size(); ++dim) {
-      const size_t at = batch.size() - sizes.size() + dim;
-      if (sizes[dim] == batch[at]) axes[dim] = result[at];
-    }
-    return axes;
-  }
-};
-
-void describe_cdist(const OpCall& call, Signature& signature) {
-  const Pairs pairs(call.operands[0].sizes, call.operands[1].sizes, signature);
-  signature.inputs = {pairs.left, pairs.right};
-  signature.outputs = {pairs.result};
-}
-
 /// Operands: gradient, left, right, distances. The output, the gradient of the left operand, has the broadcast batch dims or, if there are no pairs,
 /// the left operand's own.
 void describe_cdist_backward(const OpCall& call, Signature& signature) {
-  const Pairs pairs(call.operands[1].sizes, call.operands[2].sizes, signature);
-  signature.inputs = {pairs.result, pairs.left, pairs.right, pairs.result};
-  if (std::ranges::any_of(signature.factors, [](const Factor& factor) { return factor.size == 0; })) {
-    for (Factor& factor : signature.factors) factor.is_whole = true;
-    signature.outputs = {Axes(pairs.left.size())};
-    return;
-  }
-  Axes of_left(pairs.result.begin(), pairs.result.end() - 1);
-  of_left.push_back(pairs.left.back());
-  signature.outputs = {of_left};
+  static const Rule pairs("…pr,…p_,…r_,…pr->…p_");
+  signature = pairs.signature(call);
+  if (std::ranges::none_of(signature.factors, [](const Factor& factor) { return factor.size == 0; })) return;
+  for (Factor& factor : signature.factors) factor.is_whole = true;
+  signature.outputs = {Axes(call.operands[1].sizes.size())};
 }
 
 /// Every row is compared with every other, so both dims are whole.
@@ -126,12 +76,12 @@ at::Tensor& renorm_in_place(at::Tensor& self, const at::Scalar& p, int64_t dim, 
 }  // namespace
 
 void register_distances(RuleTable& table) {
-  define_operator("pdist(Tensor self, float p) -> Tensor", &compute_pdist, &shape_of_pdist);
-  define_operator("pdist_backward(Tensor grad, Tensor self, float p, Tensor pdist) -> Tensor", &compute_pdist_backward,
-                  &shape_of_pdist_backward);
-  table.add("aten::_cdist_forward", Rule("…pm,…rm->…pr", describe_cdist).sampled());
+  define_operator("pdist(Tensor self, float p) -> Tensor", {&compute_pdist, &shape_of_pdist});
+  define_operator("pdist_backward(Tensor grad, Tensor self, float p, Tensor pdist) -> Tensor",
+                  {&compute_pdist_backward, &shape_of_pdist_backward});
+  table.add("aten::_cdist_forward", "…p_,…r_->…pr");
   table.add("aten::_cdist_backward",
-            Rule("…pr,…pm,…rm,…pr->…pm {r: sum}", describe_cdist_backward).linear_in_first().sampled());
+            Rule("…pr,…p_,…r_,…pr->…p_ {r: sum}", describe_cdist_backward).linear_in_first().sampled());
   table.add({"shardwise::pdist", "shardwise::pdist_backward"}, Rule("pdist", describe_pdist));
   aten_kernels().impl("_pdist_forward", &pdist);
   aten_kernels().impl("_pdist_backward", &pdist_backward);

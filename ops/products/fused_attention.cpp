@@ -6,8 +6,6 @@
 // the piece's place, so that replicas agree and shards differ. Which weights are dropped depends on the layout.
 #include "ops/products/fused_attention.h"
 #include "ops/families.h"
-#include "ops/support/axes.h"
-#include "ops/support/kernels.h"
 #include "ops/support/maybe_tensor.h"
 #include "ops/support/own_operator.h"
 #include "runtime/api/dtensor.h"
@@ -15,9 +13,8 @@
 #include "runtime/dispatch/unboxed.h"
 #include "text/check.h"
 
+#include <ATen/Functions.h>
 #include <ATen/OpMathType.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <fmt/ranges.h>
 
 namespace shardwise {
@@ -108,7 +105,7 @@ struct Dims4 {
   Dims4(const OpCall& call, Signature& signature)
       : query(call.operands[call.operand_at("query")].sizes), keys(call.operands[call.operand_at("key")].sizes) {
     const int64_t features = call.operands[call.operand_at("value")].sizes[3];
-    const Axes axes = add_axes(signature, {query[0], keys[1], query[2], keys[2], query[3], features});
+    const Axes axes = signature.add_factors({query[0], keys[1], query[2], keys[2], query[3], features});
     for (const size_t whole : {3, 4, 5}) signature.factors[axes[whole].factor].is_whole = true;
     const Axis batch = axes[0], shared = axes[1], row = axes[2], column = axes[3], e = axes[4], ev = axes[5];
     const Axis head{shared.factor, keys[1] == 0 ? 1 : query[1] / keys[1]};
@@ -121,7 +118,7 @@ struct Dims4 {
     if (const int at = call.operand_at("mask"); at >= 0)
       of_mask = broadcast_axes(call.operands[at].sizes, Dims{query[0], query[1], query[2], keys[2]},
                                {batch, head, row, column});
-    for (const Operand& operand : call.operands) signature.inputs.push_back(axes_of(arg_name(call, operand)));
+    for (const Operand& operand : call.operands) signature.inputs.push_back(axes_of(call.name_of(operand)));
   }
 
   const Axes& axes_of(std::string_view name) const {
@@ -210,18 +207,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> Fused::backward(const Tensor& grad, c
 }
 
 void register_fused_attention(RuleTable& table) {
-  const auto attention = [] { return torch::CppFunction(&compute_attention); };
-  const auto backward = [] { return torch::CppFunction(&compute_backward); };
   define_operator(
       "fused_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float dropout_p, bool draws, bool "
       "records, bool is_causal, float? scale, int backend, Scalar seed, int first_row, int place) -> (Tensor, Tensor, "
       "Tensor)",
-      {.compute = attention, .shape = [] { return torch::CppFunction(&shape_of_attention); }, .traced = attention});
+      {.compute = &compute_attention, .shape = &shape_of_attention, .traced = &compute_attention});
   define_operator(
       "fused_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor output, Tensor logsumexp, "
       "Tensor? random, Tensor? mask, float dropout_p, bool is_causal, float? scale, int backend, bool with_mask, int "
       "first_row) -> (Tensor, Tensor, Tensor, Tensor)",
-      {.compute = backward, .shape = [] { return torch::CppFunction(&shape_of_backward); }, .traced = backward});
+      {.compute = &compute_backward, .shape = &shape_of_backward, .traced = &compute_backward});
   table.add("shardwise::fused_attention", Rule("attention", describe_attention).localized(localize));
   table.add("shardwise::fused_attention_backward", Rule("attention_backward", describe_backward).localized(localize));
 }

@@ -17,11 +17,7 @@
 #include "runtime/rules/propagate.h"
 #include "text/check.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/bmm.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/Functions.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -114,14 +110,10 @@ std::optional<Propagation> place_rows(const OpCall& call) {
   const Spec &rows = *call.operands[0].spec, &matrices = *call.operands[1].spec;
   const MeshDims of_groups = dims_of_groups(matrices);
   if (!are_sharded_rows(rows, of_groups)) return std::nullopt;
-  Signature signature;
-  const Axis t{signature.add_factor(rows.sizes()[0])}, k{signature.add_factor(rows.sizes()[1])};
-  const Axis e{signature.add_factor(matrices.sizes()[0])}, n{signature.add_factor(matrices.sizes()[2])};
-  signature.factors[e.factor].is_whole = true;
-  signature.factors[t.factor].is_whole = !of_groups.empty();
-  signature.inputs = {{t, k}, {e, k, n}, {Axis{}}};
-  signature.outputs = {{t, n}};
-  signature.linearity = Linearity::kEach;
+  static const Rule product = Rule("tk,ekn,_->tn").multilinear();
+  Signature signature = product.signature(call);
+  for (Factor& factor : signature.factors)
+    factor.is_whole |= factor.letter == 'e' || (factor.letter == 't' && !of_groups.empty());
   return propagate_beside(call, signature, of_groups, {0, 1}, rows);
 }
 
@@ -131,15 +123,11 @@ std::optional<Propagation> place_matrices(const OpCall& call) {
   const SpecPtr like = at_like < 0 ? SpecPtr() : call.operands[at_like].spec;
   const MeshDims of_groups = like ? dims_of_groups(*like) : MeshDims();
   if (!are_sharded_rows(left, of_groups) || !are_sharded_rows(right, of_groups)) return std::nullopt;
-  Signature signature;
-  const Axis t{signature.add_factor(left.sizes()[0])}, m{signature.add_factor(left.sizes()[1])};
-  const Axis n{signature.add_factor(right.sizes()[1])};
-  signature.factors[t.factor].is_whole = !of_groups.empty();
-  signature.inputs = {{t, m}, {t, n}, {Axis{}}};
-  signature.outputs = {{Axis{}, m, n}};
-  signature.linearity = Linearity::kEach;
+  static const Rule product = Rule("tm,tn,_->_mn").multilinear();
   OpCall products = call;
   if (at_like >= 0) products.operands.erase(products.operands.begin() + at_like);  // read for its layout alone
+  Signature signature = product.signature(products);
+  for (Factor& factor : signature.factors) factor.is_whole |= factor.letter == 't' && !of_groups.empty();
   auto result = propagate_beside(products, signature, of_groups, {0, 1}, like ? *like : left);
   if (result && at_like >= 0) result->inputs.insert(result->inputs.begin() + at_like, SpecPtr());
   return result;
@@ -229,17 +217,13 @@ std::optional<at::Tensor> if_distributed(const at::Tensor& tensor) {
 
 at::Tensor differentiable_rows(const at::Tensor& self, const at::Tensor& mat2, const at::Tensor& offs, int64_t /*row*/,
                                int64_t /*group*/) {
-  const at::Tensor result = [&] {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    return call_rows(self, mat2, offs);
-  }();
+  const at::Tensor result = below_derivatives([&] { return call_rows(self, mat2, offs); });
   return with_derivative({self, mat2}, result, {self, mat2, offs}, "GroupedMmBackward",
-                         [](const at::Tensor& grad, const variable_list& saved) {
+                         [](const at::Tensor& grad, const variable_list& saved, const Wanted& wanted) {
                            const at::Tensor &rows = saved[0], &matrices = saved[1], &ends = saved[2];
                            variable_list grads(2);
-                           if (rows.requires_grad()) grads[0] = rows_product(grad, matrices.mT(), ends);
-                           if (matrices.requires_grad())
-                             grads[1] = matrices_product(rows, grad, ends, if_distributed(matrices));
+                           if (wanted[0]) grads[0] = rows_product(grad, matrices.mT(), ends);
+                           if (wanted[1]) grads[1] = matrices_product(rows, grad, ends, if_distributed(matrices));
                            return grads;
                          });
 }
@@ -247,16 +231,13 @@ at::Tensor differentiable_rows(const at::Tensor& self, const at::Tensor& mat2, c
 at::Tensor differentiable_matrices(const at::Tensor& self, const at::Tensor& mat2, const at::Tensor& offs,
                                    const std::optional<at::Tensor>& like, int64_t /*n_groups*/, int64_t /*row*/,
                                    int64_t /*group*/) {
-  const at::Tensor result = [&] {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    return call_matrices(self, mat2, offs, like);
-  }();
+  const at::Tensor result = below_derivatives([&] { return call_matrices(self, mat2, offs, like); });
   return with_derivative({self, mat2}, result, {self, mat2, offs}, "GroupedMmBackwardBackward",
-                         [](const at::Tensor& outer, const variable_list& saved) {
+                         [](const at::Tensor& outer, const variable_list& saved, const Wanted& wanted) {
                            const at::Tensor &left = saved[0], &right = saved[1], &ends = saved[2];
                            variable_list grads(2);
-                           if (left.requires_grad()) grads[0] = rows_product(right, outer.mT(), ends);
-                           if (right.requires_grad()) grads[1] = rows_product(left, outer, ends);
+                           if (wanted[0]) grads[0] = rows_product(right, outer.mT(), ends);
+                           if (wanted[1]) grads[1] = rows_product(left, outer, ends);
                            return grads;
                          });
 }
@@ -349,13 +330,11 @@ at::Tensor grouped_mm(const at::Tensor& self, const at::Tensor& mat2, const std:
 
 void register_grouped_mm(RuleTable& table) {
   define_operator("grouped_rows(Tensor self, Tensor mat2, Tensor offs, int row, int group) -> Tensor",
-                  {[] { return torch::CppFunction(&compute_rows); }, [] { return torch::CppFunction(&shape_of_rows); },
-                   [] { return torch::CppFunction(&differentiable_rows); }});
+                  {&compute_rows, &shape_of_rows, &differentiable_rows});
   define_operator(
       "grouped_matrices(Tensor self, Tensor mat2, Tensor offs, Tensor? like, int n_groups, int row, int group) -> "
       "Tensor",
-      {[] { return torch::CppFunction(&compute_matrices); }, [] { return torch::CppFunction(&shape_of_matrices); },
-       [] { return torch::CppFunction(&differentiable_matrices); }});
+      {&compute_matrices, &shape_of_matrices, &differentiable_matrices});
   table.add("shardwise::grouped_rows", Rule::placed("tk,ekn->tn by group", place_rows).localized(localize_rows));
   table.add("shardwise::grouped_matrices",
             Rule::placed("tm,tn->emn by group", place_matrices).localized(localize_matrices));

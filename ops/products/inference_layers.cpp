@@ -9,16 +9,7 @@
 #include "runtime/dispatch/plain_operand.h"
 #include "text/check.h"
 
-#include <ATen/ops/_native_multi_head_attention.h>
-#include <ATen/ops/_transformer_encoder_layer_fwd.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/layer_norm.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/relu.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/softmax.h>
+#include <ATen/Functions.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -207,7 +198,7 @@ Tensor nested_from_mask(const Tensor& /*source*/, const Tensor& /*mask*/, bool /
 
 }  // namespace
 
-void register_inference_layers() {
+void register_inference_layers(RuleTable& /*table*/) {
   aten_kernels().impl("_nested_tensor_from_mask_left_aligned", torch::CppFunction(&is_left_aligned));
   aten_kernels().impl("_nested_tensor_from_mask", torch::CppFunction(&nested_from_mask));
   aten_kernels().impl("_native_multi_head_attention", &multi_head_attention);

@@ -1,71 +1,82 @@
-// ops/products/matmul.cpp: contractions. A sharded contracted dim gives Partial(sum), to which a bias is added once.
+// ops/products/matmul.cpp: contractions. A sharded contracted dim gives Partial(sum), to which a bias is added once. aten::linear has a rule of its own,
+// so that no batch dim is flattened.
 #include "ops/families.h"
-#include "ops/products/product_node.h"
 #include "ops/products/weight_grad.h"
-#include "ops/support/axes.h"
+#include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
 
-#include <ATen/ExpandUtils.h>
-#include <ATen/ops/addmv.h>
-#include <ATen/ops/matmul.h>
+#include <ATen/Functions.h>
 
 #include <array>
+#include <numeric>
 
 namespace shardwise {
 namespace {
 
-Dims sizes_of_product(c10::IntArrayRef left, c10::IntArrayRef right) {
-  auto batch = [](c10::IntArrayRef sizes) {
-    return sizes.size() > 2 ? sizes.slice(0, sizes.size() - 2) : c10::IntArrayRef();
-  };
-  Dims sizes = at::infer_size_dimvector(batch(left), batch(right));
-  if (left.size() > 1) sizes.push_back(left[left.size() - 2]);
-  if (right.size() > 1) sizes.push_back(right.back());
-  return sizes;
-}
+using torch::autograd::variable_list;
 
-/// "…mk,…kn->…mn" with broadcast batch dims; a vector on the left has no m, one on the right no n.
+/// A vector on the left has no m, one on the right no n.
 void describe_matmul(const OpCall& call, Signature& signature) {
-  const c10::IntArrayRef left = call.operands[0].sizes, right = call.operands[1].sizes;
-  TORCH_CHECK(!left.empty() && !right.empty());  // torch reports it
-  const Dims result = sizes_of_product(left, right);
-  Axes left_axes(left.size()), right_axes(right.size()), result_axes(result.size());
-  const int contracted = signature.add_factor(left.back());
-  left_axes.back().factor = contracted;
-  right_axes[right.size() > 1 ? right.size() - 2 : 0].factor = contracted;
-
-  size_t n_batch = result.size();
-  if (right.size() > 1) right_axes.back().factor = result_axes[--n_batch].factor = signature.add_factor(right.back());
-  if (left.size() > 1)
-    left_axes[left.size() - 2].factor = result_axes[--n_batch].factor = signature.add_factor(left[left.size() - 2]);
-  for (size_t dim = 0; dim < n_batch; ++dim) result_axes[dim].factor = signature.add_factor(result[dim]);
-  auto share_batch = [&](c10::IntArrayRef sizes, Axes& axes) {
-    for (size_t dim = 0; dim + 2 < sizes.size(); ++dim) {
-      const size_t at = n_batch + 2 + dim - sizes.size();
-      if (sizes[dim] == result[at]) axes[dim] = result_axes[at];
-    }
-  };
-  share_batch(left, left_axes);
-  share_batch(right, right_axes);
-  signature.inputs = {left_axes, right_axes};
-  signature.outputs = {result_axes};
+  static const Rule rules[2][2] = {{"…mk,…kn->…mn", "…mk,k->…m"}, {"k,…kn->…n", "k,k->"}};
+  const auto is_vector = [&](size_t operand) { return call.operands[operand].sizes.size() == 1; };
+  signature = rules[is_vector(0)][is_vector(1)].signature(call);
 }
 
-/// The product of operands 1 and 2 plus operand 0, which broadcasts to it.
+/// The `product` of the other operands plus operand `at`, if there is one, which broadcasts to it.
+void describe_plus(const Rule& product, size_t at, const OpCall& call, Signature& signature) {
+  if (at >= call.operands.size()) {
+    signature = product.signature(call);
+    return;
+  }
+  OpCall factors = call;
+  factors.operands.erase(factors.operands.begin() + at);
+  signature = product.signature(factors);
+  Dims result;
+  for (const Axis& axis : signature.outputs[0]) result.push_back(signature.factors[axis.factor].size);
+  const Axes bias = broadcast_axes(call.operands[at].sizes, result, signature.outputs[0]);
+  signature.inputs.insert(signature.inputs.begin() + at, bias);
+  signature.additive = {static_cast<int>(at)};
+}
+
+/// The product of operands 1 and 2 plus operand 0.
 Rule plus_bias(const char* notation) {
   const Rule product(notation);
-  auto describe = [product](const OpCall& call, Signature& signature) {
-    OpCall factors = call;
-    factors.operands.erase(factors.operands.begin());
-    signature = product.signature(factors);
-    Dims result;
-    for (const Axis& axis : signature.outputs[0]) result.push_back(signature.factors[axis.factor].size);
-    const Axes bias = broadcast_axes(call.operands[0].sizes, result, signature.outputs[0]);
-    signature.inputs.insert(signature.inputs.begin(), bias);
-    signature.additive = {0};
+  const auto describe = [product](const OpCall& call, Signature& signature) {
+    describe_plus(product, /*at=*/0, call, signature);
   };
   return Rule("bias + " + to_string(product), describe).multilinear().sampled();
+}
+
+/// A weight of one dim has no n.
+void describe_linear(const OpCall& call, Signature& signature) {
+  static const Rule of_matrix("…k,nk->…n"), of_vector("…k,k->…");
+  describe_plus(call.operands[1].sizes.size() == 1 ? of_vector : of_matrix, /*at=*/2, call, signature);
+}
+
+/// The sizes of both factors, and the factors that gradients need: a factor is undefined unless the other one requires a gradient.
+struct Factors {
+  at::Tensor left, right;
+  Dims left_sizes, right_sizes;
+};
+
+/// Returns the gradients of left, right and a bias that are `wanted`. Differentiable.
+using ProductGradients = variable_list (*)(const at::Tensor& grad, const Factors& factors, const Wanted& wanted);
+
+/// Returns `product`, computed below autograd, with its history if gradients are recorded. torch's formulas save both factors; this node keeps those
+/// that the gradients need: for x @ w of a frozen w it keeps w, and x may be freed, or written to.
+at::Tensor with_history(at::Tensor product, const char* name, ProductGradients gradients, const at::Tensor& left,
+                        const at::Tensor& right, const at::Tensor& bias = {}) {
+  const bool needs_left = left.requires_grad(), needs_right = right.requires_grad();
+  if (!c10::GradMode::is_enabled() || !(needs_left || needs_right || (bias.defined() && bias.requires_grad())))
+    return product;
+  const std::array<at::Tensor, 3> inputs{left, right, bias};
+  return with_derivative(c10::ArrayRef<at::Tensor>(inputs.data(), bias.defined() ? 3 : 2), std::move(product),
+                         {needs_right ? left : at::Tensor(), needs_left ? right : at::Tensor()}, name,
+                         [=, left_sizes = Dims(left.sizes()), right_sizes = Dims(right.sizes())](
+                             const at::Tensor& grad, const variable_list& saved, const Wanted& wanted) {
+                           return gradients(grad, {saved[0], saved[1], left_sizes, right_sizes}, wanted);
+                         });
 }
 
 /// `grad` of [..., m, n] as if vectors had been matrices of one row (left) or one column (right).
@@ -74,18 +85,17 @@ at::Tensor as_matrices(const at::Tensor& grad, bool left_is_vector, bool right_i
   return left_is_vector ? result.unsqueeze(-2) : result;
 }
 
-torch::autograd::variable_list matmul_gradients(const at::Tensor& grad, const Factors& factors,
-                                                std::array<bool, 3> mask) {
+variable_list matmul_gradients(const at::Tensor& grad, const Factors& factors, const Wanted& wanted) {
   const bool left_is_vector = factors.left_sizes.size() == 1, right_is_vector = factors.right_sizes.size() == 1;
   const at::Tensor grads = as_matrices(grad, left_is_vector, right_is_vector);
-  torch::autograd::variable_list result(2);
-  if (mask[0]) {
+  variable_list result(2);
+  if (wanted[0]) {
     const at::Tensor columns = right_is_vector ? factors.right.unsqueeze(1) : factors.right;
     Dims sizes(factors.left_sizes);
     if (left_is_vector) sizes.insert(sizes.begin(), 1);
     result[0] = grads.matmul(columns.mT().conj_physical()).sum_to_size(sizes).reshape(factors.left_sizes);
   }
-  if (mask[1]) {
+  if (wanted[1]) {
     const at::Tensor rows = left_is_vector ? factors.left.unsqueeze(0) : factors.left;
     Dims sizes(factors.right_sizes);
     if (right_is_vector) sizes.push_back(1);
@@ -101,26 +111,60 @@ std::tuple<at::Tensor, at::Tensor> matmul_backward(const at::Tensor& grad, const
                                                    const at::Tensor& right, std::array<bool, 2> mask) {
   if (!grad.defined()) return {};
   const Factors factors{left, right, Dims(left.sizes()), Dims(right.sizes())};
-  auto result = matmul_gradients(grad, factors, {mask[0], mask[1], false});
+  auto result = matmul_gradients(grad, factors, {mask[0], mask[1]});
   return {std::move(result[0]), std::move(result[1])};
 }
 
-/// torch's formula saves both factors, even those that no gradient needs. Complex products go by torch's composition, whose parts have torch's
-/// derivatives.
+/// Complex products go by torch's composition, whose parts have torch's derivatives.
 at::Tensor differentiable_matmul(const at::Tensor& left, const at::Tensor& right) {
   const bool is_complex = left.is_complex() || right.is_complex();
-  if (is_complex || have_tangents(left, right)) {
+  if (is_complex || has_tangent(left) || has_tangent(right)) {
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::matmul", "");
     torch::jit::Stack stack{left, right};
     op.callBoxedForDispatchKey(is_complex ? c10::DispatchKey::CompositeImplicitAutograd : c10::DispatchKey::Autograd,
                                stack);
     return stack[0].toTensor();
   }
-  at::Tensor product = [&] {
-    const at::AutoDispatchBelowAutograd guard;
-    return at::matmul(left, right);
-  }();
-  return with_product_node(std::move(product), "MatmulBackward0", &matmul_gradients, left, right);
+  return with_history(below_derivatives([&] { return at::matmul(left, right); }), "MatmulBackward0", &matmul_gradients,
+                      left, right);
+}
+
+variable_list linear_gradients(const at::Tensor& grad, const Factors& factors, const Wanted& wanted) {
+  const bool is_vector = factors.right_sizes.size() == 1;
+  const at::Tensor grads = is_vector ? grad.unsqueeze(-1) : grad;
+  variable_list result(3);
+  if (wanted[0]) {
+    const at::Tensor rows = is_vector ? factors.right.unsqueeze(0) : factors.right;
+    result[0] = grads.matmul(rows.conj_physical());
+  }
+  if (wanted[1]) result[1] = weight_grad(grads, factors.left.conj_physical()).reshape(factors.right_sizes);
+  if (wanted[2]) {
+    Dims batch(grad.dim() - (is_vector ? 0 : 1));
+    std::iota(batch.begin(), batch.end(), 0);
+    result[2] = batch.empty() ? grad : grad.sum(batch);
+  }
+  return result;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(const at::Tensor& input, const at::Tensor& grad,
+                                                               const at::Tensor& weight, std::array<bool, 3> mask) {
+  if (!grad.defined()) return {};
+  auto result =
+      linear_gradients(grad, {input, weight, Dims(input.sizes()), Dims(weight.sizes())}, {mask[0], mask[1], mask[2]});
+  return {std::move(result[0]), std::move(result[1]), std::move(result[2])};
+}
+
+at::Tensor differentiable_linear(const at::Tensor& input, const at::Tensor& weight,
+                                 const std::optional<at::Tensor>& given_bias) {
+  const at::Tensor bias = given_bias.value_or(at::Tensor());
+  if (has_tangent(input) || has_tangent(weight) || has_tangent(bias)) {
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::linear", "");
+    torch::jit::Stack stack{input, weight, given_bias};
+    op.callBoxedForDispatchKey(c10::DispatchKey::Autograd, stack);
+    return stack[0].toTensor();
+  }
+  return with_history(below_derivatives([&] { return at::linear(input, weight, given_bias); }), "LinearBackward0",
+                      &linear_gradients, input, weight, bias);
 }
 
 /// aten::dot has no meta kernel, so aten::matmul and aten::dot call an operator of our own.
@@ -188,11 +232,10 @@ void describe_trilinear(const OpCall& call, Signature& signature) {
 
 void register_matmul(RuleTable& table) {
   define_operator("addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor",
-                  &matrix_by_vector);
-  const auto computed = [] { return torch::CppFunction(&compute); };
-  define_operator(
-      "matmul(Tensor left, Tensor right) -> Tensor",
-      {.compute = computed, .shape = [] { return torch::CppFunction(&compute_shape); }, .traced = computed});
+                  {&matrix_by_vector});
+  define_operator("matmul(Tensor left, Tensor right) -> Tensor",
+                  {.compute = &compute, .shape = &compute_shape, .traced = &compute});
+  table.add("aten::linear", Rule("…k,nk,n->…n {k: sum}", describe_linear).multilinear().sampled());
   table.add("aten::mm", Rule("mk,kn->mn").multilinear());
   table.add("aten::bmm", Rule("bmk,bkn->bmn").multilinear());
   table.add("aten::mv", Rule("mk,k->m").multilinear());
@@ -210,6 +253,8 @@ void register_matmul(RuleTable& table) {
   aten_kernels().impl("dot", &inner_product);
   aten_kernels().impl("vdot", &conjugate_inner_product);
   add_composition("matmul_backward", &matmul_backward);
+  aten_autograd_kernels().impl("linear", torch::CppFunction(&differentiable_linear));
+  add_composition("linear_backward", &linear_backward);
 }
 
 }  // namespace shardwise

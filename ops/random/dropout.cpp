@@ -5,10 +5,7 @@
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/leaky_relu.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/where.h>
+#include <ATen/Functions.h>
 
 #include <cmath>
 #include <numeric>

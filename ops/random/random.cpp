@@ -4,7 +4,6 @@
 #include "ops/families.h"
 #include "ops/random/random_fill.h"
 #include "ops/support/kernels.h"
-#include "ops/support/torch_composition.h"
 #include "runtime/api/philox.h"
 
 #include <ATen/Dispatch.h>
@@ -45,48 +44,47 @@ FillPiece in_real_pairs(const FillPiece& fill) {
   };
 }
 
-at::Tensor& uniform_(at::Tensor& self, double from, double to, MaybeGenerator generator) {
-  const auto fill = [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, piece.scalar_type(), "uniform_", [&] {
-      const auto number_of = [&](uint64_t bits) {
-        const double unit = fraction(bits, std::numeric_limits<scalar_t>::digits);
-        const auto number = static_cast<scalar_t>(from + unit * (to - from));
-        return number == static_cast<scalar_t>(to) ? static_cast<scalar_t>(from) : number;  // rounded up
-      };
-      fill_box<scalar_t>(piece, sizes, box, seed, each_of_pair(number_of));
-    });
+/// `numbers(scalar_t())` gives the function that makes two numbers of random bits, for a floating dtype.
+template <class Numbers>
+FillPiece of_floats(const Numbers& numbers) {
+  return [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, piece.scalar_type(), "draw",
+                                    [&] { fill_box<scalar_t>(piece, sizes, box, seed, numbers(scalar_t())); });
   };
+}
+
+at::Tensor& uniform_(at::Tensor& self, double from, double to, MaybeGenerator generator) {
+  const auto fill = of_floats([=]<class Number>(Number) {
+    return each_of_pair([=](uint64_t bits) {
+      const double unit = fraction(bits, std::numeric_limits<Number>::digits);
+      const auto number = static_cast<Number>(from + unit * (to - from));
+      return number == static_cast<Number>(to) ? static_cast<Number>(from) : number;  // rounded up
+    });
+  });
   return draw_into(self, generator, in_real_pairs(fill),
                    [=](at::Tensor& one, const at::Generator& scratch) { one.uniform_(from, to, scratch); });
 }
 
 at::Tensor& normal_(at::Tensor& self, double mean, double std, MaybeGenerator generator) {
   const bool is_complex = self.is_complex();
-  const double scale = is_complex ? std / std::numbers::sqrt2 : std;
-  const auto fill = [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, piece.scalar_type(), "normal_", [&] {
-      fill_box<scalar_t>(piece, sizes, box, seed, [&](const BitsOfPair& bits) {
-        std::array<double, 2> normals = normals_of(bits);
-        for (double& normal : normals) normal = (is_complex ? 0 : mean) + scale * normal;
-        return normals;
-      });
-    });
-    if (is_complex) piece.select(-1, 0).add_(mean);
-  };
+  const double scale = is_complex ? std / std::numbers::sqrt2 : std, second_mean = is_complex ? 0 : mean;
+  const auto fill = of_floats([=](auto) {
+    return [=](const BitsOfPair& bits) {
+      const std::array<double, 2> normals = normals_of(bits);
+      return std::array{mean + scale * normals[0], second_mean + scale * normals[1]};
+    };
+  });
   return draw_into(self, generator, in_real_pairs(fill),
                    [=](at::Tensor& one, const at::Generator& scratch) { one.normal_(mean, std, scratch); });
 }
 
 at::Tensor& log_normal_(at::Tensor& self, double mean, double std, MaybeGenerator generator) {
-  const auto fill = [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, piece.scalar_type(), "log_normal_", [&] {
-      fill_box<scalar_t>(piece, sizes, box, seed, [&](const BitsOfPair& bits) {
-        std::array<double, 2> normals = normals_of(bits);
-        for (double& normal : normals) normal = std::exp(mean + std * normal);
-        return normals;
-      });
-    });
-  };
+  const auto fill = of_floats([=](auto) {
+    return [=](const BitsOfPair& bits) {
+      const std::array<double, 2> normals = normals_of(bits);
+      return std::array{std::exp(mean + std * normals[0]), std::exp(mean + std * normals[1])};
+    };
+  });
   return draw_into(self, generator, fill,
                    [=](at::Tensor& one, const at::Generator& scratch) { one.log_normal_(mean, std, scratch); });
 }
@@ -179,7 +177,7 @@ at::Tensor& random_to_(at::Tensor& self, int64_t to, MaybeGenerator generator) {
 
 }  // namespace
 
-void register_random() {
+void register_random(RuleTable& /*table*/) {
   auto& kernels = aten_kernels();
   kernels.impl("uniform_", &uniform_);
   kernels.impl("normal_", &normal_);

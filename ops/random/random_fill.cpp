@@ -8,9 +8,7 @@
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/any.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/ones.h>
+#include <ATen/Functions.h>
 
 namespace shardwise {
 namespace {

@@ -4,22 +4,13 @@
 #include "ops/random/samplers.h"
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
-#include "ops/support/torch_composition.h"
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/api/random.h"
 #include "text/check.h"
 
 #include <ATen/Dispatch.h>
-#include <ATen/ops/add.h>
-#include <ATen/ops/argmax.h>
-#include <ATen/ops/cumsum.h>
-#include <ATen/ops/div.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/lt.h>
-#include <ATen/ops/searchsorted.h>
-#include <ATen/ops/topk.h>
+#include <ATen/Functions.h>
 
 #include <limits>
 

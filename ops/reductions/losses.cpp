@@ -2,19 +2,14 @@
 //
 // Each rank computes its own terms. Their sum stays Partial; means and their gradients divide by the global count.
 #include "ops/families.h"
-#include "ops/support/axes.h"
 #include "ops/support/host_integers.h"
 #include "ops/support/kernels.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/dispatch.h"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/Functions.h>
 #include <ATen/core/Reduction.h>
-#include <ATen/ops/_ctc_loss.h>
-#include <ATen/ops/ctc_loss.h>
-#include <ATen/ops/mean.h>
-#include <ATen/ops/sum.h>
-#include <ATen/ops/tensor.h>
 
 namespace shardwise {
 namespace {
@@ -24,7 +19,7 @@ enum class Terms : uint8_t { kElements, kSamples };
 
 /// An operator and its rule, which holds for reduction "none".
 class Loss : public c10::OperatorKernel {
- protected:
+ public:
   Loss(const std::string& name, Terms terms)
       : info_(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "")),
         gathered_(info_.handle),
@@ -36,6 +31,7 @@ class Loss : public c10::OperatorKernel {
     gathered_.rule = &gathered;
   }
 
+ protected:
   c10::IValue& arg(torch::jit::Stack& stack, size_t i) const { return stack[stack.size() - info_.n_args() + i]; }
 
   /// Returns the reduction argument and replaces it by "none".
@@ -57,7 +53,7 @@ class Loss : public c10::OperatorKernel {
 
 class Forward final : public Loss {
  public:
-  Forward(const std::string& name, Terms terms) : Loss(name, terms) {}
+  using Loss::Loss;
 
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     if (answers_single_sample(stack)) return;
@@ -71,7 +67,7 @@ class Forward final : public Loss {
 
 class Backward final : public Loss {
  public:
-  Backward(const std::string& name, Terms terms) : Loss(name, terms) {}
+  using Loss::Loss;
 
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     if (answers_single_sample(stack)) return;
@@ -110,8 +106,7 @@ enum class Labels : uint8_t { kPerSample, kPerClass };
 
 Rule by_sample(Labels labels, bool is_gradient) {
   auto describe = [=](const OpCall& call, Signature& signature) {
-    Axes all;
-    for (int64_t size : call.operands[call.operand_at("self")].sizes) all.push_back({signature.add_factor(size)});
+    Axes all = signature.add_factors(call.operands[call.operand_at("self")].sizes);
     Axes sample = all, classes;
     if (!all.empty()) {
       signature.factors.back().is_whole = true;
@@ -119,7 +114,7 @@ Rule by_sample(Labels labels, bool is_gradient) {
       sample.pop_back();
     }
     for (const Operand& operand : call.operands) {
-      const std::string& name = arg_name(call, operand);
+      const std::string& name = call.name_of(operand);
       const bool is_per_sample = name == "grad_output" || (name == "target" && labels == Labels::kPerSample);
       Axes axes = name == "weight" ? classes : is_per_sample ? sample : all;
       axes.resize(operand.sizes.size());  // one sample may have a label of one dim

@@ -3,29 +3,17 @@
 // Log probabilities never move. If samples are sharded, each rank computes its own terms. If classes are sharded, each rank picks the targets among
 // its own classes (as vocabulary-parallel cross entropy does: Megatron-LM, 2019), and the loss is the sum.
 #include "ops/families.h"
-#include "ops/support/agreed_range.h"
-#include "ops/support/axes.h"
+#include "ops/indexing/index_operand.h"
 #include "ops/support/kernels.h"
 #include "ops/support/maybe_tensor.h"
 #include "ops/support/own_operator.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_scope.h"
-#include "runtime/comm/tracing.h"
 #include "text/check.h"
 
+#include <ATen/Functions.h>
 #include <ATen/core/Reduction.h>
-#include <ATen/ops/aminmax.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/log_softmax.h>
-#include <ATen/ops/nll_loss_forward.h>
-#include <ATen/ops/nll_loss_nd.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/sum.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
-#include <limits>
 #include <tuple>
 
 namespace shardwise {
@@ -90,13 +78,12 @@ at::Tensor spread_shape(const at::Tensor&, const at::Tensor& input, const at::Te
 
 /// "nc…,n…,c->n…" by the arguments' names.
 void describe(const OpCall& call, Signature& signature) {
-  Axes input;
-  for (int64_t size : call.operands[call.operand_at("input")].sizes) input.push_back({signature.add_factor(size)});
+  Axes input = signature.add_factors(call.operands[call.operand_at("input")].sizes);
   Axes target = input;
   const int64_t dim = class_dim(static_cast<int64_t>(input.size()));
   target.erase(target.begin() + dim);
   for (const Operand& operand : call.operands) {
-    const std::string& name = arg_name(call, operand);
+    const std::string& name = call.name_of(operand);
     signature.inputs.push_back(name == "input" ? input : name == "weight" ? Axes{input[dim]} : target);
     SW_CHECK(operand.sizes.size() == signature.inputs.back().size(),
              "[aten::nll_loss] {} of shape [{}] does not fit input of shape [{}]. Give it the shape of input without "
@@ -130,25 +117,12 @@ at::Tensor spread_over(const at::Tensor& grad, const at::Tensor& input, const at
   return op.call(grad, input, target, weight, ignored, 0);
 }
 
-/// Throws c10::IndexError on all ranks alike if a target is no class. Ranks exchange the range of sharded targets; plain targets are equal on all
-/// ranks. Cost: a pass over this rank's targets, for which the host waits.
+/// Throws c10::IndexError on all ranks alike if a target is no class. Cost: as range_of().
 void check_range(const at::Tensor& target, int64_t n_classes, int64_t ignored) {
-  const auto* impl = maybe_dtensor(target);
-  if (impl ? !impl->spec()->is_member() || impl->spec()->mesh()->is_meta() : target.is_meta() || is_tracing()) return;
-  int64_t lowest = std::numeric_limits<int64_t>::max(), highest = std::numeric_limits<int64_t>::min();
-  for (const at::Tensor& piece : impl ? impl->shards() : Shards{target}) {
-    const at::Tensor counted = piece.to(at::kLong).masked_select(piece.ne(ignored));
-    if (counted.numel() == 0) continue;
-    const auto [low, high] = at::aminmax(counted);
-    lowest = std::min(lowest, low.item<int64_t>());
-    highest = std::max(highest, high.item<int64_t>());
-  }
-  if (impl) {
-    const CommScope scope("aten::nll_loss");
-    std::tie(lowest, highest) = agreed_range(*impl->spec(), {lowest, highest});
-  }
-  if (lowest > highest) return;  // no targets at all
-  TORCH_CHECK_INDEX(lowest >= 0 && highest < n_classes, "Target ", lowest < 0 ? lowest : highest, " is out of bounds.");
+  const CommScope scope("aten::nll_loss");
+  if (const auto range = range_of(target, ignored))
+    TORCH_CHECK_INDEX(range->first >= 0 && range->second < n_classes, "Target ",
+                      range->first < 0 ? range->first : range->second, " is out of bounds.");
 }
 
 at::Tensor of_all_ranks(const at::Tensor& target) {
@@ -246,11 +220,11 @@ void register_nll(RuleTable& table) {
   define_operator(
       "nll_pick(Tensor input, Tensor target, Tensor? weight, int ignore_index, int first_class) -> (Tensor losses, "
       "Tensor weights)",
-      &pick, &pick_shape);
+      {&pick, &pick_shape});
   define_operator(
       "nll_spread(Tensor grad, Tensor input, Tensor target, Tensor? weight, int ignore_index, int first_class) -> "
       "Tensor",
-      &spread, &spread_shape);
+      {&spread, &spread_shape});
   table.add("shardwise::nll_pick", Rule("nc…,n…,c->n…,n… {c: sum}", describe).localized(localize_classes));
   table.add("shardwise::nll_spread", Rule("n…,nc…,n…,c->nc…", describe).localized(localize_classes).linear_in_first());
   for (const char* name : {"nll_loss_forward", "nll_loss2d_forward"}) aten_kernels().impl(name, &forward);

@@ -5,19 +5,11 @@
 #include "ops/support/kernels.h"
 #include "ops/support/overloads.h"
 #include "ops/support/own_operator.h"
-#include "ops/support/torch_composition.h"
 #include "placements/placement_list.h"
 #include "runtime/api/factories.h"
 #include "text/check.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/abs.h>
-#include <ATen/ops/amax.h>
-#include <ATen/ops/amin.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/sum.h>
-#include <ATen/ops/trace.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/Functions.h>
 
 #include <cmath>
 
@@ -37,16 +29,6 @@ Rule whole_reduction() {
                     if (axis.factor >= 0) signature.factors[axis.factor].is_whole = false;
               })
       .sampled();
-}
-
-/// The maximum of a Partial(max) is the Partial(max) of each rank's maximum. Likewise for minima.
-Rule extremum_of(Reduce reduce) {
-  const Rule own = reduction(reduce);
-  const auto describe = [=](const OpCall& call, Signature& signature) {
-    signature = own.signature(call);
-    signature.passing = {{reduce, reduce, {0}}};
-  };
-  return Rule(own.text(), describe).sampled();
 }
 
 /// For any() and all(): an empty list of dims reduces nothing; no list reduces all dims.
@@ -79,10 +61,6 @@ at::Tensor mean_dim(const at::Tensor& self, at::OptionalIntArrayRef dims, bool k
            "[aten::mean] the mean of {} cannot be {}. Pass a floating dtype=.", c10::toString(self.scalar_type()),
            c10::toString(to));
   return at::sum(self, dims, keepdim, sum_dtype(to)).div_(n_reduced(self, dims)).to(to);
-}
-
-at::Tensor mean(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
-  return mean_dim(self, {}, false, dtype);
 }
 
 /// Throws: torch's errors for powers whose norm of an empty tensor is undefined.
@@ -150,16 +128,12 @@ at::Tensor trace_of(const at::Tensor& self) {
 
 /// torch's derivative formula makes plain zeros.
 at::Tensor differentiable_trace(const at::Tensor& self) {
-  const auto below = [&](const auto& compute) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    return compute();
-  };
-  const at::Tensor result = below([&] { return trace_of(self); });
+  const at::Tensor result = below_derivatives([&] { return trace_of(self); });
   carry_tangent(self, result, [](const at::Tensor& tangent) { return differentiable_trace(tangent); });
   if (!self.requires_grad() || !c10::GradMode::is_enabled()) return result;
   return with_derivative(
       self, result, {}, "TraceBackward", [=, spec = spec_of(self)](const at::Tensor& grad, const variable_list&) {
-        return grad * below([&] {
+        return grad * below_derivatives([&] {
                  return call("shardwise::identity_like",
                              empty(spec->sizes(), spec->mesh(), without_partial(spec->placements()), spec->dtype()));
                });
@@ -169,13 +143,14 @@ at::Tensor differentiable_trace(const at::Tensor& self) {
 }  // namespace
 
 void register_reductions(RuleTable& table) {
-  define_operator("diagonal_sum(Tensor self, int offset) -> Tensor", &diagonal_sum);
-  define_operator("identity_like(Tensor self, int offset) -> Tensor", &identity_like);
+  define_operator("diagonal_sum(Tensor self, int offset) -> Tensor", {&diagonal_sum});
+  define_operator("identity_like(Tensor self, int offset) -> Tensor", {&identity_like});
   table.add({"aten::sum", "aten::sum.dim_IntList"}, reduction(Reduce::kSum).linear());
   add_overloads(table, {"linalg__powsum"}, reduction(Reduce::kSum));
   table.add({"aten::nansum", "aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduction(Reduce::kSum));
-  table.add({"aten::amax", "aten::max"}, extremum_of(Reduce::kMax));
-  table.add({"aten::amin", "aten::min"}, extremum_of(Reduce::kMin));
+  // The maximum of a Partial(max) is the Partial(max) of each rank's maximum.
+  table.add({"aten::amax", "aten::max"}, reduction(Reduce::kMax).passing({{Reduce::kMax, Reduce::kMax, {0}}}));
+  table.add({"aten::amin", "aten::min"}, reduction(Reduce::kMin).passing({{Reduce::kMin, Reduce::kMin, {0}}}));
   table.add({"aten::any", "aten::any.dim"}, reduction(Reduce::kMax));
   table.add({"aten::all", "aten::all.dim"}, reduction(Reduce::kMin));
   table.add("aten::any.dims", reduction_of_listed_dims(Reduce::kMax));
@@ -190,12 +165,11 @@ void register_reductions(RuleTable& table) {
   table.add("shardwise::identity_like", Rule("ij->ij").localized(localize_diagonal));
   aten_kernels().impl("trace", &trace_of);
   aten_autograd_kernels().impl("trace", &differentiable_trace);
-  aten_kernels().impl("mean", &mean);
   aten_kernels().impl("mean.dim", &mean_dim);
   aten_kernels().impl("linalg_vector_norm", &vector_norm);
   aten_kernels().impl("norm.ScalarOpt_dim", &norm_of_dims);
   aten_kernels().impl("norm.ScalarOpt_dim_dtype", &norm_of_dims_to);
-  add_torch_compositions({"norm.Scalar", "norm.ScalarOpt_dtype", "dist", "_foreach_powsum.Scalar"});
+  add_torch_compositions({"mean", "norm.Scalar", "norm.ScalarOpt_dtype", "dist", "_foreach_powsum.Scalar"});
 }
 
 }  // namespace shardwise

@@ -7,19 +7,7 @@
 #include "runtime/tensor/registrations.h"
 #include "text/check.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/conj.h>
-#include <ATen/ops/cummax.h>
-#include <ATen/ops/cummin.h>
-#include <ATen/ops/cumprod.h>
-#include <ATen/ops/cumsum.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/logaddexp.h>
-#include <ATen/ops/logcumsumexp.h>
-#include <ATen/ops/logsumexp.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/where.h>
+#include <ATen/Functions.h>
 
 namespace shardwise {
 namespace {
@@ -140,10 +128,7 @@ at::Tensor running_log_sum(const at::Tensor& self, int64_t dim) { return run(kLo
 
 /// The derivative of a running sum is the running sum from the end. torch's formula would flip the tensor instead.
 at::Tensor differentiable_sum(const at::Tensor& self, int64_t dim, bool is_backward) {
-  const at::Tensor result = [&] {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    return run(is_backward ? kSumFromEnd : kSum, self, dim);
-  }();
+  const at::Tensor result = below_derivatives([&] { return run(is_backward ? kSumFromEnd : kSum, self, dim); });
   return with_derivative(self, result, {}, "CumsumBackward", [=](const at::Tensor& grad, const variable_list&) {
     return differentiable_sum(grad, dim, !is_backward);
   });
@@ -152,7 +137,7 @@ at::Tensor differentiable_sum(const at::Tensor& self, int64_t dim, bool is_backw
 /// Forward-mode derivatives use torch's formula.
 at::Tensor differentiable_cumsum(c10::DispatchKeySet keys, const at::Tensor& self, int64_t dim,
                                  std::optional<at::ScalarType> dtype) {
-  if (!self._fw_grad(/*level=*/0).defined() && !maybe_dtensor(self)->holds_subclass())
+  if (!has_tangent(self) && !maybe_dtensor(self)->holds_subclass())
     return differentiable_sum(as_scanned("aten::cumsum", self, dtype), dim, /*is_backward=*/false);
   static const auto op =
       operator_of<at::Tensor(const at::Tensor&, int64_t, std::optional<at::ScalarType>)>("aten::cumsum");

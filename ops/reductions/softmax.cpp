@@ -4,10 +4,7 @@
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
 
-#include <ATen/ops/amax.h>
-#include <ATen/ops/exp.h>
-#include <ATen/ops/softmax.h>
-#include <ATen/ops/sum.h>
+#include <ATen/Functions.h>
 
 #include <limits>
 
@@ -15,12 +12,6 @@ namespace shardwise {
 namespace {
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
-
-/// Half precision computes in float32, as torch does.
-at::Tensor widened(const at::Tensor& tensor) {
-  const at::Tensor own = reduced(tensor);
-  return at::isReducedFloatingType(own.scalar_type()) ? own.to(at::kFloat) : own;
-}
 
 at::Tensor below_largest(const at::Tensor& self, int64_t dim) { return self - at::amax(self, dim, /*keepdim=*/true); }
 
@@ -33,14 +24,14 @@ at::ScalarType result_type(const at::Tensor& self, bool half_to_float) {
 at::Tensor softmax_of(const at::Tensor& self, int64_t dim, bool half_to_float) {
   static const ByRule whole("aten::_softmax");
   if (!is_sharded_along(self, dim)) return whole(self, dim, half_to_float);
-  at::Tensor parts = below_largest(widened(self), dim).exp_();
+  at::Tensor parts = below_largest(widened(reduced(self)), dim).exp_();
   return parts.div_(total(parts, dim)).to(result_type(self, half_to_float));
 }
 
 at::Tensor log_softmax_of(const at::Tensor& self, int64_t dim, bool half_to_float) {
   static const ByRule whole("aten::_log_softmax");
   if (!is_sharded_along(self, dim)) return whole(self, dim, half_to_float);
-  at::Tensor shifted = below_largest(widened(self), dim);
+  at::Tensor shifted = below_largest(widened(reduced(self)), dim);
   return shifted.sub_(total(shifted.exp(), dim).log()).to(result_type(self, half_to_float));
 }
 
@@ -55,7 +46,7 @@ at::Tensor safe_softmax_of(const at::Tensor& self, int64_t dim, std::optional<at
 at::Tensor softmax_backward(const at::Tensor& grad, const at::Tensor& output, int64_t dim, at::ScalarType input_dtype) {
   static const ByRule whole("aten::_softmax_backward_data");
   if (!is_sharded_along(output, dim)) return whole(grad, output, dim, input_dtype);
-  const at::Tensor values = widened(output), weighted = widened(grad) * values;
+  const at::Tensor values = widened(reduced(output)), weighted = widened(reduced(grad)) * values;
   return (weighted - values * total(weighted, dim)).to(input_dtype);
 }
 
@@ -63,8 +54,8 @@ at::Tensor log_softmax_backward(const at::Tensor& grad, const at::Tensor& output
                                 at::ScalarType input_dtype) {
   static const ByRule whole("aten::_log_softmax_backward_data");
   if (!is_sharded_along(output, dim)) return whole(grad, output, dim, input_dtype);
-  const at::Tensor grads = widened(grad);
-  return (grads - widened(output).exp() * total(grads, dim)).to(input_dtype);
+  const at::Tensor grads = widened(reduced(grad));
+  return (grads - widened(reduced(output)).exp() * total(grads, dim)).to(input_dtype);
 }
 
 }  // namespace

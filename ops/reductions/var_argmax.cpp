@@ -1,32 +1,19 @@
 // ops/reductions/var_argmax.cpp: reductions along sharded dims that combine a few numbers per shard: variances, argmax
-// and argmin, logsumexp, complex products. The tensor does not move.
+// and argmin, logsumexp. The tensor does not move.
 //
 // Each rank reduces its shard to one entry. The entries of [5, 4] as Shard(0) on 3 ranks are [3, 4] as Shard(0), and
 // torch's reductions combine these.
 #include "ops/families.h"
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
-#include "ops/support/latency.h"
 #include "ops/support/own_operator.h"
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/reduce_dtype.h"
 #include "runtime/rules/propagate.h"
 
+#include <ATen/Functions.h>
 #include <ATen/WrapDimUtilsMulti.h>
-#include <ATen/ops/amax.h>
-#include <ATen/ops/amin.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/logsumexp.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/prod.h>
-#include <ATen/ops/real.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/sum.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/var_mean.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/WrapDimMinimal.h>
 
 #include <algorithm>
@@ -78,10 +65,6 @@ Dims one_entry(const at::Tensor& self, c10::IntArrayRef dims) {
 
 using Moments = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-at::Tensor in_float(const at::Tensor& self) {
-  return at::isReducedFloatingType(self.scalar_type()) ? self.to(at::kFloat) : self;
-}
-
 /// Entries are float64 for any dtype: they are few, and the combination subtracts them.
 at::TensorOptions exact(const at::Tensor& self, bool is_real) {
   return self.options().dtype(self.is_complex() && !is_real ? at::kComplexDouble : at::kDouble);
@@ -89,7 +72,7 @@ at::TensorOptions exact(const at::Tensor& self, bool is_real) {
 
 /// Count, mean, and sum of squared deviations from it.
 Moments moments(const at::Tensor& self, c10::IntArrayRef dims) {
-  const at::Tensor wide = in_float(self);
+  const at::Tensor wide = widened(self);
   const Dims sizes = one_entry(self, dims);
   int64_t n = 1;
   for (int64_t dim : dims) n *= self.size(dim);
@@ -129,12 +112,6 @@ std::tuple<at::Tensor, at::Tensor> best(const at::Tensor& self, c10::IntArrayRef
 at::Tensor log_of_sum(const at::Tensor& self, c10::IntArrayRef dims) {
   if (self.numel() == 0) return at::full(one_entry(self, dims), -INFINITY, self.options());
   return at::logsumexp(self, dims, /*keepdim=*/true);
-}
-
-at::Tensor product(const at::Tensor& self, c10::IntArrayRef dims) {
-  at::Tensor result = self;
-  for (int64_t dim : dims) result = at::prod(result, dim, /*keepdim=*/true);
-  return result;
 }
 
 Moments moments_shape(const at::Tensor& self, c10::IntArrayRef dims) {
@@ -185,18 +162,15 @@ int64_t n_shards(const Spec& spec, const std::vector<int64_t>& dims) {
 
 /// Elements per entry, from the layout, so that every rank knows them.
 at::Tensor counts_of(const Spec& spec, const std::vector<int64_t>& dims) {
-  Dims sizes(spec.dim(), 1);
-  at::Tensor counts = at::ones(sizes, at::kDouble);
+  at::Tensor counts = at::ones(Dims(spec.dim(), 1), at::kDouble);
   for (const int64_t dim : dims) {
     std::vector<double> lengths;
     for (const Interval interval : spec.layout().shard_intervals(dim)) lengths.push_back(double(interval.length()));
     Dims shape(spec.dim(), 1);
-    sizes[dim] = shape[dim] = static_cast<int64_t>(lengths.size());
+    shape[dim] = static_cast<int64_t>(lengths.size());
     counts = counts * at::tensor(lengths, at::kDouble).view(shape);
   }
-  const SpecPtr replicas =
-      Spec::intern(spec.mesh(), sizes, Placements(spec.placements().size()), row_major_strides(sizes), at::kDouble);
-  return wrap(replicas, spec.is_member() ? Shards{counts.to(spec.mesh()->device())} : Shards{});
+  return replica_of(counts.to(spec.mesh()->device()), spec.mesh());
 }
 
 /// True if the entries of all shards are few bytes: one gather of them is faster than two sums over the ranks.
@@ -305,7 +279,7 @@ at::Tensor logsumexp(const at::Tensor& self, c10::IntArrayRef dim, bool keepdim)
   const at::ScalarType to = at::isIntegralType(self.scalar_type(), /*includeBool=*/true)
                                 ? c10::get_default_dtype_as_scalartype()
                                 : self.scalar_type();
-  at::Tensor entries = in_float(self.to(to));
+  at::Tensor entries = widened(self.to(to));
   if (spec_of(entries)->layout().has_one_box_each()) entries = op.call(entries, dims);
   if (are_gathered(self, dims, entries))
     return whole(redistribute(entries, whole_along(spec_of(entries)->placements(), dims)), dims, keepdim).to(to);
@@ -314,14 +288,13 @@ at::Tensor logsumexp(const at::Tensor& self, c10::IntArrayRef dim, bool keepdim)
   return finished(at::sum((entries - finite).exp_(), dims, /*keepdim=*/true).log() + finite, dims, keepdim).to(to);
 }
 
-/// There is no Partial of complex products: the products of the shards are gathered instead.
+/// There is no Partial of complex products, so the dims are gathered.
 at::Tensor to_multiply(const at::Tensor& self, const std::vector<int64_t>& dims) {
-  static const auto op = operator_of<decltype(product)>("shardwise::piece_product");
   if (!self.is_complex()) return self;
-  if (!spec_of(self)->layout().has_one_box_each())
-    return redistribute(self, Placements(spec_of(self)->placements().size()));
-  const at::Tensor products = is_sharded_along(self, dims) ? op.call(self, dims) : reduced(self);
-  return redistribute(products, whole_along(spec_of(products)->placements(), dims));
+  const Spec& spec = *spec_of(self);
+  const Placements everywhere(spec.placements().size());
+  return redistribute(
+      self, spec.layout().has_one_box_each() ? without_partial(whole_along(spec.placements(), dims)) : everywhere);
 }
 
 at::Tensor prod_dim(const at::Tensor& self, int64_t dim, bool keepdim, std::optional<at::ScalarType> dtype) {
@@ -339,16 +312,14 @@ at::Tensor prod_all(const at::Tensor& self, std::optional<at::ScalarType> dtype)
 }  // namespace
 
 void register_var_argmax(RuleTable& table) {
-  define_operator("piece_moments(Tensor self, int[] dim) -> (Tensor counts, Tensor means, Tensor deviations)", &moments,
-                  &moments_shape);
+  define_operator("piece_moments(Tensor self, int[] dim) -> (Tensor counts, Tensor means, Tensor deviations)",
+                  {&moments, &moments_shape});
   define_operator(
       "piece_best(Tensor self, int[] dim, bool largest, int[] offsets, int[] sizes) -> (Tensor values, Tensor places)",
-      &best, &best_shape);
-  define_operator("piece_product(Tensor self, int[] dim) -> Tensor", &product);
-  define_operator("piece_logsumexp(Tensor self, int[] dim) -> Tensor", &log_of_sum, &entry_shape);
-  table.add(
-      {"shardwise::piece_moments", "shardwise::piece_best", "shardwise::piece_product", "shardwise::piece_logsumexp"},
-      Rule::placed("one entry per shard", place).localized(localize_offsets));
+      {&best, &best_shape});
+  define_operator("piece_logsumexp(Tensor self, int[] dim) -> Tensor", {&log_of_sum, &entry_shape});
+  table.add({"shardwise::piece_moments", "shardwise::piece_best", "shardwise::piece_logsumexp"},
+            Rule::placed("one entry per shard", place).localized(localize_offsets));
   aten_kernels().impl("var.correction", &var<false>);
   aten_kernels().impl("std.correction", &var<true>);
   aten_kernels().impl("var_mean.correction", &var_mean<false>);

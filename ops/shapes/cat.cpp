@@ -42,8 +42,7 @@ void describe_cat(const OpCall& call, Signature& signature) {
       signature.factors[dim].size += operand.sizes[dim];
     } else {
       for (int64_t size : operand.sizes) {
-        axes.push_back({signature.add_factor(size)});
-        signature.factors.back().is_whole = true;
+        axes.push_back({signature.add_factor(size, /*is_whole=*/true)});
       }
     }
     signature.inputs.push_back(std::move(axes));

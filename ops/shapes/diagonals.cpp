@@ -10,8 +10,6 @@
 namespace shardwise {
 namespace {
 
-using Placements = std::vector<Placement>;
-
 /// The diagonal's offset relative to this rank's shard.
 void shift_diagonal(const LocalCall& local, std::vector<c10::IValue>& args) {
   const size_t at = local.call.op.arg_index("diagonal");
@@ -46,8 +44,7 @@ struct Plane {
 void describe_planes(const OpCall& call, c10::IntArrayRef sizes, Signature& signature, Axes& planes, Axes& diagonals) {
   const Plane plane(call, sizes);
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
-    planes.push_back({signature.add_factor(sizes[dim])});
-    signature.factors.back().is_whole = plane.has(static_cast<int64_t>(dim));
+    planes.push_back({signature.add_factor(sizes[dim], plane.has(static_cast<int64_t>(dim)))});
     if (!plane.has(static_cast<int64_t>(dim))) diagonals.push_back(planes.back());
   }
 }
@@ -64,18 +61,9 @@ void describe_diagonal(const OpCall& call, Signature& signature) {
 void describe_spread(const OpCall& call, Signature& signature) {
   Axes planes, diagonals;
   describe_planes(call, call.outputs[0].sizes, signature, planes, diagonals);
-  diagonals.push_back({signature.add_factor(call.operands[0].sizes.back())});
-  signature.factors.back().is_whole = true;
+  diagonals.push_back({signature.add_factor(call.operands[0].sizes.back(), /*is_whole=*/true)});
   signature.inputs = {diagonals};
   signature.outputs = {planes};
-}
-
-std::optional<Propagation> laid_out(const OpCall& call, const Spec& spec, SpecPtr input, Placements placements) {
-  const DenseOutput& dense = call.outputs[0];
-  std::optional<Propagation> result(std::in_place);
-  result->inputs.push_back(std::move(input));
-  result->outputs.push_back(Spec::intern(spec.mesh(), dense.sizes, std::move(placements), dense.strides, dense.dtype));
-  return result;
 }
 
 /// Each rank computes its part of the diagonal by rows or by columns. If both are sharded, columns are gathered.
@@ -87,13 +75,12 @@ std::optional<Propagation> place_diagonal(const OpCall& call) {
   plane.shift = call.arg("offset").toInt();
   const bool has_rows = spec->layout().splits(plane.rows);
   SpecPtr input = has_rows ? spec->with_placements(whole_along(spec->placements(), plane.columns)) : spec;
-  const bool moves = input != spec;
   const int64_t sharded = has_rows ? plane.rows : plane.columns;
   const Placements resized =
       input->layout().resized(sharded, [&](int64_t index) { return plane.before(sharded, index); });
-  return laid_out(call, *spec, moves ? input : SpecPtr(), renumbered(resized, [&](int64_t dim) {
-                    return plane.has(dim) ? spec->dim() - 2 : plane.dim_of_diagonals(dim);
-                  }));
+  return placed(call, input, renumbered(resized, [&](int64_t dim) {
+                  return plane.has(dim) ? spec->dim() - 2 : plane.dim_of_diagonals(dim);
+                }));
 }
 
 /// A sharded diagonal gives sharded rows. The first rank also has the rows before the diagonal, the last rank the rows after it.
@@ -114,7 +101,7 @@ std::optional<Propagation> place_diagonal_backward(const OpCall& call) {
       dim += dim >= inner;
     return dim;
   };
-  return laid_out(call, *spec, {}, renumbered(spec->layout().resized(last, row_of), dim_of_result));
+  return placed(call, spec, renumbered(spec->layout().resized(last, row_of), dim_of_result));
 }
 
 /// `matrices`: this rank's box of the matrices.

@@ -5,13 +5,9 @@
 #include "ops/families.h"
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
-#include "ops/support/torch_composition.h"
 #include "placements/placement_list.h"
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/flip.h>
-#include <ATen/ops/roll.h>
+#include <ATen/Functions.h>
 #include <c10/core/WrapDimMinimal.h>
 
 #include <algorithm>
@@ -151,8 +147,7 @@ void describe_repeat(const OpCall& call, Signature& signature) {
   Axes input, output(repeats.size() - sizes.size());
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
     const bool is_kept = repeats[repeats.size() - sizes.size() + dim] == 1;
-    input.push_back({signature.add_factor(sizes[dim])});
-    signature.factors.back().is_whole = !is_kept;
+    input.push_back({signature.add_factor(sizes[dim], !is_kept)});
     output.push_back(is_kept ? input.back() : Axis{});
   }
   signature.inputs = {input};

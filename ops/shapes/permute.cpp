@@ -1,6 +1,5 @@
 // ops/shapes/permute.cpp: permuted dims and new dims of extent 1. Every placement passes; nothing moves.
 #include "ops/families.h"
-#include "ops/support/axes.h"
 #include "ops/support/kernels.h"
 #include "runtime/rules/propagate.h"
 
@@ -45,7 +44,7 @@ Dims unsqueezed(const OpCall& call) {
 }
 
 void describe(const Dims& order, const OpCall& call, Signature& signature) {
-  const Axes input = add_axes(signature, call.operands[0].sizes);
+  const Axes input = signature.add_factors(call.operands[0].sizes);
   Axes output;
   for (int64_t dim : order) output.push_back(dim == kNew ? Axis{} : input[dim]);
   signature.inputs = {input};
@@ -71,15 +70,10 @@ Rule reordering(const char* name, OrderOf order_of) {
                             describe(order_of(call), call, signature);
                           }).linear(Linearity::kPass);
   const auto place = [of_factors, order_of](const OpCall& call) -> std::optional<Propagation> {
-    const Spec& spec = *call.operands[0].spec;
-    const std::optional<Placement> enumerable = spec.layout().enumerated();
+    const SpecPtr& spec = call.operands[0].spec;
+    const std::optional<Placement> enumerable = spec->layout().enumerated();
     if (!enumerable) return propagate(call, of_factors.signature(call));
-    const DenseOutput& dense = call.outputs[0];
-    std::optional<Propagation> result(std::in_place);
-    result->inputs.resize(1);
-    result->outputs.push_back(
-        Spec::intern(spec.mesh(), dense.sizes, {reordered(*enumerable, order_of(call))}, dense.strides, dense.dtype));
-    return result;
+    return placed(call, spec, {reordered(*enumerable, order_of(call))});
   };
   return Rule::placed(of_factors.text(), place).takes_strided();
 }

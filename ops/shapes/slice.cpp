@@ -59,18 +59,10 @@ class Chosen {
   int64_t dim_, start_, step_, length_;
 };
 
-Placements placements_of_slice(const Layout& layout, const Chosen& chosen) {
-  return layout.resized(chosen.dim(), [&](int64_t index) { return chosen.before(index); });
-}
-
 std::optional<Propagation> place(const OpCall& call) {
-  const Spec& spec = *call.operands[0].spec;
-  const DenseOutput& dense = call.outputs[0];
-  Propagation result;
-  result.inputs.resize(1);
-  result.outputs.push_back(Spec::intern(spec.mesh(), dense.sizes, placements_of_slice(spec.layout(), Chosen(call)),
-                                        dense.strides, dense.dtype));
-  return result;
+  const SpecPtr& spec = call.operands[0].spec;
+  const Chosen chosen(call);
+  return placed(call, spec, spec->layout().resized(chosen.dim(), [&](int64_t index) { return chosen.before(index); }));
 }
 
 /// The chosen elements of this rank's shard.
@@ -106,7 +98,7 @@ at::Tensor differentiable_slice(const at::Tensor& self, int64_t dim, std::option
   const Range range{dim, start, end, step};
   ViewReplay replay;
   at::Tensor result = [&] {
-    at::AutoDispatchBelowAutograd guard;
+    at::AutoDispatchBelowAutograd guard;  // views are still noted
     return slice(self, range);
   }();
   return with_derivative(

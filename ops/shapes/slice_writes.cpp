@@ -96,7 +96,7 @@ at::Tensor select_backward(const at::Tensor& grad, c10::SymIntArrayRef sizes, in
 
 }  // namespace
 
-void register_slice_writes() {
+void register_slice_writes(RuleTable& /*table*/) {
   auto& aten = aten_kernels();
   aten.impl("slice_scatter", &with_slice);
   aten.impl("select_scatter", &with_index);

@@ -1,9 +1,11 @@
 // ops/shapes/view_copies.cpp: the _copy forms of views, and views of complex numbers as pairs of real ones.
 #include "ops/families.h"
-#include "ops/support/axes.h"
 #include "ops/support/kernels.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
 
 namespace shardwise {
 namespace {
@@ -28,15 +30,14 @@ class ViewThenClone final : public c10::OperatorKernel {
   c10::OperatorHandle view_;
 };
 
-/// `name`: "slice", `overload`: "Tensor" or "".
-void add_copied_view(const std::string& name, const std::string& overload) {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  const auto view = dispatcher.findSchema({"aten::" + name, overload});
-  const auto copy = dispatcher.findSchema({"aten::" + name + "_copy", overload});
-  if (!view || !copy) return;  // another torch
-  const std::string op = name + "_copy" + (overload.empty() ? "" : "." + overload);
+/// `view`: "slice.Tensor".
+void add_copied_view(std::string_view view) {
+  const size_t dot = std::min(view.find('.'), view.size());
+  const std::string op = fmt::format("{}_copy{}", view.substr(0, dot), view.substr(dot));
+  const auto source = find_operator(fmt::format("aten::{}", view));
+  if (!source || !find_operator("aten::" + op)) return;  // another torch
   for (AtenKernels* kernels : {&aten_kernels(), &aten_autograd_kernels()})
-    kernels->impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ViewThenClone>(*view)));
+    kernels->impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ViewThenClone>(*source)));
 }
 
 /// Also for shapes that no view of `self` can have.
@@ -44,40 +45,34 @@ at::Tensor view_copy(const at::Tensor& self, c10::IntArrayRef size) {
   return self.is_contiguous() ? self.view(size).clone() : self.contiguous().view(size);
 }
 
-/// A new last dim holds the real and the imaginary part.
-void describe_as_real(const OpCall& call, Signature& signature) {
-  Axes axes = add_axes(signature, call.operands[0].sizes);
-  signature.inputs = {axes};
-  axes.push_back({});
-  signature.outputs = {axes};
-}
-
-void describe_as_complex(const OpCall& call, Signature& signature) {
-  Axes axes = add_axes(signature, call.operands[0].sizes);
-  signature.inputs = {axes};
-  signature.factors.back().is_whole = true;
-  axes.pop_back();
-  signature.outputs = {axes};
-}
-
 }  // namespace
 
 void register_view_copies(RuleTable& table) {
-  for (const char* name : {"as_strided", "expand", "permute", "squeeze", "t", "unsqueeze", "view_as_real",
-                           "view_as_complex", "split_with_sizes", "unfold", "_reshape_alias", "narrow"})
-    add_copied_view(name, "");
+  for (const char* view : {"as_strided",
+                           "expand",
+                           "permute",
+                           "squeeze",
+                           "squeeze.dim",
+                           "squeeze.dims",
+                           "t",
+                           "transpose.int",
+                           "unsqueeze",
+                           "view_as_real",
+                           "view_as_complex",
+                           "split.Tensor",
+                           "split_with_sizes",
+                           "unbind.int",
+                           "unfold",
+                           "_reshape_alias",
+                           "narrow",
+                           "slice.Tensor",
+                           "select.int",
+                           "view.dtype"})
+    add_copied_view(view);
   add_composition("view_copy", &view_copy);
-  add_copied_view("slice", "Tensor");
-  add_copied_view("select", "int");
-  add_copied_view("transpose", "int");
-  add_copied_view("split", "Tensor");
-  add_copied_view("unbind", "int");
-  add_copied_view("squeeze", "dim");
-  add_copied_view("squeeze", "dims");
-  add_copied_view("view", "dtype");
-  const auto view = [](const char* text, Rule::Describe describe) { return Rule(text, std::move(describe)).linear(); };
-  table.add("aten::view_as_real", view("view_as_real", describe_as_real));
-  table.add("aten::view_as_complex", view("view_as_complex", describe_as_complex));
+  // The last dim of the real tensor holds the real and the imaginary part.
+  table.add("aten::view_as_real", Rule("…->…_").linear().sampled(false));
+  table.add("aten::view_as_complex", Rule("…_->…").linear().sampled(false));
 }
 
 }  // namespace shardwise

@@ -1,7 +1,6 @@
 // ops/shapes/views.cpp: reshaped, squeezed and expanded views. Any Partial passes. Slices are in slice.cpp,
 // permutations in permute.cpp.
 #include "ops/families.h"
-#include "ops/support/axes.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
 #include "placements/placement_list.h"
@@ -112,14 +111,11 @@ constexpr int64_t kMostPieces = 1024;
 /// The view of `spec` with `sizes`, placed as `spec` except for mesh dim `mesh_dim`.
 Propagation strided_view(const OpCall& call, size_t mesh_dim, const Merged& merged, const Placement& placement) {
   const Spec& spec = *call.operands[0].spec;
-  const DenseOutput& dense = call.outputs[0];
-  const auto grows = static_cast<int64_t>(dense.sizes.size()) - spec.dim();
+  const auto grows = static_cast<int64_t>(call.outputs[0].sizes.size()) - spec.dim();
   std::vector<Placement> placements = renumbered(
       spec.placements(), [&](int64_t dim) { return dim > static_cast<int64_t>(merged.begin) ? dim + grows : dim; });
   placements[mesh_dim] = placement;
-  Propagation result;
-  result.inputs.resize(1);
-  result.outputs.push_back(Spec::intern(spec.mesh(), dense.sizes, std::move(placements), dense.strides, dense.dtype));
+  Propagation result = placed(call, call.operands[0].spec, std::move(placements));
   result.joined = spec.layout().joined_dim() || result.outputs[0]->layout().joined_dim();
   return result;
 }
@@ -304,13 +300,6 @@ at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntAr
                   self.storage_offset()));
 }
 
-/// Defines an operator that is composed of torch's views. Tracers take no other operators for views.
-template <class Compute>
-void define_view(const char* schema, Compute* compute) {
-  const auto kernel = [=] { return torch::CppFunction(compute); };
-  define_operator(schema, OwnKernels{.compute = kernel, .traced = kernel});
-}
-
 }  // namespace
 
 void register_views(RuleTable& table) {
@@ -326,10 +315,12 @@ void register_views(RuleTable& table) {
   table.add({"aten::view", "aten::_unsafe_view"},
             Rule::placed(of_factors.text(), place).takes_strided().sizes_in("size").computed_by("aten::reshape"));
   table.add("aten::expand", passing("expand", describe_expand).sizes_in("size"));
-  define_view("view_as_dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)", &view_as_dtype);
+  // Tracers take no operators for views but torch's, of which these are composed.
+  define_operator("view_as_dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)",
+                  {.compute = &view_as_dtype, .traced = &view_as_dtype});
   table.add("aten::view.dtype", Rule("view as dtype", describe_view_as_dtype).computed_by("shardwise::view_as_dtype"));
-  define_view("strided_from_begin(Tensor(a) self, int[] size, int[] stride, int offset) -> Tensor(a)",
-              &strided_from_begin);
+  define_operator("strided_from_begin(Tensor(a) self, int[] size, int[] stride, int offset) -> Tensor(a)",
+                  {.compute = &strided_from_begin, .traced = &strided_from_begin});
   table.add("shardwise::strided_from_begin", Rule::gathered());
   aten_kernels().impl("_reshape_alias", &reshape_alias);
   aten_kernels().impl("squeeze", &squeeze);

@@ -1,4 +1,5 @@
 // ops/sparse/construction.cpp: sparse tensors from indices and values, and from dense tensors.
+#include "ops/families.h"
 #include "ops/sparse/entry_box.h"
 #include "ops/sparse/sparse.h"
 #include "placements/placement_list.h"
@@ -7,12 +8,7 @@
 #include "runtime/tensor/sparse.h"
 #include "text/check.h"
 
-#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
-#include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
-#include <ATen/ops/amax.h>
-#include <ATen/ops/amin.h>
-
-#include <algorithm>
+#include <ATen/Functions.h>
 
 namespace shardwise {
 namespace {
@@ -217,7 +213,7 @@ void check_is_coo(std::optional<at::Layout> layout) {
                               "[to_sparse] DTensors are strided or sparse COO. Use to_sparse() without a layout.");
 }
 
-void register_sparse_construction() {
+void register_sparse_construction(RuleTable& /*table*/) {
   for (auto* kernels : {&aten_kernels(), &aten_autograd_kernels()}) {
     kernels->impl("sparse_coo_tensor.indices", &from_entries_alone);
     kernels->impl("sparse_coo_tensor.indices_size", &from_entries_of_size<at::IntArrayRef>);

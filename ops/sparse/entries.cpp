@@ -1,4 +1,5 @@
 // ops/sparse/entries.cpp: indices, values and flags of sparse tensors.
+#include "ops/families.h"
 #include "ops/sparse/entry_box.h"
 #include "ops/sparse/sparse.h"
 #include "placements/placement_list.h"
@@ -114,7 +115,7 @@ at::Tensor itself_of_dims(const at::Tensor& self, int64_t n_dims) {
 
 }  // namespace
 
-void register_sparse_entries() {
+void register_sparse_entries(RuleTable& /*table*/) {
   auto& sparse = aten_sparse_kernels();
   sparse.impl("_to_sparse", &itself);
   sparse.impl("_to_sparse.sparse_dim", &itself_of_dims);

@@ -1,12 +1,10 @@
 // ops/sparse/reductions.cpp: sums, norms and any() over all values; indices without an entry count as 0.
+#include "ops/families.h"
 #include "ops/sparse/sparse.h"
 #include "runtime/api/dtensor.h"
 #include "text/check.h"
 
-#include <ATen/ops/_coalesce.h>
-#include <ATen/ops/any.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/sum.h>
+#include <ATen/Functions.h>
 
 namespace shardwise {
 namespace {
@@ -66,7 +64,7 @@ at::Tensor norm_over_of_dtype(const at::Tensor& self, const std::optional<at::Sc
 
 }  // namespace
 
-void register_sparse_reductions() {
+void register_sparse_reductions(RuleTable& /*table*/) {
   auto& kernels = aten_sparse_kernels();
   kernels.impl("sum", &sum_of_all);
   kernels.impl("sum.dim_IntList", &sum_over);

@@ -11,13 +11,7 @@ AtenKernels& aten_sparse_kernels();
 /// Throws c10::NotImplementedError for a layout that DTensors do not have; the op is "to_sparse".
 void check_is_coo(std::optional<at::Layout> layout);
 
-/// Sparse tensors from indices and values, or from dense tensors. Called before register_dispatch().
-void register_sparse_construction();
-/// The indices, values and flags of sparse tensors. Called before register_sparse().
-void register_sparse_entries();
-/// Sums, norms and any() over all values of sparse tensors. Called before register_sparse().
-void register_sparse_reductions();
-/// All other operators: by a SparseRule, or with an error that names to_dense(). Called when the first sparse tensor is made.
+/// The operators that sparse/ has no kernel for: by a SparseRule, or with an error that names to_dense(). Called when the first sparse tensor is made.
 void register_sparse();
 
 }  // namespace shardwise

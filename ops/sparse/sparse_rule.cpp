@@ -9,10 +9,7 @@
 #include "runtime/tensor/sparse.h"
 #include "text/check.h"
 
-#include <ATen/ops/_coalesce.h>
-#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/ones.h>
+#include <ATen/Functions.h>
 
 #include <algorithm>
 #include <unordered_map>

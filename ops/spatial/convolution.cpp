@@ -9,11 +9,7 @@
 #include "ops/support/own_operator.h"
 #include "runtime/api/dtensor.h"
 
-#include <ATen/ops/convolution.h>
-#include <ATen/ops/convolution_backward.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/Functions.h>
 
 #include <algorithm>
 #include <array>
@@ -22,6 +18,7 @@ namespace shardwise {
 namespace {
 
 using MaybeTensor = std::optional<at::Tensor>;
+using Grads = std::tuple<at::Tensor, at::Tensor>;
 
 /// "ni…,oi…->no…"; a transposed weight is "io…". With several groups, channels are sharded between groups only.
 struct ConvolutionAxes {
@@ -96,11 +93,16 @@ void check_weight(const at::Tensor& input, const at::Tensor& weight, bool is_tra
               " has no elements. Give it a kernel and channels of at least 1.");
 }
 
+at::Tensor dense(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
+                 const ConvolutionScheme& scheme) {
+  return at::convolution(input, weight, bias, scheme.stride, scheme.padding, scheme.dilation, scheme.is_transposed,
+                         scheme.output_padding, scheme.groups);
+}
+
 /// The dense result's sizes. Runs the dense operator on an empty batch, which makes its checks without its work. If the operator rejects the empty
 /// batch, runs it on the whole batch for its error.
-Dims sizes_of_dense(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias, c10::IntArrayRef stride,
-                    c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
-                    c10::IntArrayRef output_padding, int64_t groups) {
+Dims sizes_of_dense(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
+                    const ConvolutionScheme& scheme) {
   const auto stand_in = [](const at::Tensor& tensor, c10::IntArrayRef sizes) {
     return at::zeros({1}, at::TensorOptions().dtype(tensor.scalar_type()).device(c10::kCPU)).expand(sizes);
   };
@@ -109,8 +111,7 @@ Dims sizes_of_dense(const at::Tensor& input, const at::Tensor& weight, const May
   MaybeTensor stand_in_bias;
   if (bias && bias->defined()) stand_in_bias = stand_in(*bias, bias->sizes());
   const auto run_on = [&](c10::IntArrayRef input_sizes) {
-    return at::convolution(stand_in(input, input_sizes), stand_in(weight, weight.sizes()), stand_in_bias, stride,
-                           padding, dilation, transposed, output_padding, groups);
+    return dense(stand_in(input, input_sizes), stand_in(weight, weight.sizes()), stand_in_bias, scheme);
   };
   at::Tensor result;
   try {
@@ -126,8 +127,8 @@ Dims sizes_of_dense(const at::Tensor& input, const at::Tensor& weight, const May
 at::Tensor compute_shape(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                          c10::IntArrayRef stride, c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
                          c10::IntArrayRef output_padding, int64_t groups) {
-  return at::empty(sizes_of_dense(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups),
-                   input.options(), format_of_results(input, weight));
+  const ConvolutionScheme scheme{stride, padding, dilation, transposed, output_padding, groups};
+  return at::empty(sizes_of_dense(input, weight, bias, scheme), input.options(), format_of_results(input, weight));
 }
 
 bool has_sharded_image(const at::Tensor& input) {
@@ -135,8 +136,6 @@ bool has_sharded_image(const at::Tensor& input) {
   return std::ranges::any_of(spec_of(input)->placements(),
                              [](const Placement& placement) { return placement.split_dim() >= 2; });
 }
-
-using Grads = std::tuple<at::Tensor, at::Tensor>;
 
 Grads compute_backward(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& weight,
                        c10::IntArrayRef stride, c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
@@ -159,10 +158,9 @@ at::Tensor convolve(const at::Tensor& input, const at::Tensor& weight, const May
   static const auto op = operator_of<decltype(compute)>("shardwise::convolution");
   check_weight(input, weight, transposed, groups);
   if (has_sharded_image(input)) {
-    sizes_of_dense(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
-    if (auto result = convolve_sharded_image(input, weight, bias,
-                                             {stride, padding, dilation, transposed, output_padding, groups}))
-      return *result;
+    const ConvolutionScheme scheme{stride, padding, dilation, transposed, output_padding, groups};
+    sizes_of_dense(input, weight, bias, scheme);  // for its errors
+    if (auto result = convolve_sharded_image(input, weight, bias, scheme)) return *result;
   }
   return op.call(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
 }
@@ -223,9 +221,7 @@ c10::MemoryFormat format_of_results(const at::Tensor& input, const at::Tensor& w
 
 at::Tensor convolve_piece(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                           const ConvolutionScheme& scheme) {
-  if (input.numel() > 0 && weight.numel() > 0)
-    return at::convolution(input, weight, bias, scheme.stride, scheme.padding, scheme.dilation, scheme.is_transposed,
-                           scheme.output_padding, scheme.groups);
+  if (input.numel() > 0 && weight.numel() > 0) return dense(input, weight, bias, scheme);
   const at::Tensor zeros = at::zeros(scheme.sizes_of_result(input.sizes(), weight.sizes()), input.options());
   if (!bias || !bias->defined()) return zeros;
   Dims per_channel(input.dim() - 1, 1);
@@ -248,11 +244,11 @@ void register_convolution(RuleTable& table) {
   define_operator(
       "convolution(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, "
       "bool transposed, int[] output_padding, int groups) -> Tensor",
-      &compute, &compute_shape);
+      {&compute, &compute_shape});
   define_operator(
       "convolution_backward(Tensor grad, Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, "
       "bool transposed, int[] output_padding, int groups, bool[2] mask) -> (Tensor, Tensor)",
-      &compute_backward, &compute_backward_shape);
+      {&compute_backward, &compute_backward_shape});
   table.add("shardwise::convolution",
             Rule("ni…,oi…,o->no… {i: sum}", describe_convolution).multilinear().localized(localize_groups));
   table.add("shardwise::convolution_backward",

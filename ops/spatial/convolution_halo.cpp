@@ -5,9 +5,7 @@
 #include "runtime/comm/comm_scope.h"
 #include "runtime/tensor/below_autograd.h"
 
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/Functions.h>
 
 #include <algorithm>
 #include <ranges>

@@ -2,8 +2,7 @@
 
 #include "runtime/comm/messages.h"
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/Functions.h>
 
 #include <algorithm>
 

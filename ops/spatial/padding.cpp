@@ -67,14 +67,8 @@ std::vector<Placement> placements_after(Layout layout, const std::vector<Border>
 
 std::optional<Propagation> place(const OpCall& call) {
   const std::vector<Border> borders = borders_of(call);
-  const SpecPtr& given = call.operands[0].spec;
-  const SpecPtr spec = given->with_placements(placements_before(call, borders));
-  const DenseOutput& dense = call.outputs[0];
-  std::optional<Propagation> result(std::in_place);
-  result->inputs.push_back(spec == given ? SpecPtr() : spec);
-  result->outputs.push_back(
-      Spec::intern(spec->mesh(), dense.sizes, placements_after(spec->layout(), borders), dense.strides, dense.dtype));
-  return result;
+  const SpecPtr spec = call.operands[0].spec->with_placements(placements_before(call, borders));
+  return placed(call, spec, placements_after(spec->layout(), borders));
 }
 
 /// The padding of this rank's shard.

@@ -1,12 +1,10 @@
 // ops/spatial/patches.cpp: pixel and channel shuffles, and sliding windows (im2col, unfold) and their reverse.
 #include "ops/families.h"
-#include "ops/support/axes.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
 #include "ops/support/planes.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/unfold_backward.h>
+#include <ATen/Functions.h>
 #include <c10/core/WrapDimMinimal.h>
 
 namespace shardwise {
@@ -48,8 +46,7 @@ void describe_channel_shuffle(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef sizes = call.operands[0].sizes;
   Axes axes;
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
-    axes.push_back({signature.add_factor(sizes[dim])});
-    signature.factors.back().is_whole = dim == 1;
+    axes.push_back({signature.add_factor(sizes[dim], dim == 1)});
   }
   signature.inputs = {axes};
   signature.outputs = {axes};
@@ -92,7 +89,7 @@ void describe_col2im(const OpCall& call, Signature& signature) {
 /// The unfolded dim is whole; the new last dim has the windows' elements.
 void describe_unfold(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef sizes = call.operands[0].sizes;
-  const Axes input = add_axes(signature, sizes);
+  const Axes input = signature.add_factors(sizes);
   Axes output = input;
   if (!sizes.empty()) {
     const int64_t dim = c10::maybe_wrap_dim(call.arg("dimension").toInt(), static_cast<int64_t>(sizes.size()));
@@ -107,7 +104,7 @@ void describe_unfold(const OpCall& call, Signature& signature) {
 void describe_unfold_backward(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef sizes = call.operands[0].sizes;
   const size_t n_dims = sizes.size() - 1;
-  const Axes input = add_axes(signature, sizes);
+  const Axes input = signature.add_factors(sizes);
   Axes output(input.begin(), input.begin() + static_cast<std::ptrdiff_t>(n_dims));
   signature.factors.back().is_whole = true;
   if (n_dims > 0) {
@@ -140,7 +137,7 @@ at::Tensor unfold_backward(const at::Tensor& grad, c10::IntArrayRef input_sizes,
 
 void register_patches(RuleTable& table) {
   define_operator("unfold_backward(Tensor grad, int[] input_sizes, int dim, int size, int step) -> Tensor",
-                  &compute_unfold_backward, &shape_of_unfold_backward);
+                  {&compute_unfold_backward, &shape_of_unfold_backward});
   const auto passing = [](const char* text, Rule::Describe describe) {
     return Rule(text, std::move(describe)).linear(Linearity::kPass);
   };

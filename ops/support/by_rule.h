@@ -7,12 +7,16 @@
 #include "runtime/rules/op_info.h"
 #include "runtime/tensor/dtensor_impl.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/core/stack.h>
 
 #include <tuple>
 #include <utility>
 
 namespace shardwise {
+
+/// If a rank receives at most this many bytes, latency dominates: one gather is faster than two sums of fewer bytes.
+constexpr int64_t kLatencyBytes = int64_t{1} << 16;
 
 /// Pre: made once all rules are registered; lives as long as the process.
 class ByRule {
@@ -48,5 +52,8 @@ bool is_sharded_along(const at::Tensor& tensor, c10::IntArrayRef dims);
 
 /// The tensor with every Partial reduced.
 at::Tensor reduced(const at::Tensor& tensor);
+
+/// The tensor in the dtype in which torch computes: float32 for half precision.
+inline at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); }
 
 }  // namespace shardwise

@@ -23,7 +23,11 @@ struct OwnBackward final : torch::autograd::Node {
     if (!grads[0].defined()) return variable_list(num_outputs());
     variable_list tensors;
     for (const auto& variable : saved) tensors.push_back(variable.unpack());
-    return derivative(grads[0], tensors);
+    Wanted wanted{};
+    for (size_t i = 0; i < num_outputs(); ++i) wanted[i] = task_should_compute_output(i);
+    variable_list result = derivative(grads[0], tensors, wanted);
+    result.resize(num_outputs());
+    return result;
   }
   void release_variables() override {
     const std::lock_guard lock(mutex_);
@@ -37,11 +41,12 @@ struct OwnBackward final : torch::autograd::Node {
 at::Tensor with_derivative(c10::ArrayRef<at::Tensor> inputs, at::Tensor result, const variable_list& saved,
                            const char* name, Derivative derivative) {
   for (const at::Tensor& input : inputs)
-    SW_CHECK_NOT_IMPLEMENTED(!input._fw_grad(/*level=*/0).defined() || result._fw_grad(/*level=*/0).defined(),
+    SW_CHECK_NOT_IMPLEMENTED(!has_tangent(input) || has_tangent(result),
                              "[{}] has no forward-mode derivative. Use the backward, or the operator on plain tensors.",
                              name);
   const bool requires_grad = std::ranges::any_of(inputs, [](const at::Tensor& input) { return input.requires_grad(); });
   if (!requires_grad || !c10::GradMode::is_enabled()) return result;
+  TORCH_INTERNAL_ASSERT(inputs.size() <= std::tuple_size_v<Wanted>, name, " has too many inputs");
   auto node = make_node<OwnBackward>();
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
   for (const at::Tensor& tensor : saved) node->saved.emplace_back(tensor, /*is_output=*/false);
@@ -55,10 +60,12 @@ at::Tensor with_derivative(const at::Tensor& input, at::Tensor result, const var
                            std::function<at::Tensor(const at::Tensor&, const variable_list&)> derivative) {
   return with_derivative(
       c10::ArrayRef<at::Tensor>(input), std::move(result), saved, name,
-      [of_input = std::move(derivative)](const at::Tensor& grad, const variable_list& saved_tensors) {
+      [of_input = std::move(derivative)](const at::Tensor& grad, const variable_list& saved_tensors, const Wanted&) {
         return variable_list{of_input(grad, saved_tensors)};
       });
 }
+
+bool has_tangent(const at::Tensor& tensor) { return tensor.defined() && tensor._fw_grad(/*level=*/0).defined(); }
 
 void carry_tangent(const at::Tensor& input, const at::Tensor& result,
                    const std::function<at::Tensor(const at::Tensor& tangent)>& function) {

@@ -4,6 +4,16 @@
 #include "runtime/tensor/registrations.h"
 
 namespace shardwise {
+namespace {
+
+void compose(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  using Key = c10::DispatchKey;
+  const bool is_functional_too = op.hasKernelForDispatchKey(Key::CompositeExplicitAutograd);
+  op.callBoxedForDispatchKey(
+      is_functional_too ? Key::CompositeExplicitAutograd : Key::CompositeExplicitAutogradNonFunctional, *stack);
+}
+
+}  // namespace
 
 void AtenKernels::impl(const char* op, torch::CppFunction&& kernel) {
   give_way(std::string("aten::") + op, key_);
@@ -27,6 +37,10 @@ AtenKernels& aten_kernels() {
 AtenKernels& aten_autograd_kernels() {
   static auto* kernels = new AtenKernels(kAutogradKey);
   return *kernels;
+}
+
+void add_torch_compositions(std::initializer_list<const char*> ops) {
+  for (const char* op : ops) aten_kernels().impl(op, torch::CppFunction::makeFromBoxedFunction<&compose>());
 }
 
 }  // namespace shardwise

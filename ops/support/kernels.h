@@ -120,6 +120,10 @@ void add_composition(const char* op, Kernel* kernel) {
   aten_autograd_kernels().impl(op, kernel);
 }
 
+/// Implements each of these operators ("rot90") by torch's own composition (its CompositeExplicitAutograd kernel). Its parts have rules or kernels of
+/// ours, and torch's derivative formula stays. Not for compositions that read a tensor's memory or make plain tensors.
+void add_torch_compositions(std::initializer_list<const char*> ops);
+
 /// The operator `name` ("shardwise::gather") with signature `Function`.
 template <class Function>
 auto operator_of(const char* name) {

@@ -19,8 +19,8 @@ void define_operator(const char* schema, const OwnKernels& kernels) {
   own_library().def(schema);
   const std::string text = schema;
   const std::string name = text.substr(0, text.find('('));
-  const auto add = [&](c10::DispatchKey key, const std::function<torch::CppFunction()>& make) {
-    own_library().impl(name.c_str(), torch::dispatch(key, make()));
+  const auto add = [&](c10::DispatchKey key, const OwnKernel& kernel) {
+    own_library().impl(name.c_str(), torch::dispatch(key, kernel()));
   };
   for (const auto device : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA, c10::DispatchKey::PrivateUse1})
     add(device, kernels.compute);

@@ -27,8 +27,7 @@ class Guarded final : public c10::OperatorKernel {
 
 at::Tensor with_distributed_gradient(const at::Tensor& input) {
   const auto* impl = maybe_dtensor(input);
-  const bool has_tangent = input._fw_grad(/*level=*/0).defined();
-  if (!impl || !input.requires_grad() || has_tangent) return input;
+  if (!impl || !input.requires_grad() || has_tangent(input)) return input;
   at::Tensor same(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_change=*/false));
   // A plain gradient is equal on all ranks, so each rank takes its shard of it.
   return with_derivative(input, same, {}, "LaidOutBackward",
@@ -44,7 +43,7 @@ void lay_out_gradients(const std::string& op) {
   aten_autograd_kernels().impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Guarded>()));
 }
 
-void register_plain_gradients() {
+void register_plain_gradients(RuleTable& /*table*/) {
   for (const char* op : {"copysign.Tensor", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward",
                          "linalg_matrix_exp", "nextafter", "_prelu_kernel_backward", "normal.Tensor_float",
                          "normal.float_Tensor", "normal.Tensor_Tensor", "repeat", "sgn"})

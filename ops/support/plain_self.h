@@ -49,7 +49,27 @@ void add_with_plain_self(const char* name) {
   aten_kernels().impl(name, &PlainSelf<kernel, false>::call);
 }
 
-/// The same for add_composition().
+template <auto write_of>
+struct WriteKernels;
+
+/// Kernels that write what `write_of(self, arguments...)` says: to a new tensor by its written(self), or in place by its write(self).
+template <class Write, class... Rest, Write (*write_of)(const at::Tensor&, Rest...)>
+struct WriteKernels<write_of> {
+  static at::Tensor written(const at::Tensor& self, Rest... rest) { return write_of(self, rest...).written(self); }
+  static at::Tensor& write(at::Tensor& self, Rest... rest) {
+    write_of(self, rest...).write(self);
+    return self;
+  }
+};
+
+/// Registers both kernels for aten's operator `name` and its in-place form, of which `self` may be plain.
+template <auto write_of>
+void add_writes(const char* name, const char* name_in_place) {
+  add_with_plain_self<&WriteKernels<write_of>::written>(name);
+  add_with_plain_self<&WriteKernels<write_of>::write>(name_in_place);
+}
+
+/// add_with_plain_self() for add_composition().
 template <auto kernel>
 void add_composition_with_plain_self(const char* name) {
   PlainSelf<kernel, true>::name = name;

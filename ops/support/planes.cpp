@@ -1,13 +1,15 @@
 #include "ops/support/planes.h"
 
-#include "ops/support/axes.h"
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 namespace shardwise {
 
 void add_whole_axes(c10::IntArrayRef sizes, size_t n, Signature& signature, Axes& axes) {
-  const Axes whole = add_axes(signature, sizes.slice(sizes.size() - n), /*is_whole=*/true);
+  const Axes whole = signature.add_factors(sizes.slice(sizes.size() - n), /*is_whole=*/true);
   axes.append(whole.begin(), whole.end());
 }
 
@@ -18,19 +20,10 @@ void keep_whole_if_empty(const OpCall& call, Signature& signature) {
 }
 
 Rule planes(const char* name, size_t n) {
-  return {name, [n](const OpCall& call, Signature& signature) {
-            Axes shared;
-            const c10::IntArrayRef sizes = call.operands[0].sizes;
-            for (size_t dim = 0; dim + n < sizes.size(); ++dim) shared.push_back({signature.add_factor(sizes[dim])});
-            for (const Operand& operand : call.operands) {
-              const size_t n_shared = std::min(shared.size(), operand.sizes.size());
-              Axes axes(shared.begin(), shared.begin() + static_cast<std::ptrdiff_t>(n_shared));
-              add_whole_axes(operand.sizes, operand.sizes.size() - n_shared, signature, axes);
-              signature.inputs.push_back(std::move(axes));
-            }
-            Axes result = shared;
-            result.resize(sizes.size());
-            signature.outputs.assign(call.outputs.size(), result);
+  return {name, [plane = "…" + std::string(n, '_')](const OpCall& call, Signature& signature) {
+            const std::vector<std::string> inputs(call.operands.size(), plane), outputs(call.outputs.size(), plane);
+            const Rule rule(fmt::format("{}->{}", fmt::join(inputs, ","), fmt::join(outputs, ",")).c_str());
+            signature = rule.signature(call);
             keep_whole_if_empty(call, signature);
           }};
 }

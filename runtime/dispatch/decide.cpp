@@ -1,7 +1,7 @@
 #include "runtime/dispatch/decide.h"
 
 #include "placements/placement_list.h"
-#include "runtime/rules/meta_run.h"
+#include "runtime/rules/op_call.h"
 #include "runtime/rules/rule.h"
 
 #include <algorithm>

@@ -66,15 +66,11 @@ class ShardingChoice {
         "[register_sharding] a sharding of {} has {} output and {} input placements, but the call has {} outputs and "
         "{} input tensors. Give one placement per tensor, and None for an argument that is not a tensor.",
         call_.op.name, given.outputs.size(), given.inputs.size(), call_.outputs.size(), call_.operands.size());
-    AcceptableSharding result;
+    AcceptableSharding result = given;
     for (size_t i = 0; i < given.inputs.size(); ++i)
-      result.inputs.push_back(
-          given.inputs[i] ? std::optional(with_positive_dim(call_, *given.inputs[i], call_.operands[i].sizes.size()))
-                          : std::nullopt);
+      if (auto& each = result.inputs[i]) each = with_positive_dim(call_, *each, call_.operands[i].sizes.size());
     for (size_t i = 0; i < given.outputs.size(); ++i)
-      result.outputs.push_back(
-          given.outputs[i] ? std::optional(with_positive_dim(call_, *given.outputs[i], call_.outputs[i].sizes.size()))
-                           : std::nullopt);
+      if (auto& each = result.outputs[i]) each = with_positive_dim(call_, *each, call_.outputs[i].sizes.size());
     return result;
   }
 
@@ -190,13 +186,8 @@ class ShardingChoice {
       if (moves && operand.is_written) return std::nullopt;
       result.inputs.push_back(moves ? std::move(to) : SpecPtr());
     }
-    for (size_t i = 0; i < call_.outputs.size(); ++i) {
-      const DenseOutput& dense = call_.outputs[i];
-      const Placements& placements = tensors_[call_.operands.size() + i].placements;
-      const bool is_defined = dense.dtype != c10::ScalarType::Undefined;
-      result.outputs.push_back(is_defined ? Spec::intern(mesh_, dense.sizes, placements, dense.strides, dense.dtype)
-                                          : SpecPtr());
-    }
+    for (size_t i = 0; i < call_.outputs.size(); ++i)
+      result.outputs.push_back(placed_output(mesh_, call_.outputs[i], tensors_[call_.operands.size() + i].placements));
     return result;
   }
 

@@ -55,7 +55,7 @@ class Chooser {
  public:
   Chooser(const OpCall& call, const Signature& signature) : call_(call), signature_(signature) {
     for (const Operand& operand : call.operands)
-      if (operand.spec) mesh_ = operand.spec->mesh().get();
+      if (operand.spec) mesh_ = operand.spec->mesh();
   }
 
   std::optional<Propagation> run() {
@@ -79,15 +79,8 @@ class Chooser {
       if (moves && operand.is_written) return std::nullopt;
       result.inputs.push_back(moves ? std::move(spec) : SpecPtr());
     }
-    for (size_t i = 0; i < call_.outputs.size(); ++i) {
-      const DenseOutput& dense = call_.outputs[i];
-      if (dense.dtype == c10::ScalarType::Undefined) {
-        result.outputs.push_back({});
-        continue;
-      }
-      result.outputs.push_back(Spec::intern(mesh_->shared_from_this(), dense.sizes,
-                                            placements_of(signature_.outputs[i], -1), dense.strides, dense.dtype));
-    }
+    for (size_t i = 0; i < call_.outputs.size(); ++i)
+      result.outputs.push_back(placed_output(mesh_, call_.outputs[i], placements_of(signature_.outputs[i], -1)));
     return result;
   }
 
@@ -306,7 +299,7 @@ class Chooser {
 
   const OpCall& call_;
   const Signature& signature_;
-  const DeviceMesh* mesh_ = nullptr;
+  MeshPtr mesh_;
   std::vector<Choice> choices_;
   std::vector<std::shared_ptr<Layout>> shardings_;
 };

@@ -8,6 +8,8 @@
 #include <c10/util/SmallVector.h>
 
 #include <exception>
+#include <functional>
+#include <vector>
 
 namespace shardwise {
 
@@ -39,11 +41,23 @@ struct OpCall {
   /// The index of the operand at argument `arg` (of element 0 for a list); -1 if it is absent.
   int operand_at(size_t arg) const;
   int operand_at(std::string_view name) const { return operand_at(op.arg_index(name)); }
+  /// The schema's name of the operand's argument, as in "weight".
+  const std::string& name_of(const Operand& operand) const {
+    return op.handle.schema().arguments()[operand.arg].name();
+  }
 };
+
+/// The results of the call, lists flattened, with `stand_in(i)` in place of each distributed operand i, below autograd. `device`: in place of all
+/// devices among the arguments, if given.
+std::vector<at::Tensor> results_with(const OpCall& call, const std::function<at::Tensor(size_t)>& stand_in,
+                                     std::optional<c10::Device> device = std::nullopt);
 
 /// Runs the operator on meta tensors of the global shapes and fills `call.outputs`.
 /// Throws: the errors of the dense operator for these shapes and scalars (equal on all ranks, before any message).
 /// Returns false if the operator has neither a meta kernel nor a sampled() rule, or if its output's shape depends on values.
 bool infer_outputs(OpCall& call);
+
+/// The offset of the call's only result in the tensor that it views, in elements of the result.
+int64_t offset_of_view(const OpCall& call);
 
 }  // namespace shardwise

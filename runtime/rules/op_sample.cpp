@@ -1,7 +1,6 @@
 #include "runtime/rules/op_sample.h"
 
 #include "runtime/rules/rule.h"
-#include "runtime/tensor/below_autograd.h"
 #include "text/check.h"
 
 #include <ATen/ExpandUtils.h>
@@ -39,8 +38,7 @@ Dims sample_strides(const Dims& sizes, const Spec& spec) {
 bool has_indices(const OpCall& call, const Operand& operand) {
   const OperandRole role = call.op.args[operand.arg].role;
   if (role == OperandRole::kPositions || role == OperandRole::kBatch) return true;
-  return c10::isIntegralType(operand.spec->dtype(), /*includeBool=*/false) &&
-         call.op.handle.schema().arguments()[operand.arg].name() == "target";
+  return c10::isIntegralType(operand.spec->dtype(), /*includeBool=*/false) && call.name_of(operand) == "target";
 }
 
 /// A sample filled with ones, or with zeros for indices, because index 0 always exists.
@@ -84,33 +82,13 @@ void check_sizes(const OpCall& call, const Signature& signature) {
 
 /// Runs the operator with each distributed operand replaced by a sample of these sizes. Nothing if this fails.
 std::optional<std::vector<at::Tensor>> run(OpCall& call, const std::vector<Dims>& sizes) {
-  torch::jit::Stack stack(call.args.begin(), call.args.end());
-  for (size_t i = 0; i < call.operands.size(); ++i) {
-    const Operand& operand = call.operands[i];
-    if (!operand.spec) continue;
-    c10::IValue& value = stack[operand.arg];
-    const at::Tensor sample = sample_of(call, operand, sizes[i]);
-    if (value.isTensorList()) {
-      if (operand.index == 0) value = value.toTensorList().copy();
-      value.toTensorList().set(operand.index, sample);
-    } else {
-      value = sample;
-    }
-  }
+  const auto sample = [&](size_t operand) { return sample_of(call, call.operands[operand], sizes[operand]); };
   try {
-    BelowAutograd guard;
-    call.op.handle.callBoxed(&stack);
+    return results_with(call, sample);
   } catch (const c10::Error&) {
     call.refusal = std::current_exception();
     return std::nullopt;
   }
-  std::vector<at::Tensor> results;
-  for (const c10::IValue& value : stack) {
-    if (value.isTensor()) results.push_back(value.toTensor());
-    if (value.isTensorList())
-      for (const at::Tensor& tensor : value.toTensorVector()) results.push_back(tensor);
-  }
-  return results;
 }
 
 /// The strides of an elementwise result: in the order of the first operand with its sizes.

@@ -93,7 +93,7 @@ std::optional<Propagation> propagate_boxes(const OpCall& call, const Signature& 
   }
   for (const DenseOutput& dense : call.outputs) {
     if (dense.sizes != leader->sizes) return std::nullopt;
-    result.outputs.push_back(Spec::intern(leader->spec->mesh(), dense.sizes, placements, dense.strides, dense.dtype));
+    result.outputs.push_back(placed_output(leader->spec->mesh(), dense, placements));
   }
   return result;
 }
@@ -110,6 +110,18 @@ bool has_strided_alone(const OpCall& call) {
 }
 
 }  // namespace
+
+SpecPtr placed_output(const MeshPtr& mesh, const DenseOutput& dense, Placements placements) {
+  if (dense.dtype == c10::ScalarType::Undefined) return {};
+  return Spec::intern(mesh, dense.sizes, std::move(placements), dense.strides, dense.dtype);
+}
+
+Propagation placed(const OpCall& call, const SpecPtr& input, Placements output) {
+  Propagation result;
+  result.inputs.push_back(input == call.operands[0].spec ? SpecPtr() : input);
+  result.outputs.push_back(placed_output(input->mesh(), call.outputs[0], std::move(output)));
+  return result;
+}
 
 std::optional<Propagation> propagate(const OpCall& call, const Signature& signature) {
   if (const MeshPtr mesh = leading_mesh(call)) {
@@ -156,7 +168,7 @@ std::optional<Propagation> propagate_per_element(const OpCall& call) {
     const DenseOutput& dense = call.outputs[i];
     const Spec& like = *leaders[i]->spec;
     auto placements = are_sums[i] ? like.placements().vec() : without_partial(like.placements());
-    result.outputs.push_back(Spec::intern(like.mesh(), dense.sizes, std::move(placements), dense.strides, dense.dtype));
+    result.outputs.push_back(placed_output(like.mesh(), dense, std::move(placements)));
   }
   return result;
 }
@@ -168,7 +180,7 @@ Propagation propagate_shape(const OpCall& call) {
   for (const DenseOutput& dense : call.outputs) {
     const bool same = dense.sizes == like.sizes();
     auto placements = same ? without_partial(like.placements()) : std::vector<Placement>(like.placements().size());
-    result.outputs.push_back(Spec::intern(like.mesh(), dense.sizes, std::move(placements), dense.strides, dense.dtype));
+    result.outputs.push_back(placed_output(like.mesh(), dense, std::move(placements)));
   }
   return result;
 }

@@ -15,6 +15,12 @@ struct Propagation {
   bool joined = false;                   // one call, on the local tensor that the pieces of a strided Shard form
 };
 
+/// Output `dense` with these placements; null for an undefined one.
+SpecPtr placed_output(const MeshPtr& mesh, const DenseOutput& dense, Placements placements);
+
+/// The propagation of a call of one operand and one output. `input`: where the operand moves.
+Propagation placed(const OpCall& call, const SpecPtr& input, Placements output);
+
 /// Chooses, per mesh dimension, the factor to shard (or a Partial to pass on, or replication) that moves the fewest bytes. Ties: fewer
 /// operands changed, then replicate, Partial, factors in order of appearance. A pure function of its arguments, so every rank makes the
 /// same choice. A factor is split in the way in which the largest operand (a written one first) already shards it. A strided Shard passes where a

@@ -3,18 +3,35 @@
 #include "runtime/comm/torch_versions.h"
 #include "text/check.h"
 
+#include <ATen/ExpandUtils.h>
+
 #include <algorithm>
 
 namespace shardwise {
 namespace {
 
-using Sides = std::pair<std::vector<std::string>, std::vector<std::string>>;
+/// A tensor in notation: "…mk".
+struct Term {
+  std::string text;
+  bool has_batch = false;
+  std::string dims;  // letters, and '_' for a dim that is never sharded
+};
 
-std::vector<std::string> split(std::string_view terms) {
-  std::vector<std::string> result;
+struct Sides {
+  std::vector<Term> inputs, outputs;
+};
+
+std::vector<Term> parse_side(std::string_view terms, std::string_view notation) {
+  static constexpr std::string_view kBatch = "…";
+  std::vector<Term> result;
   for (size_t begin = 0; begin <= terms.size();) {
-    size_t end = std::min(terms.find(',', begin), terms.size());
-    result.emplace_back(terms.substr(begin, end - begin));
+    const size_t end = std::min(terms.find(',', begin), terms.size());
+    const std::string_view text = terms.substr(begin, end - begin);
+    const bool has_batch = text.starts_with(kBatch);
+    result.push_back({std::string(text), has_batch, std::string(text.substr(has_batch ? kBatch.size() : 0))});
+    SW_CHECK_VALUE(std::ranges::all_of(result.back().dims,
+                                       [](unsigned char letter) { return std::islower(letter) || letter == '_'; }),
+                   "[rule] \"{}\" in \"{}\" is no term. Use letters a to z.", text, notation);
     begin = end + 1;
   }
   return result;
@@ -24,22 +41,18 @@ Sides parse(std::string_view notation) {
   const size_t arrow = notation.find("->");
   SW_CHECK_VALUE(arrow != std::string_view::npos,
                  "[rule] \"{}\" has no \"->\". Write operands, an arrow, outputs: \"mk,kn->mn\".", notation);
-  Sides sides{split(notation.substr(0, arrow)), split(notation.substr(arrow + 2))};
-  for (const auto* side : {&sides.first, &sides.second})
-    for (const std::string& term : *side)
-      SW_CHECK_VALUE(std::ranges::all_of(term, [](unsigned char letter) { return std::islower(letter); }),
-                     "[rule] \"{}\" in \"{}\" is no term. Use letters a to z.", term, notation);
-  return sides;
+  return {parse_side(notation.substr(0, arrow), notation), parse_side(notation.substr(arrow + 2), notation)};
 }
 
 /// The notation, followed by the letters that only operands have: "mk,kn->mn {k: sum}".
 std::string describe_notation(std::string_view notation) {
   const auto [inputs, outputs] = parse(notation);
   std::string reduced;
-  for (const std::string& term : inputs)
-    for (char letter : term) {
-      auto has = [&](const std::string& output) { return output.find(letter) != std::string::npos; };
-      if (!std::ranges::all_of(outputs, has) && reduced.find(letter) == std::string::npos) reduced += letter;
+  for (const Term& term : inputs)
+    for (char letter : term.dims) {
+      const auto has = [&](const Term& output) { return output.dims.find(letter) != std::string::npos; };
+      if (letter != '_' && !std::ranges::all_of(outputs, has) && reduced.find(letter) == std::string::npos)
+        reduced += letter;
     }
   std::string text(notation);
   for (char letter : reduced) text += fmt::format("{}{}: sum", letter == reduced[0] ? " {" : ", ", letter);
@@ -47,45 +60,55 @@ std::string describe_notation(std::string_view notation) {
 }
 
 void apply_notation(const Sides& sides, const OpCall& call, Signature& signature) {
+  const auto& [inputs, outputs] = sides;
+  SW_CHECK_VALUE(call.operands.size() == inputs.size() && call.outputs.size() == outputs.size(),
+                 "[{}] has {} tensors and {} outputs, but its rule has terms for {} and {}. Write a term for each.",
+                 call.op.name, call.operands.size(), call.outputs.size(), inputs.size(), outputs.size());
+  const auto batch_of = [](const Term& term, c10::IntArrayRef sizes) {
+    const bool has_any = term.has_batch && sizes.size() > term.dims.size();
+    return sizes.slice(0, has_any ? sizes.size() - term.dims.size() : 0);
+  };
+  Dims batch;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    batch = at::infer_size_dimvector(batch, batch_of(inputs[i], call.operands[i].sizes));
+  const Axes batch_axes = signature.add_factors(batch);
   std::unordered_map<char, int> factors;
-  auto axes_of = [&](const std::string& term, c10::IntArrayRef sizes) {
-    SW_CHECK_VALUE(term.size() == sizes.size(),
+  const auto axes_of = [&](const Term& term, c10::IntArrayRef sizes, bool is_input) {
+    const c10::IntArrayRef of_batch = batch_of(term, sizes);
+    SW_CHECK_VALUE(of_batch.size() + term.dims.size() == sizes.size(),
                    "[{}] a tensor of {} dims [{}] does not match \"{}\" in the rule. Give a function as the rule, "
                    "which returns None for calls that it does not support.",
-                   call.op.name, sizes.size(), fmt::join(sizes, ", "), term);
-    Axes axes;
-    for (size_t dim = 0; dim < term.size(); ++dim) {
-      auto [found, is_new] = factors.try_emplace(term[dim], 0);
-      if (is_new) found->second = signature.add_factor(sizes[dim]);
+                   call.op.name, sizes.size(), fmt::join(sizes, ", "), term.text);
+    Axes axes = broadcast_axes(of_batch, batch, batch_axes);
+    for (char letter : term.dims) {
+      const int64_t size = sizes[axes.size()];
+      if (letter == '_') {
+        axes.push_back(is_input ? Axis{signature.add_factor(size, /*is_whole=*/true)} : Axis{});
+        continue;
+      }
+      const auto [found, is_new] = factors.try_emplace(letter, 0);
+      if (is_new) {
+        found->second = signature.add_factor(size);
+        signature.factors.back().letter = letter;
+      }
       axes.push_back({found->second});
     }
     return axes;
   };
-  auto known_axes = [&](const std::string& term) {
-    Axes axes;
-    for (char letter : term) axes.push_back({factors.at(letter)});
+  const auto known_axes = [&](const Term& term) {
+    Axes axes = term.has_batch ? batch_axes : Axes();
+    for (char letter : term.dims) axes.push_back(letter == '_' ? Axis{} : Axis{factors.at(letter)});
     return axes;
   };
-  SW_CHECK_VALUE(call.operands.size() == sides.first.size() && call.outputs.size() == sides.second.size(),
-                 "[{}] has {} tensors and {} outputs, but its rule has terms for {} and {}. Write a term for each.",
-                 call.op.name, call.operands.size(), call.outputs.size(), sides.first.size(), sides.second.size());
-  for (size_t i = 0; i < sides.first.size(); ++i)
-    signature.inputs.push_back(axes_of(sides.first[i], call.operands[i].sizes));
-  for (size_t i = 0; i < sides.second.size(); ++i) {
-    const bool is_inferred = call.outputs[i].dtype != c10::ScalarType::Undefined;
-    signature.outputs.push_back(is_inferred ? axes_of(sides.second[i], call.outputs[i].sizes)
-                                            : known_axes(sides.second[i]));
+  for (size_t i = 0; i < inputs.size(); ++i)
+    signature.inputs.push_back(axes_of(inputs[i], call.operands[i].sizes, /*is_input=*/true));
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const auto& [sizes, strides, dtype] = call.outputs[i];
+    const bool is_left_out = outputs[i].has_batch && sizes.size() < outputs[i].dims.size();
+    signature.outputs.push_back(dtype == c10::ScalarType::Undefined ? known_axes(outputs[i])
+                                : is_left_out                       ? Axes(sizes.size())
+                                                                    : axes_of(outputs[i], sizes, /*is_input=*/false));
   }
-}
-
-/// The axes of an operand: its dims are aligned to the right with those of `result`, whose dim i is factor i. Expanded dims have no factor.
-Axes broadcast_axes(c10::IntArrayRef sizes, c10::IntArrayRef result) {
-  Axes axes(sizes.size());
-  for (size_t dim = 0; dim < sizes.size(); ++dim) {
-    const size_t factor = result.size() - sizes.size() + dim;
-    if (sizes[dim] == result[factor]) axes[dim].factor = static_cast<int>(factor);
-  }
-  return axes;
 }
 
 /// The sizes to which operands and outputs broadcast.
@@ -103,11 +126,11 @@ Dims common_sizes(const OpCall& call) {
 
 void describe_pointwise(const OpCall& call, Signature& signature) {
   const Dims sizes = common_sizes(call);
-  for (int64_t size : sizes) signature.add_factor(size);
-  for (const Operand& operand : call.operands) signature.inputs.push_back(broadcast_axes(operand.sizes, sizes));
+  const Axes axes = signature.add_factors(sizes);
+  for (const Operand& operand : call.operands) signature.inputs.push_back(broadcast_axes(operand.sizes, sizes, axes));
   for (const DenseOutput& output : call.outputs)
-    signature.outputs.push_back(
-        broadcast_axes(output.dtype == c10::ScalarType::Undefined ? sizes : output.sizes, sizes));
+    signature.outputs.push_back(output.dtype == c10::ScalarType::Undefined ? axes
+                                                                           : broadcast_axes(output.sizes, sizes, axes));
   signature.is_pointwise = true;
 }
 
@@ -122,17 +145,21 @@ Dims dims_in(const c10::IValue& value, int64_t n_dims) {
 
 }  // namespace
 
+Axes broadcast_axes(c10::IntArrayRef sizes, c10::IntArrayRef result, const Axes& result_axes) {
+  TORCH_INTERNAL_ASSERT(sizes.size() <= result.size(), sizes, " does not broadcast to ", result);
+  Axes axes(sizes.size());
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    const size_t at = result.size() - sizes.size() + dim;
+    if (sizes[dim] == result[at]) axes[dim] = result_axes[at];
+  }
+  return axes;
+}
+
 Rule::Rule(const char* notation)
     : Rule(describe_notation(notation), [sides = parse(notation)](const OpCall& call, Signature& signature) {
         apply_notation(sides, call, signature);
       }) {
   is_samplable_ = true;
-}
-
-Rule Rule::linear(Linearity linearity) const {
-  Rule rule = *this;
-  rule.linearity_ = linearity;
-  return rule;
 }
 
 Rule Rule::whole(std::string arg) const {
@@ -141,66 +168,20 @@ Rule Rule::whole(std::string arg) const {
   return rule;
 }
 
-Rule Rule::sizes_in(std::string arg) const {
-  Rule rule = *this;
-  rule.sizes_arg_ = std::move(arg);
-  return rule;
-}
-
-Rule Rule::localized(Localize localize) const {
-  Rule rule = *this;
-  rule.localize_ = std::move(localize);
-  return rule;
-}
-
 Rule Rule::placed(std::string name, Place place) {
-  Rule rule(std::move(name), nullptr);
-  rule.place_ = std::move(place);
-  return rule;
+  return Rule(std::move(name), nullptr).with(&Rule::place_, std::move(place));
 }
 
-Rule Rule::takes_strided() const {
-  Rule rule = *this;
-  rule.for_strided_ = true;
-  return rule;
-}
-
-Rule Rule::gathered() {
-  Rule rule("gathered", nullptr);
-  rule.gathered_ = true;
-  return rule;
-}
+Rule Rule::gathered() { return Rule("gathered", nullptr).with(&Rule::gathered_, true); }
 
 Rule Rule::computed_by(std::string_view op) const {
-  Rule rule = *this;
-  rule.kernel_ = find_operator(op);
-  SW_CHECK_VALUE(rule.kernel_, "[rule] torch has no operator {}. Name one that it registers.", op);
-  return rule;
+  const auto kernel = find_operator(op);
+  SW_CHECK_VALUE(kernel, "[rule] torch has no operator {}. Name one that it registers.", op);
+  return with(&Rule::kernel_, kernel);
 }
 
 Rule Rule::per_element(std::string scratch) const {
-  Rule rule = *this;
-  rule.per_element_ = true;
-  rule.scratch_ = std::move(scratch);
-  return rule;
-}
-
-Rule Rule::shape_only() const {
-  Rule rule = *this;
-  rule.shape_only_ = true;
-  return rule;
-}
-
-Rule Rule::sampled() const {
-  Rule rule = *this;
-  rule.sampled_ = true;
-  return rule;
-}
-
-Rule Rule::by_numbers() const {
-  Rule rule = *this;
-  rule.by_numbers_ = true;
-  return rule;
+  return with(&Rule::per_element_, true).with(&Rule::scratch_, std::move(scratch));
 }
 
 std::string Rule::text() const {
@@ -211,6 +192,9 @@ std::string Rule::text() const {
   if (kernel_) text += fmt::format(" by {}", kernel_->schema().name());
   if (per_element_) text += " per element";
   if (shape_only_) text += " shape only";
+  for (const auto& [reduce, result, operands] : passing_)
+    text += reduce == result ? fmt::format(", Partial({}) passes", to_string(reduce))
+                             : fmt::format(", Partial({}) becomes Partial({})", to_string(reduce), to_string(result));
   return text;
 }
 
@@ -218,6 +202,11 @@ Signature Rule::signature(const OpCall& call) const {
   Signature signature;
   describe_(call, signature);
   if (linearity_ != Linearity::kNone) signature.linearity = linearity_;
+  const auto is_exact = [&](const PassingPartial& partial) {
+    const SpecPtr& spec = call.operands[0].spec;
+    return partial.reduce == partial.result || (spec && c10::isFloatingType(spec->dtype()));
+  };
+  std::ranges::copy_if(passing_, std::back_inserter(signature.passing), is_exact);
   for (const std::string& arg : whole_args_) {
     const Axes& axes = signature.inputs[0];
     const auto n_dims = static_cast<int64_t>(axes.size());
@@ -254,11 +243,11 @@ Rule reduction(Reduce reduce) {
     const bool is_empty = c10::multiply_integers(call.operands[0].sizes) == 0;
     Axes input, output;
     for (int64_t dim = 0; dim < n_dims; ++dim) {
-      input.push_back({signature.add_factor(call.operands[0].sizes[dim])});
-      signature.factors.back().reduce = reduce;
+      const int64_t size = call.operands[0].sizes[dim];
       const bool is_reduced = reduced.empty() || std::ranges::count(reduced, dim);
       // An empty tensor has extremes along a non-empty dim, but a rank with an empty part of that dim could not compute them.
-      signature.factors.back().is_whole = is_empty && is_reduced && call.operands[0].sizes[dim] > 0;
+      input.push_back({signature.add_factor(size, is_empty && is_reduced && size > 0)});
+      signature.factors.back().reduce = reduce;
       if (!is_reduced) output.push_back(input.back());
       if (is_reduced && keeps) output.push_back({});
     }

@@ -32,6 +32,7 @@ struct Factor {
   int64_t size = 0;
   bool is_whole = false;                        // may not be sharded
   std::optional<Reduce> reduce = Reduce::kSum;  // the reduction of an output that lacks the factor
+  char letter = 0;                              // in the rule's notation, if it has one
 };
 
 /// The Partial operands that an operator passes on without reducing them.
@@ -46,7 +47,8 @@ enum class Linearity : uint8_t {
 /// Partials that pass through an operator that is not linear in them, such as the maximum of two maxima.
 struct PassingPartial {
   Reduce reduce = Reduce::kSum;
-  Reduce result = Reduce::kSum;       // of the output: the negative of a maximum is a minimum
+  Reduce result =
+      Reduce::kSum;  // of the output: the negative of a maximum is a minimum, except for integers, which wrap around
   c10::SmallVector<int, 2> operands;  // these are Partial, all others replicas; empty: all are Partial
 };
 
@@ -60,11 +62,20 @@ struct Signature {
   c10::SmallVector<int, 1> additive;  // operands added once to the result: Partial if a factor is summed (a bias)
   bool is_pointwise = false;          // may run box by box
 
-  int add_factor(int64_t size) {
-    factors.push_back({size});
+  int add_factor(int64_t size, bool is_whole = false) {
+    factors.push_back({size, is_whole});
     return static_cast<int>(factors.size()) - 1;
   }
+  /// A new factor for each of the dims.
+  Axes add_factors(c10::IntArrayRef sizes, bool is_whole = false) {
+    Axes axes;
+    for (int64_t size : sizes) axes.push_back({add_factor(size, is_whole)});
+    return axes;
+  }
 };
+
+/// The axes of a tensor of `sizes` that broadcasts to `result`: the result's last axes, without a factor where the tensor expands.
+Axes broadcast_axes(c10::IntArrayRef sizes, c10::IntArrayRef result, const Axes& result_axes);
 
 /// This rank's part of a call: the box of each operand and output. A plain 0-dim operand has an empty Box.
 struct LocalCall {
@@ -84,7 +95,8 @@ class Rule {
   using Place = std::function<std::optional<Propagation>(const OpCall&)>;
 
   Rule(std::string name, Describe describe) : name_(std::move(name)), describe_(std::move(describe)) {}
-  /// From factor notation: "mk,kn->mn". Throws: c10::ValueError for a text that is not valid notation.
+  /// From factor notation: "mk,kn->mn". `_` is a dim that is never sharded; a leading … is any number of batch dims, which broadcast.
+  /// Throws: c10::ValueError for a text that is not valid notation.
   Rule(const char* notation);  // NOLINT: a rule is spelled as its text
   /// A rule that factors cannot express, such as the shards of a slice.
   static Rule placed(std::string name, Place place);
@@ -92,14 +104,18 @@ class Rule {
   static Rule gathered();
 
   // Modifiers, in any order.
-  Rule linear(Linearity linearity = Linearity::kAll) const;
+  Rule linear(Linearity linearity = Linearity::kAll) const { return with(&Rule::linearity_, linearity); }
   Rule multilinear() const { return linear(Linearity::kEach); }
   Rule linear_in_first() const { return linear(Linearity::kFirst); }
+  /// These Partials pass, too.
+  Rule passing(c10::SmallVector<PassingPartial, 2> partials) const {
+    return with(&Rule::passing_, std::move(partials));
+  }
   /// The dims in the integer (or integer list) argument `arg` are gathered first. Disables sampling; add sampled() to allow it.
   Rule whole(std::string arg) const;
   /// Argument `arg` is the global size of the (single) output.
-  Rule sizes_in(std::string arg) const;
-  Rule localized(Localize localize) const;
+  Rule sizes_in(std::string arg) const { return with(&Rule::sizes_arg_, std::move(arg)); }
+  Rule localized(Localize localize) const { return with(&Rule::localize_, std::move(localize)); }
   /// Operator `op`, with the same arguments, runs on the pieces. If it copies where the result should be a view, the result is a copied
   /// view.
   /// Throws: c10::ValueError for an operator that torch does not know.
@@ -109,13 +125,14 @@ class Rule {
   /// moved.
   Rule per_element(std::string scratch = "") const;
   /// Only the operands' shapes are read: the output has the layout of the first operand, without Partial.
-  Rule shape_only() const;
-  /// The factors follow from the operands alone, so infer_from_sample() can replace a meta kernel that torch lacks.
-  Rule sampled() const;
+  Rule shape_only() const { return with(&Rule::shape_only_, true); }
+  /// Whether infer_from_sample() can replace a meta kernel that torch lacks: the factors follow from the operands alone, and other arguments do not
+  /// decide the strides.
+  Rule sampled(bool can_be = true) const { return with(&Rule::sampled_, can_be); }
   /// A placed() rule that takes strided Shards as they are; for others they become Shards first.
-  Rule takes_strided() const;
+  Rule takes_strided() const { return with(&Rule::for_strided_, true); }
   /// The values of Scalar and float arguments affect the result, not only their kinds, so each value gets its own decision.
-  Rule by_numbers() const;
+  Rule by_numbers() const { return with(&Rule::by_numbers_, true); }
 
   Signature signature(const OpCall& call) const;
   bool has_local_args() const { return localize_ || !sizes_arg_.empty(); }
@@ -139,9 +156,17 @@ class Rule {
   friend Rule pointwise();
   friend Rule reduction(Reduce reduce);
 
+  template <class Value>
+  Rule with(Value Rule::* member, std::type_identity_t<Value> value) const {
+    Rule rule = *this;
+    rule.*member = std::move(value);
+    return rule;
+  }
+
   std::string name_;
   Describe describe_;
   Linearity linearity_ = Linearity::kNone;  // kNone: set by describe_
+  c10::SmallVector<PassingPartial, 2> passing_;
   std::vector<std::string> whole_args_;
   std::string sizes_arg_;
   Localize localize_;

@@ -21,7 +21,7 @@ Tensors second_derivative(const std::function<at::Tensor(const at::Tensor&)>& co
 TEST(InterpolationTest, RulesSayTheirFactors) {
   EXPECT_EQ(to_string(rule("aten::upsample_bicubic2d")), "planes linear");
   EXPECT_EQ(to_string(rule("aten::upsample_bicubic2d_backward")), "planes linear sizes(input_size)");
-  EXPECT_EQ(to_string(rule("aten::grid_sampler_2d")), "nc…,n…p->nc… linear in the first");
+  EXPECT_EQ(to_string(rule("aten::grid_sampler_2d")), "nc__,nhw_->nchw linear in the first");
 }
 
 TEST(InterpolationTest, UpsamplingIsDense) {

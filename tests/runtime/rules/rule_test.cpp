@@ -20,6 +20,7 @@ TEST(RuleTest, NotationNamesWhatItReduces) {
   EXPECT_EQ(to_string(Rule("bmk,bkn->bmn")), "bmk,bkn->bmn {k: sum}");
   EXPECT_EQ(to_string(Rule("ab->ba")), "ab->ba");
   EXPECT_EQ(to_string(Rule("abc->b")), "abc->b {a: sum, c: sum}");
+  EXPECT_EQ(to_string(Rule("…mk,…k_->…m")), "…mk,…k_->…m {k: sum}");
 }
 
 TEST(RuleTest, ModifiersArePartOfTheText) {
@@ -54,6 +55,7 @@ TEST(RuleTest, ModifiersKeepTheirText) {
 TEST(RuleTest, TextThatIsNoNotationIsRefused) {
   EXPECT_THROW(Rule("mk,kn"), c10::ValueError);
   EXPECT_THROW(Rule("mK->m"), c10::ValueError);
+  EXPECT_THROW(Rule("m…->m"), c10::ValueError);
 }
 
 TEST(RuleTest, AnOperatorHasOneRule) {
