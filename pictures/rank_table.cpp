@@ -46,8 +46,7 @@ void add_ranks(TableFigure& table, const std::vector<RankBytes>& held, const Add
   const size_t n = held.size();
   for (size_t i = 0; i < n; ++i) {
     if (n > kMaxRanks && i == kFirstRanks) {
-      table.lines.push_back({});
-      table.lines.back().note = left_out(c10::ArrayRef<RankBytes>(held).slice(i, n - kLastRanks - i));
+      table.lines.push_back({.note = left_out(c10::ArrayRef<RankBytes>(held).slice(i, n - kLastRanks - i))});
       i = n - kLastRanks;
     }
     add(i);
@@ -61,38 +60,12 @@ std::vector<RankBytes> bytes_of(const std::vector<RankShare>& shares) {
   return held;
 }
 
-/// The lines of the ranks of one tensor.
-class RankLines {
- public:
-  RankLines(const TensorFigure& figure, int64_t most, TableFigure& table)
-      : total_bytes_(bytes_of_tensor(figure)), element_bytes_(figure.element_bytes), most_(most), table_(table) {}
-
-  void add(const RankShare& share) {
-    const size_t n = share.boxes.size();
-    for (size_t i = 0; i < (n > kMaxPieces ? kFirstPieces : n); ++i) {
-      const Box& box = share.boxes[i];
-      add_line(share.rank, i == 0, list(box.sizes), list(box.offsets), box.numel() * element_bytes_);
-    }
-    if (n > kMaxPieces) {
-      table_.lines.push_back({});
-      table_.lines.back().note = fmt::format("... {} more", n - kFirstPieces);
-    }
-    if (n != 1) add_line(share.rank, n == 0, n == 0 ? "no piece" : fmt::format("{} pieces", n), "", share.n_bytes);
-  }
-
- private:
-  /// `is_first`: the first line of a rank has its number.
-  void add_line(int64_t rank, bool is_first, std::string shape, std::string offsets, int64_t n_bytes) {
-    TableFigure::Line& line = table_.lines.emplace_back();
-    line.words = {is_first ? fmt::format("{}", rank) : "", std::move(shape), std::move(offsets), with_commas(n_bytes),
-                  share_of(n_bytes, total_bytes_)};
-    line.rank = rank;
-    line.fraction = fraction_of(n_bytes, most_);
-  }
-
-  int64_t total_bytes_, element_bytes_, most_;
-  TableFigure& table_;
-};
+/// Adds the line of a rank or of one of its pieces, whose last words are `n_bytes` and their share of `total`.
+void add_line(TableFigure& table, std::vector<std::string> words, int64_t rank, int64_t n_bytes, int64_t total,
+              int64_t most) {
+  words.insert(words.end(), {with_commas(n_bytes), share_of(n_bytes, total)});
+  table.lines.push_back({.words = std::move(words), .rank = rank, .fraction = fraction_of(n_bytes, most)});
+}
 
 }  // namespace
 
@@ -125,8 +98,21 @@ std::string imbalance_of(const std::vector<RankBytes>& held) {
 TableFigure rank_table(const TensorFigure& figure) {
   TableFigure table{{{"rank", true}, {"shape"}, {"offsets"}, {"bytes", true}, {"share", true}}, {}, {}};
   const std::vector<RankBytes> held = bytes_of(figure.shares);
-  RankLines lines(figure, most_of(held), table);
-  add_ranks(table, held, [&](size_t i) { lines.add(figure.shares[i]); });
+  const int64_t total = bytes_of_tensor(figure), most = most_of(held);
+  add_ranks(table, held, [&](size_t i) {
+    const RankShare& share = figure.shares[i];
+    const size_t n = share.boxes.size(), n_shown = n > kMaxPieces ? kFirstPieces : n;
+    const std::string name = fmt::format("{}", share.rank);
+    for (size_t piece = 0; piece < n_shown; ++piece) {
+      const Box& box = share.boxes[piece];
+      add_line(table, {piece == 0 ? name : "", list(box.sizes), list(box.offsets)}, share.rank,
+               box.numel() * figure.element_bytes, total, most);
+    }
+    if (n > n_shown) table.lines.push_back({.note = fmt::format("... {} more", n - n_shown)});
+    if (n != 1)
+      add_line(table, {n == 0 ? name : "", n == 0 ? "no piece" : fmt::format("{} pieces", n), ""}, share.rank,
+               share.n_bytes, total, most);
+  });
   if (!figure.layout)
     table.notes = {
         "the other ranks' shards are not known here: DTensor.from_local(wrapper, mesh, placements) joins them"};
@@ -137,10 +123,7 @@ TableFigure bytes_table(const std::vector<RankBytes>& held, int64_t total) {
   TableFigure table{{{"rank", true}, {"bytes", true}, {"share", true}}, {}, {}};
   add_ranks(table, held, [&](size_t i) {
     const auto& [rank, n_bytes] = held[i];
-    TableFigure::Line& line = table.lines.emplace_back();
-    line.words = {fmt::format("{}", rank), with_commas(n_bytes), share_of(n_bytes, total)};
-    line.rank = rank;
-    line.fraction = fraction_of(n_bytes, most_of(held));
+    add_line(table, {fmt::format("{}", rank)}, rank, n_bytes, total, most_of(held));
   });
   return table;
 }

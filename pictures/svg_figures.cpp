@@ -23,10 +23,6 @@ constexpr int64_t kBarWidth = 120, kSwatch = 10, kColumnGap = 16;
 constexpr int64_t kHeatSide = 400, kLeastHeatCell = 6, kMostHeatCell = 56;
 constexpr int64_t kFewBlocks = 10;  // up to so many blocks, cells have room for numbers
 
-std::string ranks_attribute(c10::IntArrayRef ranks) {
-  return fmt::format(" class=\"sw-cell\" data-ranks=\"{}\"", rank_runs(ranks));
-}
-
 /// "980", "1.5k", "12M": in at most four characters.
 std::string brief(int64_t n_bytes) {
   constexpr std::array<const char*, 6> kUnits = {"", "k", "M", "G", "T", "P"};
@@ -74,7 +70,7 @@ SvgBlock svg_of_plane(const MeshPlane& plane) {
       if (!plane.heading.empty()) places.push_back(plane.heading);
       if (!plane.row_axis.empty()) places.push_back(fmt::format("{} {}", plane.row_axis, plane.rows[r]));
       if (!plane.column_axis.empty()) places.push_back(fmt::format("{} {}", plane.column_axis, plane.columns[c]));
-      out.open_group(ranks_attribute(rank), fmt::format("rank: {}\nplace: {}", rank, fmt::join(places, ", ")));
+      out.open_cell(rank, fmt::format("rank: {}\nplace: {}", rank, fmt::join(places, ", ")));
       out.rect(x, y, side, kMeshCell, fmt::format(" fill=\"{}\"", color_of(rank)));
       out.text(x + side / 2, y + kMeshCell / 2 + 4, fmt::format("{}", rank), R"( class="sw-name")", kMiddle);
       out.close_group();
@@ -146,7 +142,7 @@ SvgBlock svg_of(const TableFigure& table) {
       continue;
     }
     if (line.rank >= 0) {
-      out.open_group(ranks_attribute(line.rank));
+      out.open_cell(line.rank);
       out.rect(0, y - kSwatch - 4, kSwatch, kSwatch, fmt::format(" fill=\"{}\"", color_of(line.rank)));
       out.close_group();
     }

@@ -100,8 +100,7 @@ class SliceDrawing {
     const int64_t x = left_ + column_lines_[columns.begin], y = top_ + row_lines_[rows.begin];
     const int64_t width = column_lines_[columns.end] - column_lines_[columns.begin];
     const int64_t height = row_lines_[rows.end] - row_lines_[rows.begin];
-    out_.open_group(fmt::format(" class=\"sw-cell\" data-ranks=\"{}\"", rank_runs(cell.ranks)),
-                    title_of(figure_, cell));
+    out_.open_cell(cell.ranks, title_of(figure_, cell));
     // Each sheet is a little higher and further right than the one in front of it; the first term is in front.
     const auto n_sheets =
         cell.terms.empty() ? 1 : std::min<int64_t>(kMaxSheets, static_cast<int64_t>(cell.terms.size()));

@@ -1,5 +1,6 @@
 #include "pictures/svg_writer.h"
 
+#include "text/rank_names.h"
 #include "text/table.h"
 
 #include <fmt/format.h>
@@ -44,23 +45,12 @@ std::string rules(std::string_view prefix, bool is_dark) {
 std::string escaped(std::string_view text) {
   std::string out;
   for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        // XML has no other control characters.
-        out += c >= 0 && c < 0x20 && c != '\n' && c != '\t' ? '?' : c;
-    }
+    const bool is_control = c >= 0 && c < 0x20 && c != '\n' && c != '\t';  // XML has no others
+    out += c == '&'   ? "&amp;"
+           : c == '<' ? "&lt;"
+           : c == '>' ? "&gt;"
+           : c == '"' ? "&quot;"
+                      : std::string(1, is_control ? '?' : c);
   }
   return out;
 }
@@ -81,6 +71,10 @@ void SvgWriter::open_group(std::string_view attributes, std::string_view title) 
   out_ += fmt::format("<g{}>", attributes);
   if (!title.empty()) out_ += fmt::format("<title>{}</title>", escaped(title));
   out_ += '\n';
+}
+
+void SvgWriter::open_cell(c10::IntArrayRef ranks, std::string_view title) {
+  open_group(fmt::format(" class=\"sw-cell\" data-ranks=\"{}\"", rank_runs(ranks)), title);
 }
 
 void SvgWriter::close_group() { out_ += "</g>\n"; }

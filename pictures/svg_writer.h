@@ -1,6 +1,8 @@
 // pictures/svg_writer.h: elements of SVG as text. Whole numbers only, so that equal pictures are equal text everywhere.
 #pragma once
 
+#include <c10/util/ArrayRef.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -32,6 +34,8 @@ class SvgWriter {
             Anchor anchor = Anchor::kStart);
   /// Begins a group; `title` is shown while the mouse is over it.
   void open_group(std::string_view attributes, std::string_view title = {});
+  /// Begins the group of a cell that `ranks` hold.
+  void open_cell(c10::IntArrayRef ranks, std::string_view title = {});
   void close_group();
   /// Places `block` with its corner at (x, y).
   void place(const SvgBlock& block, int64_t x, int64_t y);

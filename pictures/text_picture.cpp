@@ -118,8 +118,8 @@ class TextDrawing {
   std::string draw_slice(const TensorFigure& figure, const Slice& slice) const {
     const std::string where = heading(slice, figure.sizes);
     if (slice.cells.empty()) return fmt::format("  {} left out: {} ranges of indices\n", where, slice.n_left_out);
-    const GridDrawing drawing(figure, slice, options_.max_width);
-    return (figure.sizes.size() > 2 ? "  " + where + "\n" : "") + drawing.draw(options_.color) + drawing.notes();
+    return (figure.sizes.size() > 2 ? "  " + where + "\n" : "") +
+           draw_grid(figure, slice, options_.max_width, options_.color);
   }
 
   static std::string left_out(const TensorFigure& figure, size_t first, size_t end) {

@@ -1,4 +1,3 @@
-#include "python/bindings.h"
 #include "python/casters.h"
 #include "runtime/dispatch/dispatch.h"
 #include "runtime/rules/acceptable_sharding.h"
@@ -18,8 +17,7 @@ dtype). Raises ValueError for an operator that torch does not know or composes o
 py::object described_operand(const Operand& operand) {
   if (!operand.spec) return py::none();  // a plain number
   const Spec& spec = *operand.spec;
-  return py::make_tuple(from_mesh(spec.mesh()), py::cast(spec.placements().vec()), tuple_of(spec.sizes()),
-                        tuple_of(spec.strides()), py::cast(spec.dtype()));
+  return py::make_tuple(spec.mesh(), spec.placements().vec(), spec.sizes(), spec.strides(), spec.dtype());
 }
 
 /// Argument `i` of the call, with descriptions in place of tensors.
@@ -88,8 +86,7 @@ void py_register_sharding(const std::string& op, const py::function& function) {
 }  // namespace
 
 void bind_acceptable_sharding(py::module_& module) {
-  module.def("register_sharding", torch::wrap_pybind_function(&py_register_sharding), kRegisterSharding, py::arg("op"),
-             py::arg("ask"));
+  define_with_gil(module, "register_sharding", &py_register_sharding, kRegisterSharding, py::arg("op"), py::arg("ask"));
 }
 
 }  // namespace shardwise

@@ -56,8 +56,8 @@ py::object exchange_attention(const py::object& function) {
 }  // namespace
 
 void bind_attention_scope(py::module_& module) {
-  module.def(
-      "exchange_attention", torch::wrap_pybind_function(&exchange_attention),
+  define_with_gil(
+      module, "exchange_attention", &exchange_attention,
       "From here on `function`, called with the operator's arguments by their names, answers\n"
       "scaled_dot_product_attention on this thread, and where its graphs are computed again; None: torch. Returns what "
       "answered it before.",

@@ -1,10 +1,8 @@
-#include "python/bindings.h"
 #include "python/scope.h"
 #include "runtime/comm/comm_policy.h"
 #include "runtime/comm/no_messages.h"
 #include "text/check.h"
 
-#include <memory>
 #include <string>
 
 namespace shardwise {
@@ -39,8 +37,7 @@ void bind_comm_policy(py::module_& module) {
       "Traceback (most recent call last):\n"
       "ValueError: [aten::relu] moves Float [3] as [Partial(sum)] on (4) to [3] as [Replicate()] on 4 ranks on its "
       "own. Redistribute it beforehand, or allow it.")
-      .def(py::init([](const std::string& name) { return std::make_unique<Policy>(policy_named(name)); }),
-           py::arg("policy"));
+      .def(py::init([](const std::string& name) { return Policy(policy_named(name)); }), py::arg("policy"));
   bind_scope<NamedReading, std::string>(
       module, "Reading",
       "A `with` block in which this thread starts no message: one that begins is an error that names both.")

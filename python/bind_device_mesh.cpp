@@ -1,14 +1,10 @@
-#include "python/bindings.h"
 #include "python/casters.h"
-#include "python/mesh_args.h"
 #include "python/package.h"
-#include "python/torch_world.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/tensor/mesh_families.h"
 #include "text/check.h"
 
 #include <ATen/ops/tensor.h>
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
@@ -30,13 +26,6 @@ c10::DeviceType device_type_of(const std::string& text) {
                  "[device_mesh] device_type \"{}\" has an index. A mesh spans devices: use \"{}\".", text,
                  c10::DeviceTypeName(device.type(), true));
   return device.type();
-}
-
-/// The ranks in a tensor or in nested sequences.
-RankGrid to_grid(const py::object& mesh) {
-  const auto ranks = py::module_::import("torch").attr("as_tensor")(mesh, py::arg("device") = "cpu").cast<at::Tensor>();
-  const at::Tensor flat = ranks.to(at::kLong).contiguous();
-  return {Dims(ranks.sizes()), {flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel()}};
 }
 
 /// Makes the group of one rank for a mesh that all ranks make. If one rank made it later by itself, the names of its later groups would differ from
@@ -66,9 +55,7 @@ MeshPtr mesh_among(const std::string& device_type, const py::object& every, cons
   return with_lone_group(DeviceMesh::create_among(python_world(), device_type_of(device_type), std::move(grid), names));
 }
 
-at::Tensor rank_tensor(const DeviceMesh& mesh) {
-  return at::tensor(mesh.grid().ranks, at::kInt).view(mesh.grid().shape);
-}
+at::Tensor to_tensor(const RankGrid& grid) { return at::tensor(grid.ranks, at::kInt).view(grid.shape); }
 
 /// True if torch.distributed knows `group` by `name`. After destroy_process_group() another group may have the name.
 bool is_registered(const c10d::ProcessGroup& group, const std::string& name) {
@@ -130,9 +117,8 @@ py::tuple to_tuple(const std::vector<DimNames>& dims) {
 py::list families(const DeviceMesh& mesh) {
   py::list result;
   for (const MeshFamily& each : related_families(mesh)) {
-    const auto ranks = py::cast(at::tensor(each.root.ranks, at::kInt).view(each.root.shape)).attr("tolist")();
-    result.append(py::make_tuple(ranks, to_tuple(each.root_names), to_tuple(each.names),
-                                 each.dims ? py::object(to_tuple(*each.dims)) : py::none()));
+    result.append(py::make_tuple(py::cast(to_tensor(each.root)).attr("tolist")(), to_tuple(each.root_names),
+                                 to_tuple(each.names), each.dims ? py::object(to_tuple(*each.dims)) : py::none()));
   }
   return result;
 }
@@ -145,7 +131,7 @@ at::Tensor mesh_slices(const py::object& mesh, const DimNames& names, const std:
     all.ranks.insert(all.ranks.end(), each.ranks.begin(), each.ranks.end());
   }
   all.shape.insert(all.shape.begin(), -1);
-  return at::tensor(all.ranks, at::kInt).view(all.shape);
+  return to_tensor(all);
 }
 
 /// A mesh on its way to a new object of Python.
@@ -177,7 +163,20 @@ py::object registered_object(const DeviceMesh& mesh) {
   return living == found->second.end() ? py::object() : (*living)();
 }
 
+/// The mesh of the innermost `with` block, ours or torch's own; null outside of such blocks.
+MeshPtr current_mesh() {
+  const py::gil_scoped_acquire gil;
+  const py::object innermost = package().current_torch_mesh();
+  return innermost.is_none() ? nullptr : to_mesh(innermost);
+}
+
 }  // namespace
+
+RankGrid to_grid(const py::object& mesh) {
+  const auto ranks = py::module_::import("torch").attr("as_tensor")(mesh, py::arg("device") = "cpu").cast<at::Tensor>();
+  const at::Tensor flat = ranks.to(at::kLong).contiguous();
+  return {Dims(ranks.sizes()), {flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel()}};
+}
 
 MeshPtr to_mesh(py::handle object) {
   if (py::isinstance<DeviceMesh>(object)) return py::cast<std::shared_ptr<DeviceMesh>>(object);
@@ -208,14 +207,7 @@ int64_t dim_of(const DeviceMesh& mesh, const std::optional<DimOrName>& dim) {
   }
 }
 
-/// The mesh of the innermost `with` block, ours or torch's own; null outside of such blocks.
-static MeshPtr current_mesh() {
-  const py::gil_scoped_acquire gil;
-  const py::object innermost = package().current_torch_mesh();
-  return innermost.is_none() ? nullptr : to_mesh(innermost);
-}
-
-MeshPtr mesh_or_world(const std::optional<MeshPtr>& mesh, const std::string& device_type) {
+MeshPtr mesh_or_world(const MaybeMesh& mesh, const std::string& device_type) {
   if (mesh) return *mesh;
   if (MeshPtr current = current_mesh()) return current;
   install_replacements();
@@ -223,7 +215,7 @@ MeshPtr mesh_or_world(const std::optional<MeshPtr>& mesh, const std::string& dev
   return world_mesh(device_type_of(device_type));
 }
 
-MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh) {
+MeshPtr mesh_or_current(const MaybeMesh& mesh) {
   if (mesh) return *mesh;
   MeshPtr current = current_mesh();
   TORCH_CHECK(  // a RuntimeError, as torch's
@@ -231,13 +223,13 @@ MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh) {
   return current;
 }
 
-UserPlacements placements_or_replicate(std::optional<UserPlacements> placements, const DeviceMesh& mesh) {
-  if (placements) return *std::move(placements);
-  return {Placements(mesh.ndim()), std::vector<int64_t>(mesh.ndim(), 1)};
+PlacedOn placed_or_replicated(const MaybeMesh& mesh, MaybePlacements placements, int64_t n_dims) {
+  const MeshPtr on = mesh_or_current(mesh);
+  if (!placements) placements = {Placements(on->ndim()), Numbers(on->ndim(), 1)};
+  return placed_on_mesh(on, *std::move(placements), n_dims);
 }
 
-std::optional<Placements> placements_on(const MeshPtr& mesh, const std::optional<UserPlacements>& written,
-                                        int64_t n_dims) {
+std::optional<Placements> placements_on(const MeshPtr& mesh, const MaybePlacements& written, int64_t n_dims) {
   if (!written) return std::nullopt;
   auto placements = maybe_placements_on(mesh, *written, n_dims);
   SW_CHECK_VALUE(placements,
@@ -268,14 +260,16 @@ void bind_device_mesh(py::module_& module) {
            "Registers this complete object as the Python object of its mesh, while it lives.")
       .def_property_readonly("device_type",
                              [](const DeviceMesh& self) { return c10::DeviceTypeName(self.device_type(), true); })
-      .def_property_readonly("mesh", &rank_tensor, "The ranks as an int32 tensor of the mesh's shape.")
+      .def_property_readonly(
+          "mesh", [](const DeviceMesh& self) { return to_tensor(self.grid()); },
+          "The ranks as an int32 tensor of the mesh's shape.")
       .def_property_readonly("mesh_dim_names",
                              [](const DeviceMesh& self) -> py::object {
                                if (self.names().empty()) return py::none();
                                return to_tuple(self.names());
                              })
       .def_property_readonly("ndim", &DeviceMesh::ndim)
-      .def_property_readonly("shape", [](const DeviceMesh& self) { return tuple_of(self.grid().shape); })
+      .def_property_readonly("shape", [](const DeviceMesh& self) { return c10::IntArrayRef(self.grid().shape); })
       .def(
           "size",
           [](const DeviceMesh& self, const std::optional<DimOrName>& mesh_dim) {
@@ -296,8 +290,9 @@ void bind_device_mesh(py::module_& module) {
           "without it.")
       .def(
           "get_coordinate",
-          [](const DeviceMesh& self) -> std::optional<py::tuple> {
-            return self.coord() ? std::optional(tuple_of(*self.coord())) : std::nullopt;
+          [](const DeviceMesh& self) -> std::optional<c10::IntArrayRef> {
+            if (self.coord()) return *self.coord();
+            return std::nullopt;
           },
           "This rank's coordinates in the mesh; None outside it.")
       .def("get_group", &torchs_group, py::arg("mesh_dim") = py::none(),
@@ -331,27 +326,25 @@ void bind_device_mesh(py::module_& module) {
       .def("__hash__", [](const DeviceMesh& self) { return reinterpret_cast<Py_hash_t>(&self) >> 4; })
       .def("__repr__", &text_of)
       .def("__deepcopy__", [](const py::object& self, const py::object&) { return self; });
-  type.attr("__module__") = "shardwise";
   module.def("mesh_slices", &mesh_slices, py::arg("mesh"), py::arg("mesh_dim_names"), py::arg("dims"),
              "The ranks of all slices of `mesh`, one after another. Dim i of a slice merges the dims in `dims[i]`.");
   module.def(
       "mesh_among", &mesh_among, py::arg("device_type"), py::arg("every"), py::arg("mesh_dim_names"),
       "The mesh that contains this rank, of the meshes of ranks every[0], every[1], ... Collective over the world: "
       "all ranks make all these meshes.");
-  module.def("mesh_or_current", torch::wrap_pybind_function(&mesh_or_current), py::arg("device_mesh") = py::none(),
-             "The given mesh, or that of the innermost `with mesh:`."
-             "\n\n"
-             ">>> from shardwise.device_mesh import mesh_or_current\n"
-             ">>> with mesh:\n"
-             "...     mesh_or_current() == mesh\n"
-             "True");
-  module.def("mesh_or_world", torch::wrap_pybind_function_no_gil(&mesh_or_world), py::arg("device_mesh") = py::none(),
-             py::arg("device_type") = "cpu",
-             "The same, or a 1-D mesh of all ranks of the world if there is none.\n"
-             "\n"
-             ">>> from shardwise.device_mesh import mesh_or_world\n"
-             ">>> mesh_or_world().mesh.tolist()\n"
-             "[0, 1, 2, 3]");
+  define_with_gil(module, "mesh_or_current", &mesh_or_current, py::arg("device_mesh") = py::none(),
+                  "The given mesh, or that of the innermost `with mesh:`."
+                  "\n\n"
+                  ">>> from shardwise.device_mesh import mesh_or_current\n"
+                  ">>> with mesh:\n"
+                  "...     mesh_or_current() == mesh\n"
+                  "True");
+  define(module, "mesh_or_world", &mesh_or_world, py::arg("device_mesh") = py::none(), py::arg("device_type") = "cpu",
+         "The same, or a 1-D mesh of all ranks of the world if there is none.\n"
+         "\n"
+         ">>> from shardwise.device_mesh import mesh_or_world\n"
+         ">>> mesh_or_world().mesh.tolist()\n"
+         "[0, 1, 2, 3]");
 }
 
 }  // namespace shardwise

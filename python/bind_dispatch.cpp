@@ -1,8 +1,8 @@
-#include "python/bindings.h"
 #include "python/scope.h"
 #include "runtime/api/outside_mesh.h"
 #include "runtime/dispatch/decision.h"
 #include "runtime/dispatch/dispatch.h"
+#include "runtime/dispatch/gradient_layout.h"
 #include "runtime/dispatch/plain_operand.h"
 
 namespace shardwise {
@@ -17,6 +17,22 @@ void bind_dispatch(py::module_& module) {
 ...     y = x + torch.tensor([1.0, 2.0])
 >>> y.placements, y.full_tensor()[0]
 ((Shard(0),), tensor([2., 3.])))")
+      .def(py::init());
+
+  bind_scope<AccumulatedGradients>(
+      module, "accumulate_gradients",
+      R"(A `with` block in which gradients of several backward() calls are added up in the layouts that operators give them, for example Partial. At
+the end of the block they are moved to the layouts of their parameters together: one reduction instead of one per backward(). Within the
+block a Partial gradient takes the memory of the whole parameter on each rank. If an exception ends the block, gradients keep their layouts.
+Collective: all ranks of the meshes must enter and leave the block.
+
+>>> weight = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)], requires_grad=True)
+>>> with sw.accumulate_gradients():
+...     for _ in range(3):  # micro-batches
+...         batch = sw.ones(4, 8, device_mesh=mesh, placements=[sw.Shard(0)])
+...         (batch @ weight).sum().backward()
+>>> weight.grad.placements, weight.grad.full_tensor()[0]
+((Shard(0),), tensor([12., 12.])))")
       .def(py::init());
 
   module.def("set_one_element_replicas", &OneElementReplicas::set, py::arg("are_on"),
@@ -34,7 +50,6 @@ void bind_dispatch(py::module_& module) {
       .def_readonly("hits", &CacheCounters::hits)
       .def_readonly("misses", &CacheCounters::misses)
       .def_readonly("size", &CacheCounters::size);
-  module.attr("CacheCounters").attr("__module__") = "shardwise";
   module.def(
       "cache_counters", [] { return DecisionCache::of_thread().counters(); },
       "The counters of this thread's cache of dispatch decisions.\n\n"

@@ -1,12 +1,13 @@
-#include "python/bindings.h"
 #include "python/casters.h"
 #include "python/package.h"
 #include "runtime/api/equal_values.h"
 #include "runtime/api/local_form.h"
 #include "runtime/api/module_values.h"
 #include "runtime/api/move_dtypes.h"
+#include "runtime/api/random.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/api/to_local.h"
+#include "runtime/api/total_norm.h"
 #include "runtime/comm/order_check.h"
 #include "runtime/tensor/sparse.h"
 #include "text/check.h"
@@ -46,7 +47,7 @@ struct type_caster<shardwise::PlacementLists> {
  private:
   static bool is_list_of_lists(handle source) {
     if (!PySequence_Check(source.ptr()) || PySequence_Size(source.ptr()) < 1) return false;
-    return PySequence_Check(object(source[int_(0)]).ptr()) != 0;
+    return PySequence_Check(object(source[pybind11::int_(0)]).ptr()) != 0;
   }
 };
 
@@ -55,27 +56,11 @@ struct type_caster<shardwise::PlacementLists> {
 namespace shardwise {
 namespace {
 
-using Numbers = std::vector<int64_t>;
-using MaybeMesh = std::optional<MeshPtr>;
-using MaybePlacements = std::optional<UserPlacements>;
-
-at::Tensor py_to_local(const at::Tensor& tensor, const MaybePlacements& grad_placements) {
+/// to_local() or full_tensor().
+template <at::Tensor (*read)(const at::Tensor& tensor, std::optional<Placements> grad_placements)>
+at::Tensor py_read(const at::Tensor& tensor, const MaybePlacements& grad_placements) {
   const Spec& spec = *spec_of(tensor);
-  return to_local(tensor, placements_on(spec.mesh(), grad_placements, spec.dim()));
-}
-
-at::Tensor py_full_tensor(const at::Tensor& tensor, const MaybePlacements& grad_placements) {
-  const Spec& spec = *spec_of(tensor);
-  return full_tensor(tensor, placements_on(spec.mesh(), grad_placements, spec.dim()));
-}
-
-void py_note_write(const at::Tensor& tensor) {
-  spec_of(tensor);  // throws for other tensors
-  const MemoryWrite write = maybe_dtensor(tensor)->begin_write();
-}
-
-std::optional<Dims> dims_of(const std::optional<Numbers>& numbers) {
-  return numbers ? std::optional(Dims(*numbers)) : std::nullopt;
+  return read(tensor, placements_on(spec.mesh(), grad_placements, spec.dim()));
 }
 
 /// from_local() of a tensor of any class; to_local() gives the same object back.
@@ -88,13 +73,12 @@ at::Tensor from_given(const at::Tensor& local, PlacedOn placed, const FromLocalO
 }
 
 at::Tensor py_from_local(const at::Tensor& local, const MaybeMesh& mesh, MaybePlacements placements, bool run_check,
-                         const std::optional<Numbers>& shape, const std::optional<Numbers>& stride,
+                         std::optional<Dims> shape, std::optional<Dims> stride,
                          const MaybePlacements& grad_placements) {
-  const MeshPtr given = mesh_or_current(mesh);
   const int64_t n_dims = shape ? static_cast<int64_t>(shape->size()) : local.dim();
-  PlacedOn placed = placed_on_mesh(given, placements_or_replicate(std::move(placements), *given), n_dims);
+  PlacedOn placed = placed_or_replicated(mesh, std::move(placements), n_dims);
   auto of_grad = placements_on(placed.mesh, grad_placements, n_dims);
-  return from_given(local, std::move(placed), {run_check, dims_of(shape), dims_of(stride), std::move(of_grad)});
+  return from_given(local, std::move(placed), {run_check, std::move(shape), std::move(stride), std::move(of_grad)});
 }
 
 /// The tensor of which each rank has the plain `local` and that a module gets or gives. Pieces are equal in size, except along the features.
@@ -153,14 +137,13 @@ std::vector<at::Tensor> py_redistribute_many(const std::vector<at::Tensor>& tens
 
 at::Tensor py_distribute_tensor(const at::Tensor& tensor, const MaybeMesh& mesh, MaybePlacements placements,
                                 std::optional<int64_t> src_data_rank) {
-  const MeshPtr given = mesh_or_current(mesh);
-  PlacedOn placed = placed_on_mesh(given, placements_or_replicate(std::move(placements), *given), tensor.dim());
+  PlacedOn placed = placed_or_replicated(mesh, std::move(placements), tensor.dim());
   return distribute_tensor(converted_by(tensor, package().as_whole), placed.mesh, std::move(placed.placements),
                            src_data_rank);
 }
 
 at::Tensor py_from_pieces(std::vector<at::Tensor> pieces, const MeshPtr& given, UserPlacements written,
-                          const Numbers& shape, const Numbers& stride, at::ScalarType dtype, const std::string& form,
+                          const Dims& shape, const Dims& stride, at::ScalarType dtype, const std::string& form,
                           int64_t sparse_dim, bool is_meta, std::optional<int64_t> saved_by) {
   auto [mesh, placements] = placed_on_mesh(given, std::move(written), static_cast<int64_t>(shape.size()));
   const bool is_on_meta = pieces.empty() ? is_meta : pieces[0].is_meta();
@@ -172,42 +155,33 @@ at::Tensor py_from_pieces(std::vector<at::Tensor> pieces, const MeshPtr& given, 
   return tensor;
 }
 
-std::vector<at::Tensor> py_detached_pieces(const at::Tensor& tensor, const std::string& reader) {
-  return detached_pieces(tensor, reader.c_str());
-}
-
-at::Tensor py_whole_piece(const at::Tensor& tensor, const std::string& reader) {
-  return whole_piece(tensor, reader.c_str());
-}
-
-bool py_is_stale(const at::Tensor& tensor) {
-  spec_of(tensor);  // throws for other tensors
-  return maybe_dtensor(tensor)->is_stale();
-}
-
 std::string local_form_of(const at::Tensor& tensor) {
-  spec_of(tensor);  // throws for other tensors
-  const LocalForm* form = maybe_dtensor(tensor)->local_form();
+  const LocalForm* form = impl_of(tensor).local_form();
   return form ? form->name() : "";
 }
 
-/// (offsets, sizes) of this rank's pieces.
-std::vector<std::pair<Numbers, Numbers>> boxes_of(const at::Tensor& tensor) {
-  std::vector<std::pair<Numbers, Numbers>> result;
-  for (const Box& box : spec_of(tensor)->boxes())
-    result.emplace_back(Numbers(box.offsets.begin(), box.offsets.end()), Numbers(box.sizes.begin(), box.sizes.end()));
+std::vector<std::tuple<int64_t, Dims, Dims>> boxes_of_all(const at::Tensor& tensor) {
+  const Layout& layout = spec_of(tensor)->layout();
+  std::vector<std::tuple<int64_t, Dims, Dims>> result;
+  for (const int64_t rank : layout.grid().ranks)
+    for (Box& box : layout.boxes(rank)) result.emplace_back(rank, std::move(box.offsets), std::move(box.sizes));
   return result;
 }
 
-/// (rank, offsets, sizes) of every rank's pieces.
-std::vector<std::tuple<int64_t, Numbers, Numbers>> boxes_of_all(const at::Tensor& tensor) {
-  const Layout& layout = spec_of(tensor)->layout();
-  std::vector<std::tuple<int64_t, Numbers, Numbers>> result;
-  for (const int64_t rank : layout.grid().ranks)
-    for (const Box& box : layout.boxes(rank))
-      result.emplace_back(rank, Numbers(box.offsets.begin(), box.offsets.end()),
-                          Numbers(box.sizes.begin(), box.sizes.end()));
-  return result;
+using Make = at::Tensor (*)(c10::IntArrayRef, const MeshPtr&, Placements, at::ScalarType);
+
+template <Make make>
+at::Tensor py_make(const Dims& size, at::ScalarType dtype, const MaybeMesh& mesh, MaybePlacements placements,
+                   bool requires_grad) {
+  PlacedOn placed = placed_or_replicated(mesh, std::move(placements), static_cast<int64_t>(size.size()));
+  return make(size, placed.mesh, std::move(placed.placements), dtype).set_requires_grad(requires_grad);
+}
+
+at::Tensor py_full(const Dims& size, const Number& value, at::ScalarType dtype, const MaybeMesh& mesh,
+                   MaybePlacements placements, bool requires_grad) {
+  PlacedOn placed = placed_or_replicated(mesh, std::move(placements), static_cast<int64_t>(size.size()));
+  return full(size, scalar_of(value), placed.mesh, std::move(placed.placements), dtype)
+      .set_requires_grad(requires_grad);
 }
 
 constexpr const char* kRedistribute =
@@ -276,27 +250,41 @@ this rank's piece with use_local. `n_features`: the size of its last dim, if kno
 once.)";
 
 void bind_methods(py::module_& module) {
-  using torch::wrap_pybind_function;
-  using torch::wrap_pybind_function_no_gil;
   const auto none = py::none();
-  module.def("from_local", wrap_pybind_function_no_gil(&py_from_local), "DTensor.from_local with all its arguments.",
-             py::arg("local_tensor"), py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(),
-             py::arg("run_check") = false, py::arg("shape") = none, py::arg("stride") = none,
-             py::arg("grad_placements") = none);
-  module.def("lay_out", wrap_pybind_function_no_gil(&py_lay_out), kLayOut, py::arg("tensor"), py::arg("device_mesh"),
-             py::arg("placements"), py::arg("desired"), py::arg("use_local") = false, py::arg("n_features") = none,
-             py::arg("is_layer_input") = false);
-  module.def("to_local", wrap_pybind_function(&py_to_local), "DTensor.to_local with all its arguments.",
-             py::is_method(module), py::kw_only(), py::arg("grad_placements") = none);
-  module.def("redistribute", wrap_pybind_function_no_gil(&py_redistribute), kRedistribute, py::is_method(module),
-             py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("async_op") = false,
-             py::arg("forward_dtype") = none, py::arg("backward_dtype") = none, py::arg("objective") = "bytes",
-             py::arg("links") = none, py::arg("memory_cap") = 0);
-  module.def("full_tensor", wrap_pybind_function_no_gil(&py_full_tensor), kFullTensor, py::is_method(module),
-             py::kw_only(), py::arg("grad_placements") = none);
+  define(module, "from_local", &py_from_local, "DTensor.from_local with all its arguments.", py::arg("local_tensor"),
+         py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("run_check") = false,
+         py::arg("shape") = none, py::arg("stride") = none, py::arg("grad_placements") = none);
+  define(module, "lay_out", &py_lay_out, kLayOut, py::arg("tensor"), py::arg("device_mesh"), py::arg("placements"),
+         py::arg("desired"), py::arg("use_local") = false, py::arg("n_features") = none,
+         py::arg("is_layer_input") = false);
+  define_with_gil(module, "to_local", &py_read<&to_local>, "DTensor.to_local with all its arguments.",
+                  py::is_method(module), py::kw_only(), py::arg("grad_placements") = none);
+  define(module, "redistribute", &py_redistribute, kRedistribute, py::is_method(module), py::arg("device_mesh") = none,
+         py::arg("placements") = none, py::kw_only(), py::arg("async_op") = false, py::arg("forward_dtype") = none,
+         py::arg("backward_dtype") = none, py::arg("objective") = "bytes", py::arg("links") = none,
+         py::arg("memory_cap") = 0);
+  define(module, "full_tensor", &py_read<&full_tensor>, kFullTensor, py::is_method(module), py::kw_only(),
+         py::arg("grad_placements") = none);
+}
+
+void bind_factories(py::module_& module) {
+  const auto def = [&](const char* name, auto function) {
+    define(module, name, std::move(function), py::arg("size"), py::arg("dtype"), py::arg("device_mesh"),
+           py::arg("placements"), py::arg("requires_grad"));
+  };
+  def("empty", &py_make<&empty>);
+  def("rand", &py_make<&rand>);
+  def("randn", &py_make<&randn>);
+  define(module, "full", &py_full, py::arg("size"), py::arg("fill_value"), py::arg("dtype"), py::arg("device_mesh"),
+         py::arg("placements"), py::arg("requires_grad"));
 }
 
 }  // namespace
+
+DTensorImpl& impl_of(const at::Tensor& tensor) {
+  spec_of(tensor);  // throws for a plain tensor
+  return *maybe_dtensor(tensor);
+}
 
 at::Tensor converted_by(const at::Tensor& tensor, py::handle converter) {
   if (!tensor.key_set().has(c10::DispatchKey::Python)) return tensor;
@@ -305,48 +293,53 @@ at::Tensor converted_by(const at::Tensor& tensor, py::handle converter) {
 }
 
 void bind_dtensor(py::module_& module) {
-  using torch::wrap_pybind_function;
-  using torch::wrap_pybind_function_no_gil;
   const auto none = py::none();
   bind_methods(module);
-  module.def("redistribute_many", wrap_pybind_function_no_gil(&py_redistribute_many), kRedistributeMany,
-             py::arg("tensors"), py::arg("placements"), py::kw_only(), py::arg("objective") = "bytes",
-             py::arg("links") = none, py::arg("memory_cap") = 0, py::arg("bucket_bytes") = kBucketBytes);
-  module.def("distribute_tensor", wrap_pybind_function_no_gil(&py_distribute_tensor), kDistributeTensor,
-             py::arg("tensor"), py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(),
-             py::arg("src_data_rank") = 0);
-  module.def(
-      "from_pieces", wrap_pybind_function_no_gil(&py_from_pieces),
+  bind_factories(module);
+  define(module, "redistribute_many", &py_redistribute_many, kRedistributeMany, py::arg("tensors"),
+         py::arg("placements"), py::kw_only(), py::arg("objective") = "bytes", py::arg("links") = none,
+         py::arg("memory_cap") = 0, py::arg("bucket_bytes") = kBucketBytes);
+  define(module, "distribute_tensor", &py_distribute_tensor, kDistributeTensor, py::arg("tensor"),
+         py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("src_data_rank") = 0);
+  define(
+      module, "from_pieces", &py_from_pieces,
       "A DTensor from this rank's pieces, in the order of its boxes. `sparse_dim`: of sparse ones; 0 for dense ones. "
       "`is_meta`: where there are no pieces to tell. `saved_by`: the rank that saved them, if it may be another.",
       py::arg("pieces"), py::arg("device_mesh"), py::arg("placements"), py::arg("shape"), py::arg("stride"),
       py::arg("dtype"), py::arg("local_form"), py::arg("sparse_dim") = 0, py::arg("is_meta") = false,
       py::arg("saved_by") = none);
-  module.def("local_form_of", wrap_pybind_function(&local_form_of),
-             "The name of the form of to_local()'s result; \"\" for a plain tensor.", py::arg("tensor"));
-  module.def("detached_pieces", wrap_pybind_function(&py_detached_pieces),
-             "This rank's pieces, aliased, without history. `reader` stands in the error for stale ones.",
-             py::arg("tensor"), py::arg("reader"));
-  module.def("whole_piece", wrap_pybind_function(&py_whole_piece),
-             "This rank's piece where it is the whole tensor, with its strides. Raises ValueError, naming `reader`, "
-             "where it is not.",
-             py::arg("tensor"), py::arg("reader"));
-  module.def("to_pieces", wrap_pybind_function(&to_pieces), "This rank's pieces, aliased.", py::arg("tensor"));
-  module.def("is_stale", wrap_pybind_function(&py_is_stale),
-             "True for a view whose values came from other ranks, and whose source was written to since.",
-             py::arg("tensor"));
-  module.def("note_write", wrap_pybind_function_no_gil(&py_note_write),
-             "Announces a write to the pieces of a tensor. Call it before the write, on all ranks alike.",
-             py::arg("tensor"));
-  module.def("boxes_of", wrap_pybind_function(&boxes_of), "(offsets, sizes) of this rank's pieces.", py::arg("tensor"));
-  module.def("boxes_of_all", wrap_pybind_function(&boxes_of_all), "(rank, offsets, sizes) of every rank's pieces.",
-             py::arg("tensor"));
-  module.def("mesh_of",
-             wrap_pybind_function([](const at::Tensor& tensor) { return user_layout_of(*spec_of(tensor)).mesh; }),
-             py::arg("tensor"));
-  module.def("placements_of",
-             wrap_pybind_function([](const at::Tensor& tensor) { return user_layout_of(*spec_of(tensor)).placements; }),
-             py::arg("tensor"));
+  define_with_gil(module, "local_form_of", &local_form_of,
+                  "The name of the form of to_local()'s result; \"\" for a plain tensor.", py::arg("tensor"));
+  define_with_gil(module, "detached_pieces", &detached_pieces,
+                  "This rank's pieces, aliased, without history. `reader` stands in the error for stale ones.",
+                  py::arg("tensor"), py::arg("reader"));
+  define_with_gil(
+      module, "whole_piece", &whole_piece,
+      "This rank's piece where it is the whole tensor, with its strides. Raises ValueError, naming `reader`, "
+      "where it is not.",
+      py::arg("tensor"), py::arg("reader"));
+  define_with_gil(module, "to_pieces", &to_pieces, "This rank's pieces, aliased.", py::arg("tensor"));
+  define_with_gil(
+      module, "is_stale", [](const at::Tensor& tensor) { return impl_of(tensor).is_stale(); },
+      "True for a view whose values came from other ranks, and whose source was written to since.", py::arg("tensor"));
+  define(
+      module, "note_write", [](const at::Tensor& tensor) { const MemoryWrite write = impl_of(tensor).begin_write(); },
+      "Announces a write to the pieces of a tensor. Call it before the write, on all ranks alike.", py::arg("tensor"));
+  define_with_gil(
+      module, "boxes_of", [](const at::Tensor& tensor) { return spec_of(tensor)->boxes().vec(); },
+      "(offsets, sizes) of this rank's pieces.", py::arg("tensor"));
+  define_with_gil(module, "boxes_of_all", &boxes_of_all, "(rank, offsets, sizes) of every rank's pieces.",
+                  py::arg("tensor"));
+  define_with_gil(
+      module, "mesh_of", [](const at::Tensor& tensor) { return user_layout_of(*spec_of(tensor)).mesh; },
+      py::arg("tensor"));
+  define_with_gil(
+      module, "placements_of", [](const at::Tensor& tensor) { return user_layout_of(*spec_of(tensor)).placements; },
+      py::arg("tensor"));
+  define_with_gil(
+      module, "total_norm", &total_norm, py::arg("tensors"), py::arg("norm_type"),
+      "The norm of all tensors as one vector: distributed ones of any meshes, and plain ones that are equal on "
+      "all ranks.\nOne all-reduce, unless no mesh has the ranks of all others.");
 }
 
 }  // namespace shardwise

@@ -1,6 +1,9 @@
 #include "python/bindings.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/events.h"
+#include "runtime/comm/flight_dump.h"
+#include "runtime/comm/flight_watch.h"
+#include "runtime/comm/traffic_meter.h"
 
 #include <ATen/record_function.h>
 #include <fmt/format.h>
@@ -152,9 +155,38 @@ auto described(Field OpDescription::* field) {
   return [field](const OpEvent& self) { return (*self.description).*field; };
 }
 
+/// What the page of `watch` shows of a process while it runs, and the files of a program that hangs.
+void bind_live(py::module_& module) {
+  py::class_<GroupTraffic>(module, "GroupTraffic")
+      .def_readonly("ranks", &GroupTraffic::ranks)
+      .def_readonly("n_calls", &GroupTraffic::n_calls)
+      .def_readonly("bytes_sent", &GroupTraffic::bytes_sent)
+      .def_readonly("bytes_received", &GroupTraffic::bytes_received)
+      .def_readonly("seconds", &GroupTraffic::seconds);
+  py::class_<PresentWait>(module, "PresentWait")
+      .def_readonly("name", &PresentWait::name)
+      .def_readonly("op", &PresentWait::op)
+      .def_readonly("seconds", &PresentWait::seconds)
+      .def_readonly("ranks", &PresentWait::ranks);
+  py::class_<TrafficMeter>(module, "TrafficMeter")
+      .def(py::init([] { return TrafficMeter(); }))
+      .def("read", &TrafficMeter::read)
+      .def("waits", &TrafficMeter::waits);
+  start_flight_watch_if_asked();
+  module.def("dump_folder", [] { return dump_folder().string(); }, "The default folder of files.");
+  define(
+      module, "dump_flights",
+      [](const std::optional<std::string>& folder) {
+        return dump_flights(folder ? std::filesystem::path(*folder) : dump_folder(), "asked for");
+      },
+      py::arg("folder") = py::none(),
+      "Writes the last communications of each rank of this process to a file; returns the files' paths.");
+}
+
 }  // namespace
 
 void bind_events(py::module_& module) {
+  bind_live(module);
   py::class_<CommEvent>(module, "CommEvent",
                         "One communication as one rank saw it; bytes exclude what a rank sends to itself. Times are "
                         "nanoseconds since 1970."

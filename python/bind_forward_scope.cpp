@@ -2,8 +2,6 @@
 #include "runtime/api/forward_scope.h"
 #include "runtime/dispatch/plain_operand.h"
 
-#include <torch/csrc/Exceptions.h>
-
 #include <functional>
 #include <memory>
 #include <optional>
@@ -62,9 +60,9 @@ void bind_forward_scope(py::module_& module) {
   module.attr("MOST_ARGUMENTS") = kMostArguments;
   module.def("join_forward", &ForwardScope::join, py::arg("module"),
              "False if this thread is in no forward. Counts calls of the module that opened the forward.");
-  module.def(
-      "open_forward", torch::wrap_pybind_function(open_forward), py::arg("module"), py::arg("name"), py::arg("calls"),
-      py::arg("arguments"), py::arg("frame") = py::none(),
+  define_with_gil(
+      module, "open_forward", open_forward, py::arg("module"), py::arg("name"), py::arg("calls"), py::arg("arguments"),
+      py::arg("frame") = py::none(),
       "This thread is in the forward of a module, which was called with these plain arguments: each one's place, "
       "and the\n"
       "tensor, or the type and the text of a number. The ranks compare them, unless they know the signature or "

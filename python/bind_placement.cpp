@@ -1,11 +1,12 @@
-#include "python/bindings.h"
+#include "placements/split.h"
 #include "python/casters.h"
 #include "python/package.h"
 #include "text/check.h"
 
-#include "placements/split.h"
-
+#include <ATen/ops/constant_pad_nd.h>
 #include <fmt/ranges.h>
+
+#include <algorithm>
 
 namespace shardwise {
 namespace {
@@ -18,8 +19,6 @@ struct PyPartial : Placement {};
 struct PyEnumerableShard : Placement {};
 struct PyRaggedShard : Placement {};
 
-using Numbers = std::vector<int64_t>;
-
 template <class Kind>
 Kind as(Placement placement) {
   Kind result;
@@ -30,17 +29,15 @@ Kind as(Placement placement) {
 /// The constructor's arguments, with which a placement is pickled.
 struct Arguments {
   py::tuple replicate() const { return py::tuple(); }
-  py::tuple partial(Reduce reduce) const { return py::make_tuple(std::string(to_string(reduce))); }
+  py::tuple partial(Reduce reduce) const { return py::make_tuple(to_string(reduce)); }
   py::tuple shard(int64_t dim, c10::IntArrayRef sizes) const {
     if (sizes.empty()) return py::make_tuple(dim);
-    return py::make_tuple(dim, tuple_of(sizes));
+    return py::make_tuple(dim, sizes);
   }
   py::tuple block_shard(int64_t dim, int64_t block) const { return py::make_tuple(dim, block); }
   py::tuple strided_shard(int64_t dim, int64_t factor) const { return py::make_tuple(dim, factor); }
   py::tuple enumerable(c10::ArrayRef<ShardMetadata> pieces) const { return py::make_tuple(py::cast(pieces.vec())); }
-  py::tuple ragged(c10::IntArrayRef dims, c10::IntArrayRef units) const {
-    return py::make_tuple(tuple_of(dims), tuple_of(units));
-  }
+  py::tuple ragged(c10::IntArrayRef dims, c10::IntArrayRef units) const { return py::make_tuple(dims, units); }
 };
 
 /// The placement as an object of its class.
@@ -79,12 +76,54 @@ Py_hash_t hash_of(const Placement& placement) {
   return static_cast<Py_hash_t>(placement.hash());
 }
 
-/// (size, offset) of the part at `index` of torch.chunk's split of `length` elements in `n_parts`.
-std::pair<int64_t, int64_t> part_of_split(int64_t length, int64_t n_parts, int64_t index) {
+void check_part(int64_t index, int64_t n_parts) {
   SW_CHECK_INDEX(index >= 0 && index < n_parts, "[placements] part {} of {} does not exist. Use one in [0, {}).", index,
                  n_parts, n_parts);
+}
+
+/// (size, offset) of the part at `index` of torch.chunk's split of `length` elements in `n_parts`.
+std::pair<int64_t, int64_t> part_of_split(int64_t length, int64_t n_parts, int64_t index) {
+  check_part(index, n_parts);
   const Interval part = detail::split_at({.range = {0, length}}, Placement::shard(0), n_parts, index).range;
   return {part.length(), part.begin};
+}
+
+at::Tensor padded_at_end(const at::Tensor& tensor, int64_t dim, int64_t length) {
+  Dims padding(2 * (tensor.dim() - dim), 0);  // pairs, from the last dim on
+  padding.back() = length;
+  return length == 0 ? tensor : at::constant_pad_nd(tensor, padding);
+}
+
+/// The part of `tensor` for each of `n_parts` ranks, empty if there is none, and the padding of each. With padding all parts are as long as the longest.
+std::pair<std::vector<at::Tensor>, Numbers> split_tensor(const Placement& shard, const at::Tensor& tensor,
+                                                         int64_t n_parts, bool with_padding, bool contiguous) {
+  const int64_t n_dims = tensor.dim(), dim = shard.with_dim_from_zero(n_dims).dim();
+  SW_CHECK_INDEX(shard.fits_dims(n_dims), "[placements] {} splits a tensor of {} dims. Use a dim in [{}, {}).",
+                 to_string(shard), n_dims, -n_dims, n_dims);
+  SW_CHECK_VALUE(shard.sizes().empty() || static_cast<int64_t>(shard.sizes().size()) == n_parts,
+                 "[placements] {} has extents for {} ranks. Split in as many parts, not in {}.", to_string(shard),
+                 shard.sizes().size(), n_parts);
+  const Dims sizes = part_sizes(shard, tensor.size(dim), n_parts);
+  const int64_t longest = sizes.empty() ? 0 : *std::ranges::max_element(sizes);
+  std::pair<std::vector<at::Tensor>, Numbers> result;
+  int64_t begin = 0;
+  for (const int64_t size : sizes) {
+    at::Tensor part = tensor.narrow(dim, begin, size);
+    if (with_padding) {
+      part = padded_at_end(part, dim, longest - size);
+      result.second.push_back(longest - size);
+    }
+    result.first.push_back(contiguous ? part.contiguous() : part);
+    begin += size;
+  }
+  return result;
+}
+
+at::Tensor select_part(const Placement& shard, const at::Tensor& tensor, int64_t n_parts, int64_t index,
+                       bool with_padding, bool contiguous, bool clone) {
+  const std::vector<at::Tensor> parts = split_tensor(shard, tensor, n_parts, with_padding, contiguous && !clone).first;
+  check_part(index, n_parts);
+  return clone ? parts[index].clone() : parts[index];
 }
 
 void bind_shard_metadata(py::module_& module) {
@@ -97,22 +136,20 @@ void bind_shard_metadata(py::module_& module) {
 ShardMetadata(offsets=[2, 0], sizes=[3, 4], rank=1)
 >>> piece.offsets, piece.sizes, piece.rank
 ((2, 0), (3, 4), 1))")
-      .def(py::init([](const Numbers& offsets, const Numbers& sizes, int64_t rank) {
-             return ShardMetadata{Dims(offsets), Dims(sizes), rank};
+      .def(py::init([](Dims offsets, Dims sizes, int64_t rank) {
+             return ShardMetadata{std::move(offsets), std::move(sizes), rank};
            }),
            py::arg("offsets"), py::arg("sizes"), py::arg("rank"))
-      .def_property_readonly("offsets", [](const ShardMetadata& self) { return tuple_of(self.offsets); })
-      .def_property_readonly("sizes", [](const ShardMetadata& self) { return tuple_of(self.sizes); })
+      .def_property_readonly("offsets", [](const ShardMetadata& self) { return c10::IntArrayRef(self.offsets); })
+      .def_property_readonly("sizes", [](const ShardMetadata& self) { return c10::IntArrayRef(self.sizes); })
       .def_readonly("rank", &ShardMetadata::rank)
-      .def(
-          "__eq__", [](const ShardMetadata& self, const ShardMetadata& other) { return self == other; },
-          py::is_operator())
+      .def(py::self == py::self)
       .def("__hash__", [](const ShardMetadata& self) { return py::hash(py::str(to_string(self))); })
       .def("__repr__", [](const ShardMetadata& self) { return to_string(self); })
       .def("__reduce__", [](const py::object& self) {
         const auto& piece = self.cast<const ShardMetadata&>();
-        return py::make_tuple(py::type::of(self),
-                              py::make_tuple(tuple_of(piece.offsets), tuple_of(piece.sizes), piece.rank));
+        return py::make_tuple(py::type::of(self), py::make_tuple(c10::IntArrayRef(piece.offsets),
+                                                                 c10::IntArrayRef(piece.sizes), piece.rank));
       });
 }
 
@@ -175,8 +212,7 @@ void bind_placement(py::module_& module) {
           },
           py::arg("reduce_op") = py::none(),
           "Whether this is a Partial, and, if `reduce_op` is given, with that reduction.")
-      .def(
-          "__eq__", [](const Placement& self, const Placement& other) { return self == other; }, py::is_operator())
+      .def(py::self == py::self)
       .def("__eq__",
            [](const Placement& self, const py::object& other) -> py::object {
              const auto placement = maybe_from_torch(other);
@@ -205,13 +241,20 @@ tensor([0]))")
       .def_property_readonly("dim", &Placement::dim)
       .def_property_readonly(
           "sizes",
-          [](const Placement& self) -> py::object {
-            if (self.sizes().empty()) return py::none();
-            return tuple_of(self.sizes());
-          },
+          [](const Placement& self) { return self.sizes().empty() ? std::nullopt : std::optional(self.sizes()); },
           "The explicit extents, None for torch.chunk's split.")
       .def_static("local_shard_size_and_offset", &part_of_split, py::arg("curr_local_size"), py::arg("num_chunks"),
-                  py::arg("rank"), "(size, offset) of part `rank` of torch.chunk's split in `num_chunks`.");
+                  py::arg("rank"), "(size, offset) of part `rank` of torch.chunk's split in `num_chunks`.")
+      // For programs that send parts themselves.
+      .def("_split_tensor", torch::wrap_pybind_function(&split_tensor),
+           "(the part of `tensor` for each of `num_chunks` ranks, by how much each was padded): padded to the longest "
+           "unless told otherwise.",
+           py::arg("tensor"), py::arg("num_chunks"), py::kw_only(), py::arg("with_padding") = true,
+           py::arg("contiguous") = true)
+      .def("_select_split_tensor", torch::wrap_pybind_function(&select_part),
+           "The part of `tensor` for rank `index` of `num_chunks`.", py::arg("tensor"), py::arg("num_chunks"),
+           py::arg("index"), py::kw_only(), py::arg("with_padding") = true, py::arg("contiguous") = true,
+           py::arg("clone") = true);
 
   py::class_<PyBlockShard, PyShard>(
       module, "BlockShard",
@@ -251,11 +294,11 @@ tensor([3.]))");
              return as<PyPartial>(Placement::partial(reduce_from_string(reduce_op)));
            }),
            py::arg("reduce_op") = "sum")
-      .def_property_readonly("reduce_op", [](const Placement& self) { return std::string(to_string(self.reduce())); });
+      .def_property_readonly("reduce_op", [](const Placement& self) { return to_string(self.reduce()); });
   py::list all, linear;
   for (const Reduce reduce : {Reduce::kSum, Reduce::kAvg, Reduce::kMin, Reduce::kMax, Reduce::kProduct}) {
-    all.append(std::string(to_string(reduce)));
-    if (is_linear(reduce)) linear.append(std::string(to_string(reduce)));
+    all.append(to_string(reduce));
+    if (is_linear(reduce)) linear.append(to_string(reduce));
   }
   partial.attr("ALL_REDUCE_OPS") = py::tuple(all);
   partial.attr("LINEAR_REDUCE_OPS") = py::tuple(linear);
@@ -295,12 +338,8 @@ tensor([[0., 1., 2., 3., 4.]]))")
              return as<PyRaggedShard>(Placement::ragged(dims, local_units));
            }),
            py::arg("dims"), py::arg("local_units"))
-      .def_property_readonly("dims", [](const Placement& self) { return tuple_of(self.flattened_dims()); })
-      .def_property_readonly("local_units", [](const Placement& self) { return tuple_of(self.units()); });
-
-  for (const char* name :
-       {"Placement", "Shard", "BlockShard", "Replicate", "Partial", "EnumerableShard", "RaggedShard", "ShardMetadata"})
-    module.attr(name).attr("__module__") = "shardwise";
+      .def_property_readonly("dims", [](const Placement& self) { return py::tuple(py::cast(self.flattened_dims())); })
+      .def_property_readonly("local_units", &Placement::units);
 }
 
 }  // namespace shardwise

@@ -1,51 +1,21 @@
-#include "plans/traffic.h"
-#include "python/bindings.h"
 #include "python/casters.h"
-#include "python/plan_of.h"
+#include "python/py_plan.h"
 #include "runtime/redistribute/execute.h"
 #include "text/check.h"
 
 #include <ATen/ops/tensor.h>
 #include <c10/core/DefaultDtype.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/Exceptions.h>
 
 #include <chrono>
-#include <mutex>
 #include <numeric>
 
 namespace shardwise {
 namespace {
 
-using Numbers = std::vector<int64_t>;
-
 /// A plain tensor arrives as at::Tensor too, and spec_of() refuses it.
 using Place = std::variant<at::Tensor, Layout>;
 using Destination = std::variant<at::Tensor, Layout, UserPlacements>;
-
-/// A plan and its cached summary. Shared by Python threads.
-class PyPlan {
- public:
-  PyPlan(Plan plan, MeshNames names, double planning_us)
-      : plan_(std::move(plan)), names_(std::move(names)), planning_us_(planning_us) {}
-
-  const Plan& plan() const { return plan_; }
-  const MeshNames& names() const { return names_; }
-  double planning_us() const { return planning_us_; }
-  /// Over all ranks; computed at first use.
-  const Summary& summary() const {
-    const std::scoped_lock lock(mutex_);
-    if (!summary_) summary_ = summarize(plan_);
-    return *summary_;
-  }
-
- private:
-  Plan plan_;
-  MeshNames names_;
-  double planning_us_;
-  mutable std::mutex mutex_;
-  mutable std::optional<Summary> summary_;
-};
 
 bool is_extents(const py::object& mesh) {
   if (!py::isinstance<py::tuple>(mesh)) return false;
@@ -54,9 +24,9 @@ bool is_extents(const py::object& mesh) {
   return true;
 }
 
-/// The grid of a mesh, or a new one from extents or nested ranks.
 constexpr int64_t kMaxRanks = int64_t{1} << 24;
 
+/// The grid of a mesh, or a new one from extents or nested ranks.
 std::shared_ptr<const RankGrid> grid_of(const py::object& mesh) {
   if (py::isinstance<DeviceMesh>(mesh) || py::hasattr(mesh, "mesh_dim_names")) return to_mesh(mesh)->grid_ptr();
   auto grid = std::make_shared<RankGrid>();
@@ -76,24 +46,15 @@ std::shared_ptr<const RankGrid> grid_of(const py::object& mesh) {
     grid->ranks.resize(n_ranks);
     std::iota(grid->ranks.begin(), grid->ranks.end(), 0);
   } else {
-    const auto ranks = py::module_::import("torch").attr("as_tensor")(mesh).cast<at::Tensor>();
+    const py::object ranks = py::module_::import("torch").attr("as_tensor")(mesh);
     SW_CHECK_TYPE(
-        at::isIntegralType(ranks.scalar_type(), false),
+        at::isIntegralType(ranks.cast<at::Tensor>().scalar_type(), false),
         "[layout] the mesh {} holds no ranks. Give a DeviceMesh, a tuple of extents or nested lists of ranks.",
         py::repr(mesh).cast<std::string>());
-    const at::Tensor flat = ranks.to(at::kCPU, at::kLong).contiguous();
-    grid->shape = Dims(ranks.sizes());
-    grid->ranks.assign(flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel());
+    *grid = to_grid(ranks);
   }
   check(*grid);
   return grid;
-}
-
-std::vector<std::pair<Numbers, Numbers>> boxes_of_rank(const Layout& layout, int64_t rank) {
-  std::vector<std::pair<Numbers, Numbers>> result;
-  for (const Box& box : layout.boxes(rank))
-    result.emplace_back(Numbers(box.offsets.begin(), box.offsets.end()), Numbers(box.sizes.begin(), box.sizes.end()));
-  return result;
 }
 
 /// The layout on the grid, with mesh dims in the order of the splits.
@@ -157,15 +118,6 @@ std::shared_ptr<PyPlan> plan_redistribution(const Place& src, const Destination&
                                   planning.count());
 }
 
-std::string text_of(const PyPlan& self) {
-  return fmt::format("{} | planned in {:.1f} us", to_string(self.summary()), self.planning_us());
-}
-
-std::string text_of(const RankTraffic& self) {
-  return fmt::format("RankTraffic(sent={}, received={}, bound={}, buffer_bytes={}, n_messages={}, seconds={:.3g})",
-                     self.sent, self.received, self.bound, self.buffer_bytes, self.n_messages, self.seconds);
-}
-
 constexpr const char* kLayout =
     R"(Which rank holds which boxes of a tensor of `shape`. It is computed without processes or communication.
 
@@ -210,19 +162,18 @@ void bind_layout(py::module_& module) {
              return layout_of(shape, grid_of(mesh), placements);
            }),
            py::arg("shape"), py::arg("mesh"), py::arg("placements"))
-      .def_property_readonly("shape", [](const Layout& self) { return tuple_of(self.sizes()); })
-      .def_property_readonly("mesh_shape", [](const Layout& self) { return tuple_of(self.grid().shape); })
+      .def_property_readonly("shape", &Layout::sizes)
+      .def_property_readonly("mesh_shape", [](const Layout& self) { return c10::IntArrayRef(self.grid().shape); })
       .def_property_readonly(
           "ranks", [](const Layout& self) { return self.grid().ranks; }, "The ranks of the mesh, in row-major order.")
       .def_property_readonly("placements", [](const Layout& self) { return self.placements().vec(); })
-      .def("boxes", torch::wrap_pybind_function(&boxes_of_rank), py::arg("rank"),
+      .def("boxes", torch::wrap_pybind_function(&Layout::boxes), py::arg("rank"),
            "(offsets, sizes) of the pieces of global `rank`; none outside the mesh.")
       .def(
-          "local_sizes", [](const Layout& self, int64_t rank) { return tuple_of(self.local_sizes(rank)); },
+          "local_sizes", [](const Layout& self, int64_t rank) { return py::tuple(py::cast(self.local_sizes(rank))); },
           py::arg("rank"),
           "The sizes of the local tensor of global `rank`. Raises ValueError if its pieces form no local tensor.")
-      .def(
-          "__eq__", [](const Layout& self, const Layout& other) { return self == other; }, py::is_operator())
+      .def(py::self == py::self)
       .def("__hash__", &Layout::hash)
       .def("__str__", [](const Layout& self) { return to_string(self); })
       .def("__repr__", [](const Layout& self) { return fmt::format("Layout({})", to_string(self)); });
@@ -240,7 +191,11 @@ void bind_traffic(py::module_& module) {
       .def_readonly("buffer_bytes", &RankTraffic::buffer_bytes, "The most bytes in message buffers at once.")
       .def_readonly("n_messages", &RankTraffic::n_messages, "Received.")
       .def_readonly("seconds", &RankTraffic::seconds, "By the links of the plan.")
-      .def("__repr__", py::overload_cast<const RankTraffic&>(&text_of));
+      .def("__repr__", [](const RankTraffic& self) {
+        return fmt::format(
+            "RankTraffic(sent={}, received={}, bound={}, buffer_bytes={}, n_messages={}, seconds={:.3g})", self.sent,
+            self.received, self.bound, self.buffer_bytes, self.n_messages, self.seconds);
+      });
   py::class_<Summary>(module, "PlanSummary", "A plan's cost over all ranks, or over the sampled ones, scaled up.")
       .def_readonly("route", &Summary::route)
       .def_readonly("n_rounds", &Summary::n_rounds, "Steps that send something, times the rounds of each.")
@@ -257,14 +212,8 @@ void bind_traffic(py::module_& module) {
 /// A property that needs the summary, which is computed without the GIL.
 template <class Member>
 auto of_summary(Member member) {
-  return py::cpp_function([member](const PyPlan& self) {
-    const Summary* summary = nullptr;
-    {
-      const py::gil_scoped_release no_gil;
-      summary = &self.summary();
-    }
-    return std::invoke(member, *summary);
-  });
+  return torch::wrap_pybind_function_no_gil(
+      [member](const PyPlan& self) { return std::invoke(member, self.summary()); });
 }
 
 void bind_plan_class(py::module_& module) {
@@ -276,7 +225,6 @@ void bind_plan_class(py::module_& module) {
       .def_property_readonly(
           "steps",
           [](const PyPlan& self) {
-            const py::gil_scoped_release no_gil;
             std::vector<std::string> names;
             for (const Step& step : self.plan().steps) names.push_back(name_of(step));
             return names;
@@ -303,7 +251,9 @@ void bind_plan_class(py::module_& module) {
              return n_samples > 0 ? summarize(self.plan(), n_samples) : self.summary();
            }),
            py::arg("n_samples") = 0, "Figures over all ranks, or over `n_samples` evenly spaced ranks, scaled up.")
-      .def("__str__", wrap_pybind_function_no_gil(py::overload_cast<const PyPlan&>(&text_of)))
+      .def("__str__", wrap_pybind_function_no_gil([](const PyPlan& self) {
+             return fmt::format("{} | planned in {:.1f} us", to_string(self.summary()), self.planning_us());
+           }))
       .def("__repr__", [](const PyPlan& self) {
         return fmt::format("Plan({} -> {})", to_string(self.plan().source), to_string(self.plan().destination));
       });
@@ -330,23 +280,13 @@ PlanOptions plan_options(const char* op, const std::string& objective, const May
   return options;
 }
 
-const Plan& plan_of(py::handle object) {
-  TORCH_INTERNAL_ASSERT(py::isinstance<PyPlan>(object));
-  return object.cast<const PyPlan&>().plan();
-}
-
-const MeshNames& mesh_names_of(py::handle object) {
-  TORCH_INTERNAL_ASSERT(py::isinstance<PyPlan>(object));
-  return object.cast<const PyPlan&>().names();
-}
-
 void bind_plan(py::module_& module) {
   bind_layout(module);
   bind_traffic(module);
   bind_plan_class(module);
-  module.def("plan_redistribution", torch::wrap_pybind_function_no_gil(&plan_redistribution), kPlanRedistribution,
-             py::arg("src"), py::arg("dst"), py::kw_only(), py::arg("dtype") = py::none(),
-             py::arg("objective") = "bytes", py::arg("links") = py::none(), py::arg("memory_cap") = 0);
+  define(module, "plan_redistribution", &plan_redistribution, kPlanRedistribution, py::arg("src"), py::arg("dst"),
+         py::kw_only(), py::arg("dtype") = py::none(), py::arg("objective") = "bytes", py::arg("links") = py::none(),
+         py::arg("memory_cap") = 0);
 
   py::class_<MoveCounters>(module, "RedistributionCounters",
                            "Counts of this thread's caches of plans and message buffers, which redistributions reuse.")
@@ -362,16 +302,14 @@ void bind_plan(py::module_& module) {
             "buffer_bytes={})",
             self.plan_hits, self.plan_misses, self.n_plans, self.buffer_hits, self.buffer_misses, self.buffer_bytes);
       });
-  module.def("redistribution_counters", torch::wrap_pybind_function(&move_counters),
-             "The counters of this thread's caches of plans and message buffers.\n\n"
-             ">>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])\n"
-             ">>> y = x.redistribute(placements=[sw.Shard(1)])\n"
-             ">>> before = sw.redistribution_counters().plan_hits\n"
-             ">>> y = x.redistribute(placements=[sw.Shard(1)])\n"
-             ">>> sw.redistribution_counters().plan_hits - before\n"
-             "1");
-  for (const char* name : {"Layout", "Plan", "PlanSummary", "RankTraffic", "RedistributionCounters"})
-    module.attr(name).attr("__module__") = "shardwise";
+  define_with_gil(module, "redistribution_counters", &move_counters,
+                  "The counters of this thread's caches of plans and message buffers.\n\n"
+                  ">>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])\n"
+                  ">>> y = x.redistribute(placements=[sw.Shard(1)])\n"
+                  ">>> before = sw.redistribution_counters().plan_hits\n"
+                  ">>> y = x.redistribute(placements=[sw.Shard(1)])\n"
+                  ">>> sw.redistribution_counters().plan_hits - before\n"
+                  "1");
 }
 
 }  // namespace shardwise

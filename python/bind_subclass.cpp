@@ -6,7 +6,6 @@
 #include "runtime/comm/error_text.h"
 #include "runtime/tensor/dtensor_impl.h"
 
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 namespace shardwise {
@@ -115,8 +114,8 @@ bool object_says_places(const at::Tensor& object) {
 void bind_subclass(py::module_& module) {
   set_subclass_answers({&is_of_tracer, &holds_traced, &class_of_object, &name_python_error, &taken_python_error,
                         &flattened_object, &unflattened_object, &have_same_recipe_context, &object_says_places});
-  module.def("subclass_in", torch::wrap_pybind_function(&subclass_in), py::arg("tensor"));
-  module.def("inner_tensors", torch::wrap_pybind_function_no_gil(&inner_tensors), py::arg("tensor"));
+  define_with_gil(module, "subclass_in", &subclass_in, py::arg("tensor"));
+  define(module, "inner_tensors", &inner_tensors, py::arg("tensor"));
 }
 
 }  // namespace shardwise

@@ -1,10 +1,8 @@
 // The Python class of distributed tensors: how new tensors get it, and its two methods that take a fast path.
-#include "python/bindings.h"
 #include "python/casters.h"
 #include "runtime/api/from_local.h"
 #include "runtime/api/to_local.h"
 
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <cstring>

@@ -1,5 +1,5 @@
 // Functions by which python/shardwise/_tracing.py takes distributed tensors apart and puts them together, for torch's tracers.
-#include "python/bindings.h"
+#include "python/casters.h"
 #include "runtime/api/gradients.h"
 #include "runtime/api/local_form.h"
 #include "runtime/comm/tracing.h"
@@ -12,12 +12,6 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
-#include <pybind11/complex.h>
-#include <torch/csrc/Exceptions.h>
-
-#include <complex>
-#include <type_traits>
-#include <variant>
 
 namespace shardwise {
 namespace {
@@ -82,8 +76,8 @@ at::Tensor as_gradient(const at::Tensor& tensor) {
 /// The layout of `tensor`. In graphs parameters are taken apart before operators see them, so the gradient layout of a leaf, which operators
 /// otherwise set, is set here.
 TensorLayout tensor_layout_of(const at::Tensor& tensor) {
-  const SpecPtr& spec = spec_of(tensor);
-  DTensorImpl& impl = *maybe_dtensor(tensor);
+  DTensorImpl& impl = impl_of(tensor);
+  const SpecPtr& spec = impl.spec();
   if (is_traced(impl))
     return {spec, impl.local_form(), path_of(impl), impl.has_symbolic_sizes_strides() ? 0 : impl.storage_offset()};
   if (wants_gradient_layout(impl)) lay_out_gradient(impl);
@@ -91,15 +85,11 @@ TensorLayout tensor_layout_of(const at::Tensor& tensor) {
 }
 
 /// The piece itself, not an alias, because tracers identify tensors by object.
-at::Tensor piece_at(const at::Tensor& tensor, size_t i) {
-  spec_of(tensor);  // throws for other tensors
-  return maybe_dtensor(tensor)->local_tensors().at(i);
-}
+at::Tensor piece_at(const at::Tensor& tensor, size_t i) { return impl_of(tensor).local_tensors().at(i); }
 
 /// Call this after a graph wrote to the pieces of `tensor`. Collective over the source's mesh for a copied view.
 void note_graph_write(const at::Tensor& tensor) {
-  spec_of(tensor);  // throws for other tensors
-  const DTensorImpl& impl = *maybe_dtensor(tensor);
+  const DTensorImpl& impl = impl_of(tensor);
   {
     const MemoryWrite write = impl.begin_write();
   }
@@ -107,31 +97,21 @@ void note_graph_write(const at::Tensor& tensor) {
 }
 
 /// `number` as a tensor that does not determine the dtype of an operator's result.
-at::Tensor wrapped_number(const std::variant<bool, int64_t, double, std::complex<double>>& number) {
+at::Tensor wrapped_number(const Number& number) {
   const OutsideTracers outside;
-  at::Tensor tensor = std::visit(
-      [](const auto& value) {
-        if constexpr (std::is_same_v<std::decay_t<decltype(value)>, std::complex<double>>)
-          return c10::scalar_to_tensor(c10::complex<double>(value));
-        else
-          return c10::scalar_to_tensor(value);
-      },
-      number);
+  at::Tensor tensor = c10::scalar_to_tensor(scalar_of(number));
   tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
   return tensor;
 }
 
-using PieceMeta = std::tuple<std::vector<int64_t>, std::vector<int64_t>, at::ScalarType, c10::Device>;
+using PieceMeta = std::tuple<Dims, Dims, at::ScalarType, c10::Device>;
 
 /// (sizes, strides, dtype, device) of the result of the move with this text.
 std::vector<PieceMeta> pieces_of_move(const std::string& what) {
   const Spec& spec = *traced_move_of(what).destination;
   std::vector<PieceMeta> result;
-  for (const Box& box : spec.boxes()) {
-    const Dims strides = dense_strides(box.sizes, spec.strides());
-    result.emplace_back(std::vector<int64_t>(box.sizes.begin(), box.sizes.end()),
-                        std::vector<int64_t>(strides.begin(), strides.end()), spec.dtype(), spec.mesh()->device());
-  }
+  for (const Box& box : spec.boxes())
+    result.emplace_back(box.sizes, dense_strides(box.sizes, spec.strides()), spec.dtype(), spec.mesh()->device());
   return result;
 }
 
@@ -152,25 +132,22 @@ void bind_traced(py::module_& module) {
            py::arg("pieces"), py::arg("is_traced") = false)
       .def("take", wrap_pybind_function(&TensorLayout::take),
            "The values of a DTensor in this layout. Collective if the layout differs.", py::arg("tensor"))
-      .def("__eq__", [](const TensorLayout& self, const TensorLayout& other) { return self == other; })
+      .def(py::self == py::self)
       .def("__deepcopy__", [](const TensorLayout& self, const py::object&) { return self; })  // it is immutable
       .def("__hash__", [](const TensorLayout& self) { return std::hash<void*>()(self.spec.get()); })
       .def("__repr__", [](const TensorLayout& self) { return to_string(*self.spec); });
-  module.def("as_gradient", wrap_pybind_function(&as_gradient), "A DTensor in the layout of its gradient.",
-             py::arg("tensor"));
-  module.def("layout_of", wrap_pybind_function(&tensor_layout_of), "Everything of a DTensor but its values.",
-             py::arg("tensor"));
-  module.def("piece_at", wrap_pybind_function(&piece_at), "This rank's i-th piece itself.", py::arg("tensor"),
-             py::arg("i"));
-  module.def("note_graph_write", torch::wrap_pybind_function_no_gil(&note_graph_write),
-             "Counts a write of a graph to the pieces of a DTensor.", py::arg("tensor"));
-  module.def("view_again", torch::wrap_pybind_function_no_gil(&view_again),
-             "The view of `base` that a compiled program returned as `view`.", py::arg("base"), py::arg("view"));
-  module.def("wrapped_number", wrap_pybind_function(&wrapped_number), "A number as an operand next to tensors.",
-             py::arg("number"));
-  module.def("pieces_of_move", wrap_pybind_function(&pieces_of_move),
-             "(sizes, strides, dtype, device) of the pieces that shardwise::move gives for this text.",
-             py::arg("what"));
+  define_with_gil(module, "as_gradient", &as_gradient, "A DTensor in the layout of its gradient.", py::arg("tensor"));
+  define_with_gil(module, "layout_of", &tensor_layout_of, "Everything of a DTensor but its values.", py::arg("tensor"));
+  define_with_gil(module, "piece_at", &piece_at, "This rank's i-th piece itself.", py::arg("tensor"), py::arg("i"));
+  define(module, "note_graph_write", &note_graph_write, "Counts a write of a graph to the pieces of a DTensor.",
+         py::arg("tensor"));
+  define(module, "view_again", &view_again, "The view of `base` that a compiled program returned as `view`.",
+         py::arg("base"), py::arg("view"));
+  define_with_gil(module, "wrapped_number", &wrapped_number, "A number as an operand next to tensors.",
+                  py::arg("number"));
+  define_with_gil(module, "pieces_of_move", &pieces_of_move,
+                  "(sizes, strides, dtype, device) of the pieces that shardwise::move gives for this text.",
+                  py::arg("what"));
 }
 
 }  // namespace shardwise

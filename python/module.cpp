@@ -2,8 +2,6 @@
 #include "python/bindings.h"
 #include "runtime/tensor/device_mesh.h"
 
-#include <torch/csrc/Exceptions.h>
-
 #define SHARDWISE_BINDING(name)          \
   namespace shardwise {                  \
   void bind_##name(py::module_& module); \
@@ -38,4 +36,7 @@ PYBIND11_MODULE(_C, module) {
 #define SHARDWISE_BINDING(name) shardwise::bind_##name(module);
 #include <binding_list.inc>
 #undef SHARDWISE_BINDING
+  for (const auto& [name, bound] :
+       module.attr("__dict__").cast<py::dict>())  // users import the classes from the package
+    if (py::isinstance<py::type>(bound)) bound.attr("__module__") = "shardwise";
 }

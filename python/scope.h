@@ -3,7 +3,7 @@
 //   bind_scope<CommPolicyScope, CommPolicy>(module, "communication_policy", "In a `with` block, ...").def(py::init(...));
 #pragma once
 
-#include <torch/csrc/utils/pybind.h>
+#include "python/bindings.h"
 
 #include <map>
 #include <memory>
@@ -20,15 +20,19 @@ class PyScope {
  public:
   explicit PyScope(Options... options) : options_(std::move(options)...) {}
   void enter() {
-    auto& open = open_[std::this_thread::get_id()];  // the GIL is held
-    std::apply([&](const auto&... options) { open.push_back(std::make_unique<Scope>(options...)); }, options_);
+    auto scope = std::apply([](const auto&... options) { return std::make_unique<Scope>(options...); }, options_);
+    open_[std::this_thread::get_id()].push_back(std::move(scope));  // the GIL is held
   }
-  void exit() {
+  /// `has_failed`: an exception ends the block. Otherwise a Scope with a finish() does that.
+  void exit(bool has_failed) {
     const auto open = open_.find(std::this_thread::get_id());
     TORCH_CHECK_VALUE(open != open_.end(),
                       "[shardwise] __exit__ without __enter__ on this thread. Use the scope in a `with` block.");
+    const std::unique_ptr<Scope> scope = std::move(open->second.back());
     open->second.pop_back();
     if (open->second.empty()) open_.erase(open);
+    if constexpr (requires { scope->finish(); })
+      if (!has_failed) scope->finish();
   }
 
  private:
@@ -41,8 +45,10 @@ template <class Scope, class... Options>
 py::class_<PyScope<Scope, Options...>> bind_scope(py::module_& module, const char* name, const char* doc) {
   using Type = PyScope<Scope, Options...>;
   py::class_<Type> type(module, name, doc);
-  type.def("__enter__", &Type::enter).def("__exit__", [](Type& self, const py::args&) { self.exit(); });
-  type.attr("__module__") = "shardwise";
+  type.def("__enter__", torch::wrap_pybind_function(&Type::enter))
+      .def("__exit__", torch::wrap_pybind_function([](Type& self, const py::args& error) {
+             self.exit(!error.empty() && !error[0].is_none());
+           }));
   return type;
 }
 

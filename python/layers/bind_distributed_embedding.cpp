@@ -1,4 +1,3 @@
-#include "python/bindings.h"
 #include "python/casters.h"
 #include "runtime/tensor/mapped_memory.h"
 #include "wrappers/distributed_embedding/distributed_embedding.h"
@@ -108,21 +107,18 @@ void bind_distributed_embedding(py::module_& module) {
       .def(
           "gathered_rows",
           [](const Layer& self, size_t table, int64_t begin, int64_t end, std::optional<int64_t> root) {
-            const py::gil_scoped_release no_gil;
-            const at::Tensor rows = self.gathered_rows(table, {begin, end}, root);
-            return rows.defined() ? std::optional(rows) : std::nullopt;
+            return self.gathered_rows(table, {begin, end}, root);  // None on ranks that get none
           },
-          py::arg("table"), py::arg("begin"), py::arg("end"), py::arg("root"),
+          no_gil, py::arg("table"), py::arg("begin"), py::arg("end"), py::arg("root"),
           "Rows of a whole table on the rank `root` of the mesh, or on all. Collective: one exchange.")
       .def("traffic", &traffic, "Per table (ids, rows, bytes) of the last lookup: see shardwise.TableTraffic.")
       .def("buffer_bytes", &Layer::buffer_bytes, "Memory of buffers for rows in messages, kept for the next step.")
       .def(
           "raise_together",
           [](const Layer& self, const std::optional<PyError>& error) {
-            const py::gil_scoped_release no_gil;
             agree(*self.lanes().mesh->group(), "DistributedEmbedding", Facts(), to_error(error));
           },
-          py::arg("error"), "Raises, on all ranks, the error of the first rank that has one. Collective.")
+          no_gil, py::arg("error"), "Raises, on all ranks, the error of the first rank that has one. Collective.")
       .def("start", &start, py::arg("inputs"), py::arg("tables"), py::arg("error") = py::none(),
            "Sends ids to their rows' owners: (ids, offsets, lengths, weights) per feature. Collective.");
   py::class_<Layer::Lookup, std::shared_ptr<Layer::Lookup>>(layer, "Lookup",

@@ -1,11 +1,9 @@
-#include "python/bindings.h"
 #include "python/casters.h"
 #include "wrappers/embedding_plan/embedding_plan.h"
 #include "wrappers/embedding_plan/plan_json.h"
 #include "wrappers/embedding_plan/plan_text.h"
 
 #include <fmt/format.h>
-#include <torch/csrc/Exceptions.h>
 
 namespace shardwise {
 namespace {
@@ -108,12 +106,11 @@ void bind_table_config(py::module_& module) {
       .def_readonly("n_rows", &TableConfig::n_rows)
       .def_readonly("n_columns", &TableConfig::n_columns)
       .def_readonly("dtype", &TableConfig::dtype, "torch's name of the dtype, without \"torch.\".")
-      .def_property_readonly("combiner", [](const TableConfig& self) { return std::string(to_string(self.combiner)); })
+      .def_property_readonly("combiner", [](const TableConfig& self) { return to_string(self.combiner); })
       .def_readonly("ids_per_sample", &TableConfig::ids_per_sample)
       .def_readonly("skew", &TableConfig::skew)
       .def_property_readonly("n_elements", &TableConfig::n_elements)
-      .def(
-          "__eq__", [](const TableConfig& self, const TableConfig& other) { return self == other; }, py::is_operator())
+      .def(py::self == py::self)
       .def("__repr__", [](const TableConfig& self) {
         return fmt::format("TableConfig(\"{}\", {}, {}, dtype=\"{}\", combiner=\"{}\", ids_per_sample={}, skew={})",
                            self.name, self.n_rows, self.n_columns, self.dtype, to_string(self.combiner),
@@ -138,7 +135,7 @@ void bind_slices(py::module_& module) {
       });
   py::class_<TablePlan>(module, "TablePlan", "What becomes of one table.")
       .def_property_readonly(
-          "treatment", [](const TablePlan& self) { return std::string(to_string(self.treatment)); },
+          "treatment", [](const TablePlan& self) { return to_string(self.treatment); },
           "\"replicated\", \"table-parallel\" or \"row-parallel\".")
       .def_property_readonly(
           "slices",
@@ -149,8 +146,7 @@ void bind_slices(py::module_& module) {
       .def_readonly("is_replicated", &EmbeddingGroup::is_replicated)
       .def_readonly("n_columns", &EmbeddingGroup::n_columns)
       .def_readonly("dtype", &EmbeddingGroup::dtype)
-      .def_property_readonly("combiner",
-                             [](const EmbeddingGroup& self) { return std::string(to_string(self.combiner)); })
+      .def_property_readonly("combiner", [](const EmbeddingGroup& self) { return to_string(self.combiner); })
       .def_readonly("n_rows", &EmbeddingGroup::n_rows, "Of all its slices.");
   py::class_<RankLoad>(module, "RankLoad", "The load of one rank in a step.")
       .def_readonly("weight_bytes", &RankLoad::weight_bytes)
@@ -171,8 +167,7 @@ void bind_plan_value(py::module_& module) {
   py::class_<EmbeddingPlan>(module, "EmbeddingPlan", kEmbeddingPlan)
       .def_readonly("tables", &EmbeddingPlan::tables)
       .def_readonly("n_ranks", &EmbeddingPlan::n_ranks)
-      .def_property_readonly("strategy",
-                             [](const EmbeddingPlan& self) { return std::string(to_string(self.options.strategy)); })
+      .def_property_readonly("strategy", [](const EmbeddingPlan& self) { return to_string(self.options.strategy); })
       .def_readonly("table_plans", &EmbeddingPlan::table_plans, "One per table.")
       .def("groups", wrap_pybind_function_no_gil([](const EmbeddingPlan& self, int64_t rank) {
              self.check_rank(rank);
@@ -192,9 +187,7 @@ void bind_plan_value(py::module_& module) {
       .def_property_readonly("seconds", &EmbeddingPlan::seconds, "Seconds of a step on the most loaded rank.")
       .def_readonly("bound_seconds", &EmbeddingPlan::bound_seconds,
                     "A lower bound of the most loaded rank's seconds, over all plans within the options.")
-      .def(
-          "__eq__", [](const EmbeddingPlan& self, const EmbeddingPlan& other) { return self == other; },
-          py::is_operator())
+      .def(py::self == py::self)
       .def("picture", wrap_pybind_function_no_gil(&picture),
            "A picture in characters: tables as rows, ranks as columns.")
       .def("to_json", wrap_pybind_function_no_gil(py::overload_cast<const EmbeddingPlan&>(&to_json)),
@@ -220,18 +213,16 @@ void bind_embedding_plan(py::module_& module) {
   bind_table_config(module);
   bind_slices(module);
   bind_plan_value(module);
-  module.def("plan_embeddings", torch::wrap_pybind_function_no_gil(&plan_tables), kPlanEmbeddings, py::arg("tables"),
-             py::arg("n_ranks"), py::kw_only(), py::arg("strategy") = "memory_optimized",
-             py::arg("column_slice_threshold") = py::none(), py::arg("row_slice_threshold") = py::none(),
-             py::arg("data_parallel_threshold") = py::none(), py::arg("memory_per_rank") = py::none(),
-             py::arg("batch_per_rank") = 1024, py::arg("state_bytes_per_element") = 0,
-             py::arg("state_bytes_per_row") = 0, py::arg("mesh_shape") = std::vector<int64_t>{},
-             py::arg("links") = py::none(), py::arg("machine") = py::none());
-  module.def("tables_from_json",
-             torch::wrap_pybind_function_no_gil([](const std::string& text) { return tables_from_json(text); }),
-             py::arg("text"), "The tables of a list, or of an object with one as \"tables\", in JSON.");
-  for (const char* name : {"TableConfig", "TableSlice", "TablePlan", "EmbeddingGroup", "RankLoad", "EmbeddingPlan"})
-    module.attr(name).attr("__module__") = "shardwise";
+  define(module, "plan_embeddings", &plan_tables, kPlanEmbeddings, py::arg("tables"), py::arg("n_ranks"), py::kw_only(),
+         py::arg("strategy") = "memory_optimized", py::arg("column_slice_threshold") = py::none(),
+         py::arg("row_slice_threshold") = py::none(), py::arg("data_parallel_threshold") = py::none(),
+         py::arg("memory_per_rank") = py::none(), py::arg("batch_per_rank") = 1024,
+         py::arg("state_bytes_per_element") = 0, py::arg("state_bytes_per_row") = 0,
+         py::arg("mesh_shape") = std::vector<int64_t>{}, py::arg("links") = py::none(),
+         py::arg("machine") = py::none());
+  define(
+      module, "tables_from_json", [](const std::string& text) { return tables_from_json(text); }, py::arg("text"),
+      "The tables of a list, or of an object with one as \"tables\", in JSON.");
 }
 
 }  // namespace shardwise

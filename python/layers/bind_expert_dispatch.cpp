@@ -1,8 +1,6 @@
 #include "python/bindings.h"
 #include "wrappers/expert_dispatch.h"
 
-#include <torch/csrc/Exceptions.h>
-
 namespace shardwise {
 namespace {
 
@@ -55,22 +53,18 @@ by how many rows the experts of each rank have. `num_tokens_per_expert` and thei
 >>> routed.rows.placements, routed.num_tokens_per_expert.to_local()
 ((Shard(0, sizes=[2, 2, 0, 0]),), tensor([1, 1, 1, 1, 0, 0])))";
 
-at::Tensor weights_of(const RoutedTokens& routed) { return routed.weights; }
-
 }  // namespace
 
 void bind_expert_dispatch(py::module_& module) {
-  using torch::wrap_pybind_function_no_gil;
   py::class_<RoutedTokens>(module, "RoutedTokens", kRouted)
       .def_readonly("rows", &RoutedTokens::rows)
-      .def_property_readonly("weights", &weights_of)
+      .def_readonly("weights", &RoutedTokens::weights)
       .def_readonly("expert_ids", &RoutedTokens::expert_ids)
       .def_readonly("num_tokens_per_expert", &RoutedTokens::num_tokens_per_expert)
       .def_readonly("offs", &RoutedTokens::offs);
-  module.def("dispatch_tokens", wrap_pybind_function_no_gil(&dispatch_tokens), kDispatch, py::arg("tokens"),
-             py::arg("expert_ids"), py::arg("weights") = py::none(), py::kw_only(), py::arg("experts"));
-  module.def("combine_tokens", wrap_pybind_function_no_gil(&combine_tokens), kCombine, py::arg("rows"),
-             py::arg("routed"));
+  define(module, "dispatch_tokens", &dispatch_tokens, kDispatch, py::arg("tokens"), py::arg("expert_ids"),
+         py::arg("weights") = py::none(), py::kw_only(), py::arg("experts"));
+  define(module, "combine_tokens", &combine_tokens, kCombine, py::arg("rows"), py::arg("routed"));
 }
 
 }  // namespace shardwise

@@ -1,9 +1,6 @@
-#include "python/bindings.h"
 #include "python/casters.h"
 #include "wrappers/id_transform/exact_mapping.h"
 #include "wrappers/id_transform/modulo_hash.h"
-
-#include <torch/csrc/Exceptions.h>
 
 namespace shardwise {
 namespace {
@@ -61,8 +58,8 @@ void bind_id_transform(py::module_& module) {
             self.reset_rows(tensor, to_fill(init, scale, seed));
           },
           NoGil(), py::arg("tensor"), py::arg("init"), py::arg("scale"), py::arg("seed"), "Fills the rows given away.");
-  module.def("modulo_hash", torch::wrap_pybind_function_no_gil(&modulo_hash), py::arg("ids"), py::arg("n_rows"),
-             py::arg("seed") = 0, "Rows by the ids' hashes.");
+  define(module, "modulo_hash", &modulo_hash, py::arg("ids"), py::arg("n_rows"), py::arg("seed") = 0,
+         "Rows by the ids' hashes.");
 }
 
 }  // namespace shardwise

@@ -1,9 +1,7 @@
 #include "ops/embedding/lookup_options.h"
-#include "python/bindings.h"
 #include "python/casters.h"
 #include "python/scope.h"
 
-#include <memory>
 #include <string>
 
 namespace shardwise {
@@ -30,7 +28,7 @@ may then wait for each other forever. Raises ValueError for another name.
 ...     F.embedding(ids, table).placements
 (Shard(0),))")
       .def(py::init([](const std::string& exchange, bool check_ids, const MaybeLinks& links) {
-             return std::make_unique<Scope>(LookupOptions{to_lookup_exchange(exchange), check_ids, to_links(links)});
+             return Scope(LookupOptions{to_lookup_exchange(exchange), check_ids, to_links(links)});
            }),
            py::arg("exchange") = "auto", py::kw_only(), py::arg("check_ids") = true, py::arg("links") = py::none());
 }

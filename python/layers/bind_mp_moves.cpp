@@ -1,14 +1,8 @@
-#include "python/bindings.h"
 #include "python/casters.h"
-#include "python/mesh_args.h"
 #include "wrappers/mp_moves.h"
-
-#include <torch/csrc/Exceptions.h>
 
 namespace shardwise {
 namespace {
-
-using MaybeMesh = std::optional<MeshPtr>;
 
 MeshAxis axis_of(const at::Tensor& input, const MaybeMesh& given, const DimOrName& mesh_dim) {
   const MeshPtr mesh = given               ? *given
@@ -17,19 +11,17 @@ MeshAxis axis_of(const at::Tensor& input, const MaybeMesh& given, const DimOrNam
   return {mesh, dim_of(*mesh, mesh_dim)};
 }
 
-at::Tensor py_copy(const at::Tensor& input, const MaybeMesh& mesh, const DimOrName& mesh_dim,
-                   const std::string& reduce) {
-  return mp_copy(input, axis_of(input, mesh, mesh_dim), reduce_from_string(reduce));
+/// mp_copy() or mp_reduce().
+template <auto move>
+at::Tensor move_terms(const at::Tensor& input, const MaybeMesh& mesh, const DimOrName& mesh_dim,
+                      const std::string& reduce) {
+  return move(input, axis_of(input, mesh, mesh_dim), reduce_from_string(reduce));
 }
-at::Tensor py_reduce(const at::Tensor& input, const MaybeMesh& mesh, const DimOrName& mesh_dim,
-                     const std::string& reduce) {
-  return mp_reduce(input, axis_of(input, mesh, mesh_dim), reduce_from_string(reduce));
-}
-at::Tensor py_scatter(const at::Tensor& input, int64_t dim, const MaybeMesh& mesh, const DimOrName& mesh_dim) {
-  return mp_scatter(input, dim, axis_of(input, mesh, mesh_dim));
-}
-at::Tensor py_gather(const at::Tensor& input, int64_t dim, const MaybeMesh& mesh, const DimOrName& mesh_dim) {
-  return mp_gather(input, dim, axis_of(input, mesh, mesh_dim));
+
+/// mp_scatter() or mp_gather().
+template <auto move>
+at::Tensor move_parts(const at::Tensor& input, int64_t dim, const MaybeMesh& mesh, const DimOrName& mesh_dim) {
+  return move(input, dim, axis_of(input, mesh, mesh_dim));
 }
 
 constexpr const char* kCopy =
@@ -68,16 +60,14 @@ tensor([0, 1, 1, 2, 2, 2, 3, 3, 3, 3]))";
 }  // namespace
 
 void bind_mp_moves(py::module_& module) {
-  using torch::wrap_pybind_function_no_gil;
-  const auto def = [&](const char* name, auto&& function, const char* text, auto&&... args) {
-    module.def(name, function, text, py::arg("input"), args..., py::arg("mesh") = py::none(), py::arg("mesh_dim") = 0);
-  };
-  module.def("mp_copy", wrap_pybind_function_no_gil(&py_copy), kCopy, py::arg("input"), py::arg("mesh") = py::none(),
-             py::arg("mesh_dim") = 0, py::arg("reduce_op") = "sum");
-  module.def("mp_reduce", wrap_pybind_function_no_gil(&py_reduce), kReduce, py::arg("input"),
-             py::arg("mesh") = py::none(), py::arg("mesh_dim") = 0, py::arg("reduce_op") = "sum");
-  def("mp_scatter", wrap_pybind_function_no_gil(&py_scatter), kScatter, py::arg("dim") = -1);
-  def("mp_gather", wrap_pybind_function_no_gil(&py_gather), kGather, py::arg("dim") = -1);
+  const auto mesh = py::arg("mesh") = py::none();
+  const auto mesh_dim = py::arg("mesh_dim") = 0;
+  const auto reduce_op = py::arg("reduce_op") = "sum";
+  const auto dim = py::arg("dim") = -1;
+  define(module, "mp_copy", &move_terms<&mp_copy>, kCopy, py::arg("input"), mesh, mesh_dim, reduce_op);
+  define(module, "mp_reduce", &move_terms<&mp_reduce>, kReduce, py::arg("input"), mesh, mesh_dim, reduce_op);
+  define(module, "mp_scatter", &move_parts<&mp_scatter>, kScatter, py::arg("input"), dim, mesh, mesh_dim);
+  define(module, "mp_gather", &move_parts<&mp_gather>, kGather, py::arg("input"), dim, mesh, mesh_dim);
 }
 
 }  // namespace shardwise

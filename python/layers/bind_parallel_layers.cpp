@@ -1,11 +1,10 @@
-#include "python/bindings.h"
 #include "python/casters.h"
-#include "python/mesh_args.h"
 #include "text/check.h"
+#include "wrappers/module_layouts.h"
 #include "wrappers/parallel_layers.h"
+#include "wrappers/parallel_weight.h"
 
 #include <ATen/core/Reduction.h>
-#include <torch/csrc/Exceptions.h>
 
 namespace shardwise {
 namespace {
@@ -36,13 +35,24 @@ int64_t reduction_of(const std::string& name) {
 }
 
 at::Tensor py_cross_entropy(const at::Tensor& input, const at::Tensor& target, int64_t ignore_index,
-                            const std::string& reduction, double label_smoothing, const std::optional<MeshPtr>& mesh,
+                            const std::string& reduction, double label_smoothing, const MaybeMesh& mesh,
                             const DimOrName& mesh_dim) {
   const MeshPtr on =
       is_dtensor(input) ? nullptr : mesh_or_world(mesh, c10::DeviceTypeName(input.device().type(), true));
   const int64_t on_dim = on ? dim_of(*on, mesh_dim) : 0;
   return vocab_parallel_cross_entropy(input, target,
                                       {ignore_index, reduction_of(reduction), label_smoothing, on, on_dim});
+}
+
+at::Tensor py_weight(const Dims& size, const Placement& placement, const MeshPtr& mesh, const DimOrName& mesh_dim,
+                     int64_t stride, at::ScalarType dtype) {
+  return parallel_weight(size, {mesh, dim_of(*mesh, mesh_dim), placement, stride}, dtype);
+}
+
+Placements py_layer_placements(bool is_embedding, bool is_rowwise) {
+  const auto [weight, bias, input, output] = layer_placements(is_embedding ? LayerKind::kEmbedding : LayerKind::kLinear,
+                                                              is_rowwise ? LayerSplit::kRowwise : LayerSplit::kColwise);
+  return {weight, bias, input, output};
 }
 
 constexpr const char* kColumn =
@@ -61,19 +71,33 @@ constexpr const char* kCrossEntropy =
 }  // namespace
 
 void bind_parallel_layers(py::module_& module) {
-  using torch::wrap_pybind_function_no_gil;
   const auto none = py::none();
-  module.def("column_parallel_linear", wrap_pybind_function_no_gil(&py_column), kColumn, py::arg("input"),
-             py::arg("weight"), py::arg("bias") = none, py::arg("gather_output") = true, py::arg("mesh_dim") = 0);
-  module.def("row_parallel_linear", wrap_pybind_function_no_gil(&py_row), kRow, py::arg("input"), py::arg("weight"),
-             py::arg("bias") = none, py::arg("input_is_parallel") = false, py::arg("mesh_dim") = 0);
-  module.def("parallel_embedding", wrap_pybind_function_no_gil(&py_embedding), kEmbedding, py::arg("input"),
-             py::arg("weight"), py::arg("padding_idx") = none, py::arg("max_norm") = none, py::arg("norm_type") = 2.0,
-             py::arg("scale_grad_by_freq") = false, py::arg("sparse") = false, py::arg("gather_output") = true,
-             py::arg("mesh_dim") = 0);
-  module.def("vocab_parallel_cross_entropy", wrap_pybind_function_no_gil(&py_cross_entropy), kCrossEntropy,
-             py::arg("input"), py::arg("target"), py::arg("ignore_index") = -100, py::arg("reduction") = "mean",
-             py::arg("label_smoothing") = 0.0, py::arg("mesh") = none, py::arg("mesh_dim") = 0);
+  define(module, "column_parallel_linear", &py_column, kColumn, py::arg("input"), py::arg("weight"),
+         py::arg("bias") = none, py::arg("gather_output") = true, py::arg("mesh_dim") = 0);
+  define(module, "row_parallel_linear", &py_row, kRow, py::arg("input"), py::arg("weight"), py::arg("bias") = none,
+         py::arg("input_is_parallel") = false, py::arg("mesh_dim") = 0);
+  define(module, "parallel_embedding", &py_embedding, kEmbedding, py::arg("input"), py::arg("weight"),
+         py::arg("padding_idx") = none, py::arg("max_norm") = none, py::arg("norm_type") = 2.0,
+         py::arg("scale_grad_by_freq") = false, py::arg("sparse") = false, py::arg("gather_output") = true,
+         py::arg("mesh_dim") = 0);
+  define(module, "vocab_parallel_cross_entropy", &py_cross_entropy, kCrossEntropy, py::arg("input"), py::arg("target"),
+         py::arg("ignore_index") = -100, py::arg("reduction") = "mean", py::arg("label_smoothing") = 0.0,
+         py::arg("mesh") = none, py::arg("mesh_dim") = 0);
+  define(module, "parallel_weight", &py_weight,
+         "An uninitialised parameter of global `size`, placed along `mesh_dim` in `stride` blocks.", py::arg("size"),
+         py::arg("placement"), py::arg("mesh"), py::arg("mesh_dim"), py::arg("stride"), py::arg("dtype"));
+  define_with_gil(module, "layer_placements", &py_layer_placements,
+                  "The placements of a layer's weight, other parameters, input and output.", py::arg("is_embedding"),
+                  py::arg("is_rowwise"));
+  define(
+      module, "mesh_dim_number", [](const MeshPtr& mesh, const DimOrName& mesh_dim) { return dim_of(*mesh, mesh_dim); },
+      "A mesh dim given by number or name.", py::arg("mesh"), py::arg("mesh_dim"));
+  define(module, "initialize_", &initialize_,
+         "Draws `tensor` by the name of a distribution, the same on any number of ranks.", py::arg("tensor"),
+         py::arg("init_type"));
+  define(module, "zero_row_", &zero_row_, "Zeros in one row.", py::arg("tensor"), py::arg("row"));
+  define(module, "set_master_", &set_master_, "Fills `parameter` from the whole `master`.", py::arg("parameter"),
+         py::arg("master"));
 }
 
 }  // namespace shardwise

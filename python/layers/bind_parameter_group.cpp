@@ -1,10 +1,8 @@
-#include "python/bindings.h"
 #include "python/casters.h"
 #include "wrappers/fsdp/taken_parameters.h"
 #include "wrappers/fsdp/unit_call.h"
 
 #include <pybind11/functional.h>
-#include <torch/csrc/Exceptions.h>
 
 namespace shardwise {
 namespace {
@@ -119,7 +117,7 @@ void bind_schedules(py::module_& module) {
 
 void bind_parameter_group(py::module_& module) {
   module.def("note_taken", &note_taken, py::arg("parameter"), py::arg("owner"));
-  module.def("check_not_taken", torch::wrap_pybind_function(&check_not_taken), py::arg("name"), py::arg("parameter"));
+  define_with_gil(module, "check_not_taken", &check_not_taken, py::arg("name"), py::arg("parameter"));
   bind_groups(module);
   bind_schedules(module);
 }

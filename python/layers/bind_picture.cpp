@@ -1,29 +1,19 @@
-#include "python/bindings.h"
 #include "python/casters.h"
-#include "python/plan_of.h"
+#include "python/py_plan.h"
 
 #include "pictures/picture.h"
 #include "pictures/picture_formats.h"
 #include "pictures/svg_writer.h"
-
-#include <torch/csrc/Exceptions.h>
 
 namespace shardwise {
 namespace {
 
 using Names = std::vector<std::string>;
 using Place = std::variant<at::Tensor, Layout>;
-/// Offsets and sizes of the pieces of a LocalShardsWrapper.
-using Pieces = std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>>;
+using Pieces = std::vector<Box>;  // of a LocalShardsWrapper
 /// Name, shape, name of the dtype, bytes of an element, and its layout or pieces.
-using ListedTensor = std::tuple<std::string, std::vector<int64_t>, std::string, int64_t,
-                                std::variant<std::monostate, at::Tensor, Layout, Pieces>>;
-
-LocalShards shards_of(int64_t rank, const Pieces& pieces) {
-  LocalShards shards{rank, {}};
-  for (const auto& [offsets, sizes] : pieces) shards.boxes.push_back({Dims(offsets), Dims(sizes)});
-  return shards;
-}
+using ListedTensor =
+    std::tuple<std::string, Dims, std::string, int64_t, std::variant<std::monostate, at::Tensor, Layout, Pieces>>;
 
 /// `element_bytes`: ignored for a tensor, which knows its own.
 Picture picture_of_tensor(const Place& place, int64_t element_bytes, const Names& dim_names) {
@@ -34,14 +24,14 @@ Picture picture_of_tensor(const Place& place, int64_t element_bytes, const Names
   return picture_of(std::get<Layout>(place), element_bytes, dim_names);
 }
 
-Picture picture_of_mesh(std::vector<int64_t> shape, std::vector<int64_t> ranks, const Names& dim_names) {
-  return picture_of(RankGrid{Dims(shape), std::move(ranks)}, dim_names);
+Picture picture_of_mesh(Dims shape, Numbers ranks, const Names& dim_names) {
+  return picture_of(RankGrid{std::move(shape), std::move(ranks)}, dim_names);
 }
 
 Picture picture_of_tensors(const std::vector<ListedTensor>& tensors, int64_t rank) {
   std::vector<NamedTensor> named;
   for (const auto& [name, shape, dtype, element_bytes, place] : tensors) {
-    NamedTensor& tensor = named.emplace_back(NamedTensor{name, Dims(shape), dtype, element_bytes, {}});
+    NamedTensor& tensor = named.emplace_back(NamedTensor{name, shape, dtype, element_bytes, {}});
     if (const auto* distributed = std::get_if<at::Tensor>(&place)) {
       const SpecPtr& spec = spec_of(*distributed);
       const UserPlacements written = user_layout_of(*spec).placements;
@@ -49,35 +39,22 @@ Picture picture_of_tensors(const std::vector<ListedTensor>& tensors, int64_t ran
       if (written.is_reordered()) tensor.placements = to_string(written);
     }
     if (const auto* layout = std::get_if<Layout>(&place)) tensor.place = *layout;
-    if (const auto* pieces = std::get_if<Pieces>(&place)) tensor.place = shards_of(rank, *pieces);
+    if (const auto* pieces = std::get_if<Pieces>(&place)) tensor.place = LocalShards{rank, *pieces};
   }
   return picture_of(named, rank);
 }
 
-Picture picture_of_shards(int64_t rank, const Pieces& pieces, int64_t element_bytes) {
-  return picture_of(shards_of(rank, pieces), element_bytes);
+Picture picture_of_shards(int64_t rank, Pieces pieces, int64_t element_bytes) {
+  return picture_of(LocalShards{rank, std::move(pieces)}, element_bytes);
 }
 
-/// Names passed by the caller override those of the plan.
-MeshNames names_for(py::handle plan, Names source, Names destination) {
-  MeshNames names = mesh_names_of(plan);
-  if (!source.empty()) names.source = std::move(source);
-  if (!destination.empty()) names.destination = std::move(destination);
-  return names;
-}
-
-Picture picture_of_plan(py::handle plan, Names source_names, Names destination_names) {
-  const Plan& made = plan_of(plan);
-  const MeshNames names = names_for(plan, std::move(source_names), std::move(destination_names));
-  const py::gil_scoped_release no_gil;
-  return picture_of(made, names);
-}
-
-Picture difference_of_plan(py::handle plan, Names source_names, Names destination_names) {
-  const Plan& made = plan_of(plan);
-  const MeshNames names = names_for(plan, std::move(source_names), std::move(destination_names));
-  const py::gil_scoped_release no_gil;
-  return difference_of(made, names);
+/// picture_of() or difference_of() a plan. Names passed by the caller override those of the plan.
+template <Picture (*draw_plan)(const Plan& plan, const MeshNames& names)>
+Picture plan_picture(const PyPlan& plan, Names source_names, Names destination_names) {
+  MeshNames names = plan.names();
+  if (!source_names.empty()) names.source = std::move(source_names);
+  if (!destination_names.empty()) names.destination = std::move(destination_names);
+  return draw_plan(plan.plan(), names);
 }
 
 /// The name of each format that has files, and their suffix.
@@ -91,7 +68,6 @@ std::vector<std::pair<std::string_view, std::string_view>> picture_formats() {
 }  // namespace
 
 void bind_picture(py::module_& module) {
-  using torch::wrap_pybind_function;
   using torch::wrap_pybind_function_no_gil;
   py::class_<Picture>(module, "Figures", "The content of a picture, before it is drawn.")
       .def("draw",
@@ -103,18 +79,16 @@ void bind_picture(py::module_& module) {
            py::arg("max_width") = PictureOptions().max_width);
   module.def("picture_formats", &picture_formats);
   module.def("page_style", &detail::page_style, "The CSS rules of the drawings on a page.");
-  module.def("picture_of_tensor", wrap_pybind_function_no_gil(&picture_of_tensor), py::arg("tensor"),
-             py::arg("element_bytes") = PictureOptions().element_bytes, py::arg("dim_names") = Names());
-  module.def("picture_of_mesh", wrap_pybind_function_no_gil(&picture_of_mesh), py::arg("shape"), py::arg("ranks"),
-             py::arg("dim_names") = Names());
-  module.def("picture_of_tensors", wrap_pybind_function_no_gil(&picture_of_tensors), py::arg("tensors"),
-             py::arg("rank") = 0);
-  module.def("picture_of_shards", wrap_pybind_function_no_gil(&picture_of_shards), py::arg("rank"), py::arg("pieces"),
-             py::arg("element_bytes"));
-  module.def("picture_of_plan", wrap_pybind_function(&picture_of_plan), py::arg("plan"),
-             py::arg("source_names") = Names(), py::arg("destination_names") = Names());
-  module.def("difference_of_plan", wrap_pybind_function(&difference_of_plan), py::arg("plan"),
-             py::arg("source_names") = Names(), py::arg("destination_names") = Names());
+  define(module, "picture_of_tensor", &picture_of_tensor, py::arg("tensor"),
+         py::arg("element_bytes") = PictureOptions().element_bytes, py::arg("dim_names") = Names());
+  define(module, "picture_of_mesh", &picture_of_mesh, py::arg("shape"), py::arg("ranks"),
+         py::arg("dim_names") = Names());
+  define(module, "picture_of_tensors", &picture_of_tensors, py::arg("tensors"), py::arg("rank") = 0);
+  define(module, "picture_of_shards", &picture_of_shards, py::arg("rank"), py::arg("pieces"), py::arg("element_bytes"));
+  define(module, "picture_of_plan", &plan_picture<&picture_of>, py::arg("plan"), py::arg("source_names") = Names(),
+         py::arg("destination_names") = Names());
+  define(module, "difference_of_plan", &plan_picture<&difference_of>, py::arg("plan"),
+         py::arg("source_names") = Names(), py::arg("destination_names") = Names());
 }
 
 }  // namespace shardwise

@@ -1,27 +1,12 @@
 #include "ops/embedding/quantized_table.h"
-#include "python/bindings.h"
 #include "python/casters.h"
-
-#include <torch/csrc/Exceptions.h>
 
 namespace shardwise {
 namespace {
 
-py::tuple shape_of(const QuantizedTable& table) {
-  return py::make_tuple(table.spec()->sizes()[0], table.spec()->sizes()[1]);
-}
-
-py::tuple placements_of(const QuantizedTable& table) { return py::tuple(py::cast(table.spec()->placements().vec())); }
-
-std::string repr(const QuantizedTable& table) {
-  return "QuantizedTable(int8 with a scale and an offset per row, of " + to_string(*table.spec()) + ")";
-}
-
-std::shared_ptr<QuantizedTable> zeros_of(const std::vector<int64_t>& size, at::ScalarType dtype,
-                                         const std::optional<MeshPtr>& mesh, std::optional<UserPlacements> placements) {
-  const MeshPtr given = mesh_or_current(mesh);
-  PlacedOn placed =
-      placed_on_mesh(given, placements_or_replicate(std::move(placements), *given), static_cast<int64_t>(size.size()));
+std::shared_ptr<QuantizedTable> zeros_of(const Dims& size, at::ScalarType dtype, const MaybeMesh& mesh,
+                                         MaybePlacements placements) {
+  PlacedOn placed = placed_or_replicated(mesh, std::move(placements), static_cast<int64_t>(size.size()));
   return QuantizedTable::zeros(size, placed.mesh, std::move(placed.placements), dtype);
 }
 
@@ -69,24 +54,28 @@ void bind_quantized_table(py::module_& module) {
            "\n"
            "Raises ValueError or TypeError, on all ranks alike and with the table as before, for other names, shapes "
            "or dtypes, and where a row's scale or offset is not finite.")
-      .def_property_readonly("shape", &shape_of, "Rows and columns.")
-      .def_property_readonly("placements", &placements_of, "The layout of the quantised table.")
+      .def_property_readonly(
+          "shape", [](const QuantizedTable& self) { return self.spec()->sizes(); }, "Rows and columns.")
+      .def_property_readonly(
+          "placements", [](const QuantizedTable& self) { return self.spec()->placements().vec(); },
+          "The layout of the quantised table.")
       .def_property_readonly(
           "device_mesh", [](const QuantizedTable& self) { return self.spec()->mesh(); }, "The mesh that it lies on.")
       .def_property_readonly("nbytes", &QuantizedTable::n_bytes, "Bytes on this rank.")
-      .def("__repr__", &repr);
-  module.def("quantize_rows", wrap_pybind_function_no_gil(&QuantizedTable::of), py::arg("table"),
-             py::arg("dtype") = at::kChar,
-             "Rounds a table (a 2-D floating DTensor of any layout that is not Partial) row by row to 8 bits: scale is "
-             "the range of the row / 255, offset its least number, and an element changes by at most scale / 2. Rows "
-             "whose columns lie on several ranks are rounded as whole ones, so that every layout gives the same "
-             "numbers; this costs a message of 8 bytes a row. `dtype`: torch.int8.\n\n"
-             "Raises TypeError or ValueError, on all ranks alike, for another table or dtype, and where a row has a "
-             "number that is not finite.\n\n"
-             ">>> table = sw.rand(100, 16, device_mesh=mesh, placements=[sw.Shard(0)])\n"
-             ">>> small = sw.quantize_rows(table)\n"
-             ">>> (small.dequantize() - table).abs().max().item() < 1 / 255\n"
-             "True");
+      .def("__repr__", [](const QuantizedTable& self) {
+        return "QuantizedTable(int8 with a scale and an offset per row, of " + to_string(*self.spec()) + ")";
+      });
+  define(module, "quantize_rows", &QuantizedTable::of, py::arg("table"), py::arg("dtype") = at::kChar,
+         "Rounds a table (a 2-D floating DTensor of any layout that is not Partial) row by row to 8 bits: scale is "
+         "the range of the row / 255, offset its least number, and an element changes by at most scale / 2. Rows "
+         "whose columns lie on several ranks are rounded as whole ones, so that every layout gives the same "
+         "numbers; this costs a message of 8 bytes a row. `dtype`: torch.int8.\n\n"
+         "Raises TypeError or ValueError, on all ranks alike, for another table or dtype, and where a row has a "
+         "number that is not finite.\n\n"
+         ">>> table = sw.rand(100, 16, device_mesh=mesh, placements=[sw.Shard(0)])\n"
+         ">>> small = sw.quantize_rows(table)\n"
+         ">>> (small.dequantize() - table).abs().max().item() < 1 / 255\n"
+         "True");
 }
 
 }  // namespace shardwise

@@ -33,32 +33,32 @@ void set_before_step(RowOptimizer& optimizer, py::function function) {
 }  // namespace
 
 void bind_row_optimizer(py::module_& module) {
+  using Options = RowOptimizer::Options;
+  py::class_<Options>(module, "RowOptions")
+      .def(py::init([](const std::string& kind, double lr, double eps, double beta1, double beta2,
+                       double initial_accumulator_value, double weight_decay, bool decoupled_weight_decay,
+                       bool stochastic_rounding, uint64_t seed) {
+             return Options{method_named(kind),
+                            lr,
+                            eps,
+                            beta1,
+                            beta2,
+                            initial_accumulator_value,
+                            weight_decay,
+                            decoupled_weight_decay,
+                            stochastic_rounding,
+                            seed};
+           }),
+           py::arg("kind"), py::arg("lr"), py::arg("eps"), py::arg("beta1"), py::arg("beta2"),
+           py::arg("initial_accumulator_value"), py::arg("weight_decay"), py::arg("decoupled_weight_decay"),
+           py::arg("stochastic_rounding"), py::arg("seed"));
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<RowOptimizer, std::shared_ptr<RowOptimizer>>(
       module, "RowOptimizer",
       "The optimizer that the backward of lookups in one table applies to its rows. See shardwise.optim.")
-      .def(py::init([](const at::Tensor& table, const std::string& kind, double lr, double eps, double beta1,
-                       double beta2, double initial_accumulator_value, double weight_decay, bool decoupled_weight_decay,
-                       bool stochastic_rounding, uint64_t seed) {
-             const py::gil_scoped_release no_gil;
-             return std::make_shared<RowOptimizer>(
-                 table, RowOptimizer::Options{method_named(kind), lr, eps, beta1, beta2, initial_accumulator_value,
-                                              weight_decay, decoupled_weight_decay, stochastic_rounding, seed});
-           }),
-           py::arg("table"), py::arg("kind"), py::arg("lr"), py::arg("eps"), py::arg("beta1"), py::arg("beta2"),
-           py::arg("initial_accumulator_value"), py::arg("weight_decay") = 0.0,
-           py::arg("decoupled_weight_decay") = false, py::arg("stochastic_rounding") = false, py::arg("seed") = 0)
-      .def(
-          "set_options",
-          [](RowOptimizer& self, double lr, double eps, double beta1, double beta2, double weight_decay,
-             bool decoupled_weight_decay, bool stochastic_rounding, uint64_t seed) {
-            self.set_options({self.options().method, lr, eps, beta1, beta2, self.options().initial_accumulator,
-                              weight_decay, decoupled_weight_decay, stochastic_rounding, seed});
-          },
-          py::arg("lr"), py::arg("eps"), py::arg("beta1"), py::arg("beta2"), py::arg("weight_decay") = 0.0,
-          py::arg("decoupled_weight_decay") = false, py::arg("stochastic_rounding") = false, py::arg("seed") = 0,
-          "Sets the options of the following steps.")
-      .def("write_back", &RowOptimizer::write_back, py::call_guard<py::gil_scoped_release>(),
-           "Brings the state tensors of a table in files up to date.")
+      .def(py::init<const at::Tensor&, const Options&>(), no_gil, py::arg("table"), py::arg("options"))
+      .def("set_options", &RowOptimizer::set_options, py::arg("options"), "Sets the options of the following steps.")
+      .def("write_back", &RowOptimizer::write_back, no_gil, "Brings the state tensors of a table in files up to date.")
       .def("set_before_step", &set_before_step, py::arg("function"), "Called before each step.")
       .def_property("n_steps", &RowOptimizer::n_steps, &RowOptimizer::set_n_steps, "Backwards so far.")
       .def_property_readonly("state", &RowOptimizer::state,

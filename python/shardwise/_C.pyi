@@ -121,7 +121,7 @@ class without_groups:
     def __init__(self) -> None: ...
     @overload
     def __init__(self, rank: int, n_ranks: int) -> None: ...
-    def __enter__(self) -> without_groups: ...
+    def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
 
 def are_groups_absent() -> bool: ...
@@ -469,38 +469,26 @@ class ExactMapping:
 
 def modulo_hash(ids: Tensor, n_rows: int, seed: int = 0) -> Tensor: ...
 
-class RowOptimizer:
+class RowOptions:
     def __init__(
         self,
-        table: Tensor,
         kind: Literal["sgd", "adagrad", "row_wise_adagrad", "adam", "row_wise_adam", "lamb", "row_wise_lamb"],
         lr: float,
         eps: float,
         beta1: float,
         beta2: float,
         initial_accumulator_value: float,
-        weight_decay: float = 0.0,
-        decoupled_weight_decay: bool = False,
-        stochastic_rounding: bool = False,
-        seed: int = 0,
+        weight_decay: float,
+        decoupled_weight_decay: bool,
+        stochastic_rounding: bool,
+        seed: int,
     ) -> None: ...
-    @property
-    def n_steps(self) -> int: ...
-    @n_steps.setter
-    def n_steps(self, n: int) -> None: ...
-    @property
-    def state(self) -> list[Tensor]: ...
-    def set_options(
-        self,
-        lr: float,
-        eps: float,
-        beta1: float,
-        beta2: float,
-        weight_decay: float = 0.0,
-        decoupled_weight_decay: bool = False,
-        stochastic_rounding: bool = False,
-        seed: int = 0,
-    ) -> None: ...
+
+class RowOptimizer:
+    n_steps: int
+    state: Final[list[Tensor]]
+    def __init__(self, table: Tensor, options: RowOptions) -> None: ...
+    def set_options(self, options: RowOptions) -> None: ...
     def set_before_step(self, function: Callable[[], object]) -> None: ...
     def write_back(self) -> None: ...
 

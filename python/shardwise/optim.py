@@ -128,12 +128,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
         )
 
     def _fused(self, table: torch.Tensor, group: dict[str, Any], place: int) -> _C.RowOptimizer:
-        rows = _C.RowOptimizer(
-            table,
-            self._kind,
-            **_numbers(group, place),
-            initial_accumulator_value=group.get("initial_accumulator_value", 0.0),
-        )
+        rows = _C.RowOptimizer(table, self._options(group, place))
         if not table.requires_grad:
             raise ValueError(
                 f"[{type(self).__name__}] a table of shape {list(table.shape)} requires no gradient. Give parameters."
@@ -144,11 +139,27 @@ class _FusedOptimizer(torch.optim.Optimizer):
         def take_over() -> None:
             optimizer, own = owner(), weak_rows()
             if optimizer is not None and own is not None:
-                own.set_options(**_numbers(optimizer._group_of(own), place))
+                own.set_options(optimizer._options(optimizer._group_of(own), place))
 
         rows.set_before_step(take_over)
         _C.fuse_optimizer(table, rows)
         return rows
+
+    def _options(self, group: dict[str, Any], place: int) -> _C.RowOptions:
+        """The options of the C++ optimizer of the table with the index `place`."""
+        beta1, beta2 = group.get("betas", (0.0, 0.0))
+        return _C.RowOptions(
+            self._kind,
+            lr=float(group["lr"]),
+            eps=float(group.get("eps", 0.0)),
+            beta1=beta1,
+            beta2=beta2,
+            initial_accumulator_value=group.get("initial_accumulator_value", 0.0),
+            weight_decay=float(group.get("weight_decay", 0.0)),
+            decoupled_weight_decay=bool(group.get("decoupled_weight_decay", False)),
+            stochastic_rounding=bool(group.get("stochastic_rounding", False)),
+            seed=(int(group.get("seed", 0)) + place) % 2**64,
+        )
 
     def _group_of(self, rows: _C.RowOptimizer) -> dict[str, Any]:
         for group in self.param_groups:
@@ -165,21 +176,6 @@ def _on_mesh_of(own: Any, saved: torch.Tensor) -> torch.Tensor:
     """The saved state on the mesh of the state `own`. Plain values get the layout of `own`."""
     placed: Any = placed_as(saved, own)
     return placed if placed.device_mesh == own.device_mesh else placed.redistribute(own.device_mesh, own.placements)
-
-
-def _numbers(group: dict[str, Any], place: int) -> dict[str, Any]:
-    """The options of the C++ optimizer of the table with the index `place`."""
-    beta1, beta2 = group.get("betas", (0.0, 0.0))
-    return {
-        "lr": float(group["lr"]),
-        "eps": float(group.get("eps", 0.0)),
-        "beta1": beta1,
-        "beta2": beta2,
-        "weight_decay": float(group.get("weight_decay", 0.0)),
-        "decoupled_weight_decay": bool(group.get("decoupled_weight_decay", False)),
-        "stochastic_rounding": bool(group.get("stochastic_rounding", False)),
-        "seed": (int(group.get("seed", 0)) + place) % 2**64,
-    }
 
 
 class FusedSGD(_FusedOptimizer):

@@ -1,5 +1,7 @@
+// Hooks by which the runtime, which knows no Python, asks the interpreter who calls, and releases its lock.
 #include "python/package.h"
 #include "runtime/comm/caller.h"
+#include "runtime/comm/gil_release.h"
 
 #include <fmt/format.h>
 
@@ -102,11 +104,18 @@ CallerStack stack_of_thread(uint64_t thread) {
   return stack;
 }
 
+/// Releases the GIL if the interpreter still exists: meshes may be freed after it.
+void* release_gil() { return Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr; }
+
+void take_gil(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
+
 }  // namespace
 
-void bind_caller(py::module_& /*module*/) {
-  static constexpr CallerHooks kHooks{&program_line, &stack_of_thread};
-  set_caller_hooks(&kHooks);
+void bind_interpreter(py::module_& /*module*/) {
+  static constexpr CallerHooks kCallerHooks{&program_line, &stack_of_thread};
+  static constexpr GilHooks kGilHooks{&release_gil, &take_gil};
+  set_caller_hooks(&kCallerHooks);
+  set_gil_hooks(&kGilHooks);
 }
 
 }  // namespace shardwise
