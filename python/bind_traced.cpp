@@ -69,7 +69,7 @@ struct TensorLayout {
 
 /// `tensor` in the layout of its gradient. For a Partial tensor that is replicated; most often it is `tensor` itself.
 at::Tensor as_gradient(const at::Tensor& tensor) {
-  const SpecPtr spec = spec_of_grad(spec_of(tensor));
+  const SpecPtr spec = spec_of(tensor)->reduced();
   return spec == spec_of(tensor) ? tensor : laid_out_as(tensor.detach(), *spec);
 }
 

@@ -31,47 +31,51 @@
 namespace shardwise {
 namespace detail {
 
-/// The type in which an argument is held while it is laid out: a tensor as at::Tensor.
 template <class T>
-using Held = std::conditional_t<std::is_convertible_v<const T&, const at::Tensor&>, at::Tensor, std::decay_t<const T&>>;
-
-/// Numbers and enums.
+constexpr bool kIsTensor = std::is_convertible_v<const T&, const at::Tensor&>;
 template <class T>
 constexpr bool kIsNumber = std::is_arithmetic_v<T> || std::is_enum_v<T>;
-
-/// Writes text that is equal only for equal bits, except NaNs.
 template <class T>
-void write_number(std::ostream& text, const T& value) {
-  if constexpr (std::is_enum_v<T>)
-    write_number(text, static_cast<std::underlying_type_t<T>>(value));
-  else
+constexpr bool kIsString = std::is_convertible_v<const T&, std::string>;
+template <class T>
+constexpr bool kIsOptional = false;
+template <class T>
+constexpr bool kIsOptional<std::optional<T>> = true;
+template <class T>
+constexpr bool kIsTuple = false;
+template <class... T>
+constexpr bool kIsTuple<std::tuple<T...>> = true;
+template <class First, class Second>
+constexpr bool kIsTuple<std::pair<First, Second>> = true;
+
+/// The type in which an argument is held while it is laid out: a tensor as at::Tensor.
+template <class T>
+using Held = std::conditional_t<kIsTensor<T>, at::Tensor, std::decay_t<const T&>>;
+
+/// Text that is equal only for equal bits, except NaNs.
+template <class T>
+std::string text_of_number(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    return text_of_number(static_cast<std::underlying_type_t<T>>(value));
+  } else {
+    std::ostringstream text;
     text << std::hexfloat << value;
-}
-
-template <class T>
-struct IsOptional : std::false_type {};
-template <class T>
-struct IsOptional<std::optional<T>> : std::true_type {};
-
-template <class T>
-void note_number(const std::string& path, const T& value, std::vector<ForwardArgument>& others) {
-  std::ostringstream text;
-  write_number(text, value);
-  others.push_back({path, {}, typeid(T).name(), text.str()});
+    return text.str();
+  }
 }
 
 /// Notes the parts of an argument that the ranks compare: plain tensors and numbers, also in ranges and optionals of these, at most kMostArguments.
 /// Other types are ignored.
 template <class T>
 void note_value(const std::string& path, const T& value, std::vector<ForwardArgument>& others) {
-  if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
+  if constexpr (kIsTensor<T>) {
     const at::Tensor& tensor = value;
     if (tensor.defined() && !is_dtensor(tensor)) others.push_back({path, tensor, "", ""});
-  } else if constexpr (IsOptional<T>::value) {
+  } else if constexpr (kIsOptional<T>) {
     if (value) note_value(path, *value, others);
   } else if constexpr (kIsNumber<T>) {
-    note_number(path, value, others);
-  } else if constexpr (std::ranges::input_range<const T> && !std::is_convertible_v<const T&, std::string>) {
+    others.push_back({path, {}, typeid(T).name(), text_of_number(value)});
+  } else if constexpr (std::ranges::input_range<const T> && !kIsString<T>) {
     int64_t i = 0;
     for (auto each = std::ranges::begin(value);
          each != std::ranges::end(value) && i < kMostArguments && std::ssize(others) < kMostArguments; ++each, ++i) {
@@ -86,27 +90,17 @@ template <class T>
 void note_argument(T& value, std::vector<at::Tensor*>& inputs, std::vector<ForwardArgument>& others) {
   const std::string path = "args[" + std::to_string(inputs.size()) + "]";
   inputs.push_back(nullptr);
-  if constexpr (std::is_same_v<T, at::Tensor>) {
+  if constexpr (std::is_same_v<T, at::Tensor>)
     inputs.back() = &value;
-  } else {
+  else
     note_value(path, value, others);
-  }
 }
-
-template <class T>
-constexpr bool kIsTensor = std::is_convertible_v<const T&, const at::Tensor&>;
-template <class T>
-constexpr bool kIsTuple = false;
-template <class... T>
-constexpr bool kIsTuple<std::tuple<T...>> = true;
-template <class First, class Second>
-constexpr bool kIsTuple<std::pair<First, Second>> = true;
 
 /// Notes the tensors in a value: also in tuples, optionals and ranges. Returns false if it may have others.
 template <class T>
 bool note_tensors(T& value, std::vector<at::Tensor*>& tensors) {
   bool are_all = true;
-  if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_convertible_v<const T&, std::string>) {
+  if constexpr (kIsNumber<T> || kIsString<T>) {
     return true;
   } else if constexpr (std::is_const_v<T>) {
     return false;
@@ -114,7 +108,7 @@ bool note_tensors(T& value, std::vector<at::Tensor*>& tensors) {
     if (value.defined()) tensors.push_back(&value);
   } else if constexpr (kIsTuple<T>) {
     std::apply([&](auto&... each) { ((are_all &= note_tensors(each, tensors)), ...); }, value);
-  } else if constexpr (IsOptional<T>::value) {
+  } else if constexpr (kIsOptional<T>) {
     return !value || note_tensors(*value, tensors);
   } else if constexpr (std::ranges::forward_range<T>) {
     for (auto&& each : value) are_all &= note_tensors(each, tensors);

@@ -14,7 +14,7 @@ namespace {
 
 using torch::nn::Module;
 
-/// Layouts and claims by module. Entries end with their modules.
+/// Layouts and claims by module. Entries end with their modules, claims also with their Worlds.
 class CallTable {
  public:
   static CallTable& instance() {
@@ -31,27 +31,20 @@ class CallTable {
   /// Claims `module` for `world`. Returns the rank of another World that has claimed it, or nullopt on success.
   std::optional<int64_t> claim(Module& module, const std::shared_ptr<World>& world) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(claims_,
-                  [](const auto& claim) { return claim.second.owner.expired() || claim.second.world.expired(); });
-    Claim& claim = claims_[&module];
-    const auto other = claim.world.lock();
+    Entry& entry = entry_of(module);
+    const auto other = entry.world.lock();
     if (other && other != world) return other->rank();
-    claim = {module.weak_from_this(), world};
+    entry.world = world;
     return std::nullopt;
   }
 
   std::shared_ptr<CallLayouts> make(Module& module, const MeshPtr& mesh) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(entries_, [](const auto& entry) { return entry.second.owner.expired(); });
-    Entry& entry = entries_[&module];
-    if (!entry.layouts) {
-      entry.owner = module.weak_from_this();
-      SW_CHECK_VALUE(
-          !entry.owner.expired(),
-          "[shardwise] no std::shared_ptr owns this {}. Make it with std::make_shared, or as a TORCH_MODULE.",
-          kind_of(module));
-      entry.layouts = std::make_shared<CallLayouts>();
-    }
+    Entry& entry = entry_of(module);
+    SW_CHECK_VALUE(!entry.owner.expired(),
+                   "[shardwise] no std::shared_ptr owns this {}. Make it with std::make_shared, or as a TORCH_MODULE.",
+                   kind_of(module));
+    if (!entry.layouts) entry.layouts = std::make_shared<CallLayouts>();
     if (!entry.layouts->mesh) entry.layouts->mesh = mesh;
     return entry.layouts;
   }
@@ -59,17 +52,19 @@ class CallTable {
  private:
   struct Entry {
     std::weak_ptr<Module> owner;
-    std::shared_ptr<CallLayouts> layouts;
+    std::shared_ptr<CallLayouts> layouts;  // null without any
+    std::weak_ptr<World> world;            // that has claimed the module
   };
 
-  struct Claim {
-    std::weak_ptr<Module> owner;
-    std::weak_ptr<World> world;
-  };
+  Entry& entry_of(Module& module) {
+    std::erase_if(entries_, [](const auto& entry) { return entry.second.owner.expired(); });
+    Entry& entry = entries_[&module];
+    entry.owner = module.weak_from_this();
+    return entry;
+  }
 
   std::mutex mutex_;
   std::unordered_map<const Module*, Entry> entries_;
-  std::unordered_map<const Module*, Claim> claims_;
 };
 
 /// Throws: c10::ValueError if the mesh belongs to another thread.

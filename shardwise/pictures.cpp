@@ -11,7 +11,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
 
 namespace shardwise {
 namespace {
@@ -62,10 +61,6 @@ std::ostream& operator<<(std::ostream& stream, const Picture& picture) { return 
 void visualize_sharding(const at::Tensor& tensor, const std::string& header, std::ostream& stream) {
   if (!header.empty()) stream << header << '\n';
   stream << picture_of(tensor) << '\n';
-}
-
-void visualize_sharding(const at::Tensor& tensor, const std::string& header) {
-  visualize_sharding(tensor, header, std::cout);
 }
 
 }  // namespace shardwise

@@ -14,7 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <iosfwd>
+#include <iostream>
 #include <string>
 
 namespace shardwise {
@@ -36,7 +36,6 @@ void save(const Picture& picture, const std::string& path);
 std::ostream& operator<<(std::ostream& stream, const Picture& picture);
 
 /// Prints picture_of(tensor) under `header`, on the ranks that call it.
-void visualize_sharding(const at::Tensor& tensor, const std::string& header = "");
-void visualize_sharding(const at::Tensor& tensor, const std::string& header, std::ostream& stream);
+void visualize_sharding(const at::Tensor& tensor, const std::string& header = "", std::ostream& stream = std::cout);
 
 }  // namespace shardwise

@@ -168,25 +168,12 @@ class Counts {
   std::vector<std::vector<int64_t>> all_;  // by member of told_
 };
 
-/// This rank's part of `tensor` [n_tokens, ...], sharded by token as in `like`.
-at::Tensor by_token(const at::Tensor& tensor, const Placements& like) { return to_local(redistribute(tensor, like)); }
-
 LocalTokens local_part_of(const at::Tensor& tokens, const at::Tensor& expert_ids,
                           const std::optional<at::Tensor>& weights, const MeshPtr& experts) {
   if (!is_dtensor(tokens)) return {tokens, expert_ids, weights.value_or(at::Tensor())};
   const Placements like = by_rows(*spec_of(tokens), experts);
-  return {by_token(tokens, like), by_token(expert_ids, like), weights ? by_token(*weights, like) : at::Tensor()};
-}
-
-/// Checks DTensors as a whole, with the same result on all ranks.
-void check_wholes(const at::Tensor& tokens, const at::Tensor& expert_ids, const std::optional<at::Tensor>& weights) {
-  if (!is_dtensor(tokens)) return;
-  const std::string mistake = mistake_in({tokens, expert_ids, weights.value_or(at::Tensor())});
-  SW_CHECK_VALUE(mistake.empty(), "[{}] {}.", kDispatch, mistake);
-}
-
-at::Tensor replicated(const at::Tensor& local, const MeshPtr& mesh) {
-  return from_local(local, mesh, {Placement::replicate()}, {.shape = Dims(local.sizes())});
+  const auto by_token = [&](const at::Tensor& tensor) { return to_local(redistribute(tensor, like)); };
+  return {by_token(tokens), by_token(expert_ids), weights ? by_token(*weights) : at::Tensor()};
 }
 
 /// True if the rows of any rank take a gradient. A rank knows only its own plain rows, so ranks exchange this before they send rows.
@@ -232,7 +219,10 @@ RoutedTokens dispatch_tokens(const at::Tensor& tokens, const at::Tensor& expert_
                              const std::optional<at::Tensor>& weights, const at::Tensor& experts) {
   const std::optional<at::Tensor> given = weights && weights->defined() ? weights : std::nullopt;
   check_arguments(tokens, expert_ids, given, experts);
-  check_wholes(tokens, expert_ids, given);
+  if (is_dtensor(tokens)) {  // checked as a whole, with the same result on all ranks
+    const std::string mistake = mistake_in({tokens, expert_ids, given.value_or(at::Tensor())});
+    SW_CHECK_VALUE(mistake.empty(), "[{}] {}.", kDispatch, mistake);
+  }
   const CommScope scope(kDispatch);
   const Spec& of_experts = *spec_of(experts);
   const MeshPtr& mesh = of_experts.mesh();
@@ -268,8 +258,8 @@ RoutedTokens dispatch_tokens(const at::Tensor& tokens, const at::Tensor& expert_
   result.rows = laid_out(rows);
   if (row_weights.defined()) result.weights = laid_out(row_weights);
   const at::Tensor n_per_expert = at::tensor(rows_per_expert, at::kLong).to(rows.device());
-  result.num_tokens_per_expert = replicated(n_per_expert, mesh);
-  result.offs = replicated(at::cumsum(n_per_expert, 0, at::kInt), mesh);
+  result.num_tokens_per_expert = replica_of(n_per_expert, mesh);
+  result.offs = replica_of(at::cumsum(n_per_expert, 0, at::kInt), mesh);
   result.expert_ids = laid_out(route->expert_of_rows(own.begin));
   if (is_dtensor(tokens)) result.tokens = spec_of(tokens);
   return result;

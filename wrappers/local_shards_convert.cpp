@@ -7,25 +7,18 @@
 #include "runtime/api/gradients.h"
 #include "runtime/api/local_form.h"
 #include "runtime/api/local_pieces.h"
+#include "runtime/tensor/autograd_node.h"
 #include "runtime/tensor/dtensor_impl.h"
-#include "runtime/tensor/spec.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 
 namespace shardwise {
 namespace {
 
-using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-/// The layout of gradients: `wanted`, by default the tensor's own, with Replicate in place of Partial.
-SpecPtr grad_spec(const SpecPtr& spec, const std::optional<Placements>& wanted) {
-  return spec->with_placements(without_partial(wanted ? *wanted : spec->placements()));
-}
 
 class ShardsForm final : public LocalForm {
  public:
@@ -74,57 +67,44 @@ at::Tensor ShardsForm::over(const at::Tensor& dtensor) const {
   return wrapper;
 }
 
-struct Kept {
-  static void keep(AutogradContext* ctx, const SpecPtr& spec, const ShardsForm* form) {
-    ctx->saved_data["spec"] = to_value(spec);
-    ctx->saved_data["has_pieces"] = form == &kPieces;
-  }
-  explicit Kept(const AutogradContext* ctx)
-      : spec(to_spec(ctx->saved_data.at("spec"))),
-        form(ctx->saved_data.at("has_pieces").toBool() ? kPieces : kNoPieces) {}
+/// The derivative of a conversion in one direction is the conversion in the other.
+struct ConversionBackward final : torch::autograd::Node {
+  SpecPtr grad_spec;
+  const ShardsForm* form = nullptr;
+  bool was_to_local = false;
 
-  SpecPtr spec;
-  const ShardsForm& form;
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) return {at::Tensor()};
+    return {was_to_local ? wrap_pieces(grad_spec, pieces_of(grads[0], *grad_spec), *form)
+                         : form->over(redistribute(grads[0], grad_spec->mesh(), grad_spec->placements().vec()))};
+  }
+  std::string name() const override { return was_to_local ? "ToShardsBackward" : "FromShardsBackward"; }
 };
 
-struct FromShards : torch::autograd::Function<FromShards> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& wrapper, const SpecPtr& spec,
-                            const SpecPtr& grad_spec, const ShardsForm* form) {
-    Kept::keep(ctx, grad_spec, form);
-    return wrap_pieces(spec, pieces_of(wrapper, *spec), *form);
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const Kept kept(ctx);
-    at::Tensor grad = grads[0];
-    if (grad.defined()) grad = kept.form.over(redistribute(grad, kept.spec->mesh(), kept.spec->placements().vec()));
-    return {grad, {}, {}, {}};
-  }
-};
-
-struct ToShards : torch::autograd::Function<ToShards> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const SpecPtr& grad_spec,
-                            const ShardsForm* form) {
-    Kept::keep(ctx, grad_spec, form);
-    return form->over(tensor);
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const Kept kept(ctx);
-    if (!grads[0].defined()) return {{}, {}, {}};
-    return {wrap_pieces(kept.spec, pieces_of(grads[0], *kept.spec), kept.form), {}, {}};
-  }
-};
+/// Records that `result` was converted from `source`, if autograd records.
+void record_conversion(const at::Tensor& source, const at::Tensor& result, const ShardsForm& form, const SpecPtr& spec,
+                       const std::optional<Placements>& grad_placements, bool to_local) {
+  if (!records(source)) return;
+  auto node = make_node<ConversionBackward>();
+  node->set_next_edges(torch::autograd::collect_next_edges(source));
+  // The layout of gradients: the wanted one, by default the tensor's own, with Replicate in place of Partial.
+  node->grad_spec = spec->with_placements(without_partial(grad_placements ? *grad_placements : spec->placements()));
+  node->form = &form;
+  node->was_to_local = to_local;
+  torch::autograd::set_history(result, node);
+}
 
 at::Tensor ShardsForm::to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) const {
-  if (records(dtensor)) return ToShards::apply(dtensor, grad_spec(spec_of(dtensor), grad_placements), this);
-  const at::Tensor& given = maybe_dtensor(dtensor)->given();
-  return given.defined() ? given : over(dtensor);
+  if (const at::Tensor& given = maybe_dtensor(dtensor)->given(); given.defined() && !records(dtensor)) return given;
+  at::Tensor wrapper = over(dtensor);
+  record_conversion(dtensor, wrapper, *this, spec_of(dtensor), grad_placements, /*to_local=*/true);
+  return wrapper;
 }
 
 RankPieces pieces_here(const at::Tensor& wrapper, const DeviceMesh& mesh, const FromLocalOptions& options) {
   const auto* impl = maybe_local_shards(wrapper);
   RankPieces pieces{mesh.rank(), wrapper.scalar_type(), wrapper.device().type(), options.shape, options.stride, {}, {}};
-  for (size_t i = 0; i < impl->shards().size(); ++i)
-    pieces.boxes.push_back({impl->offsets()[i], Dims(impl->shards()[i].sizes())});
+  pieces.boxes = boxes_of_shards(impl->shards(), impl->offsets());
   if (!impl->shards().empty()) pieces.piece_strides = Dims(impl->shards()[0].strides());
   return pieces;
 }
@@ -143,7 +123,8 @@ SpecPtr given_spec(const at::Tensor& wrapper, const MeshPtr& mesh, const Placeme
 /// Compares offsets, sizes and device.
 void check_pieces_here(const at::Tensor& wrapper, const Spec& spec) {
   if (!spec.is_member()) return;
-  const std::vector<Box> given = pieces_here(wrapper, *spec.mesh(), {}).boxes;
+  const auto* impl = maybe_local_shards(wrapper);
+  const std::vector<Box> given = boxes_of_shards(impl->shards(), impl->offsets());
   SW_CHECK_VALUE(
       c10::ArrayRef<Box>(given) == spec.boxes() || (given.empty() && std::ranges::all_of(spec.boxes(), &Box::empty)),
       "[from_local] rank {} gives {}, but {} of shape [{}] places {} there. Correct the pieces' offsets, or the "
@@ -190,8 +171,8 @@ int64_t sharded_dim(const std::vector<RankPieces>& all) {
   return 0;
 }
 
-[[maybe_unused]] const bool is_registered = [] {
-  register_local_class({&is_local_shards, &from_local_shards, {&kPieces, &kNoPieces}, /*for_pieces=*/&kPieces});
+[[maybe_unused]] const bool is_set = [] {
+  set_local_class(*new LocalClass{&is_local_shards, &from_local_shards, {&kPieces, &kNoPieces}, &kPieces});
   return true;
 }();
 
@@ -203,9 +184,8 @@ at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Pla
   const SpecPtr spec = spec_here(wrapper, mesh, placements, options);
   if (!mesh->is_member()) return wrap_pieces(spec, {}, kNoPieces);
   const ShardsForm& form = n_pieces > 0 ? kPieces : kNoPieces;
-  const at::Tensor tensor = records(wrapper)
-                                ? FromShards::apply(wrapper, spec, grad_spec(spec, options.grad_placements), &form)
-                                : wrap_pieces(spec, pieces_of(wrapper, *spec), form);
+  const at::Tensor tensor = wrap_pieces(spec, pieces_of(wrapper, *spec), form);
+  record_conversion(wrapper, tensor, form, spec, options.grad_placements, /*to_local=*/false);
   share_version(tensor, wrapper);
   // The wrapper of a rank without pieces may have another dtype than the tensor.
   if (!wrapper.requires_grad() && wrapper.scalar_type() == spec->dtype()) maybe_dtensor(tensor)->set_given(wrapper);
@@ -220,12 +200,6 @@ at::Tensor from_known_shards(const at::Tensor& wrapper, const MeshPtr& mesh, con
   const at::Tensor tensor = wrap_pieces(spec, pieces_of(wrapper, *spec), kPieces);
   share_version(tensor, wrapper);
   return tensor;
-}
-
-at::Tensor to_local_shards(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
-  spec_of(tensor);  // throws for other tensors
-  const LocalForm* form = maybe_dtensor(tensor)->local_form();
-  return (form ? *form : kPieces).to_local(tensor, grad_placements);
 }
 
 }  // namespace shardwise

@@ -12,6 +12,21 @@ namespace {
 
 std::atomic<LocalShardsHook> local_shards_hook{nullptr};
 
+Dims outer_sizes(c10::ArrayRef<Box> boxes, int64_t n_dims) {
+  Dims sizes(n_dims, 0);
+  for (int64_t dim = 0; dim < n_dims; ++dim) {
+    std::set<std::pair<int64_t, int64_t>> ranges;
+    for (const Box& box : boxes)
+      if (ranges.emplace(box.interval(dim).begin, box.interval(dim).end).second) sizes[dim] += box.sizes[dim];
+  }
+  int64_t n_elements = 0;
+  for (const Box& box : boxes) n_elements += box.numel();
+  if (Box::whole(sizes).numel() == n_elements) return sizes;  // then the disjoint pieces are all cells of a grid
+  Dims elements(n_dims, 1);
+  elements[0] = n_elements;
+  return elements;
+}
+
 }  // namespace
 
 LocalShardsImpl::LocalShardsImpl(std::vector<at::Tensor> shards, std::vector<Dims> offsets, c10::IntArrayRef sizes,
@@ -58,26 +73,19 @@ void LocalShardsImpl::release_resources() {
   shards_.clear();
 }
 
-Dims outer_sizes(c10::ArrayRef<Box> boxes, int64_t n_dims) {
-  Dims sizes(n_dims, 0);
-  for (int64_t dim = 0; dim < n_dims; ++dim) {
-    std::set<std::pair<int64_t, int64_t>> ranges;
-    for (const Box& box : boxes)
-      if (ranges.emplace(box.interval(dim).begin, box.interval(dim).end).second) sizes[dim] += box.sizes[dim];
-  }
-  int64_t n_elements = 0;
-  for (const Box& box : boxes) n_elements += box.numel();
-  if (Box::whole(sizes).numel() == n_elements) return sizes;  // then the disjoint pieces are all cells of a grid
-  Dims elements(n_dims, 1);
-  elements[0] = n_elements;
-  return elements;
+std::vector<Box> boxes_of_shards(const std::vector<at::Tensor>& shards, const std::vector<Dims>& offsets) {
+  std::vector<Box> boxes;
+  for (size_t i = 0; i < shards.size(); ++i) boxes.push_back({offsets[i], Dims(shards[i].sizes())});
+  return boxes;
 }
 
-at::Tensor wrap_local_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets, c10::IntArrayRef sizes,
-                             const at::TensorOptions& options) {
+at::Tensor wrap_local_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets,
+                             const at::TensorOptions& options, int64_t n_dims) {
   [[maybe_unused]] static const bool registered = (register_local_shards(), true);
+  const Dims sizes = outer_sizes(boxes_of_shards(shards, offsets), shards.empty() ? n_dims : shards[0].dim());
+  const at::TensorOptions own = shards.empty() ? options : shards[0].options();
   auto tensor = at::detail::make_tensor<LocalShardsImpl>(std::move(shards), std::move(offsets), sizes,
-                                                         c10::typeMetaToScalarType(options.dtype()), options.device());
+                                                         c10::typeMetaToScalarType(own.dtype()), own.device());
   if (const auto& pieces = maybe_local_shards(tensor)->shards(); pieces.size() == 1) share_version(tensor, pieces[0]);
   if (auto hook = local_shards_hook.load(std::memory_order_relaxed)) hook(tensor);
   return tensor;

@@ -51,13 +51,16 @@ inline LocalShardsImpl* maybe_local_shards(const at::TensorBase& tensor) {
 }
 inline bool is_local_shards(const at::TensorBase& tensor) { return maybe_local_shards(tensor) != nullptr; }
 
-/// The sizes of the wrapper itself. If the pieces are a grid (whole rows, whole columns, 1-D pieces, or every cell of some row and column ranges),
-/// they are put together without the gaps between them. Other pieces give [number of elements, 1], and no pieces give zeros.
-Dims outer_sizes(c10::ArrayRef<Box> boxes, int64_t n_dims);
+/// The boxes of pieces with these offsets.
+std::vector<Box> boxes_of_shards(const std::vector<at::Tensor>& shards, const std::vector<Dims>& offsets);
 
-/// A wrapper over these pieces (aliased, not copied). Pre: they are checked. Calls the hook.
-at::Tensor wrap_local_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets, c10::IntArrayRef sizes,
-                             const at::TensorOptions& options);
+/// A wrapper over these pieces (aliased, not copied). Without pieces it has the dtype and device of `options`, and `n_dims` dims. Pre: the pieces are
+/// checked. Calls the hook.
+///
+/// If the pieces are a grid (whole rows, whole columns, 1-D pieces, or every cell of some row and column ranges), its sizes are theirs without the
+/// gaps between them. Other pieces give [number of elements, 1], and no pieces give zeros.
+at::Tensor wrap_local_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets,
+                             const at::TensorOptions& options, int64_t n_dims);
 
 /// Called with every new wrapper and no lock held: the Python bindings attach their class with it.
 using LocalShardsHook = void (*)(const at::Tensor&);

@@ -14,12 +14,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-std::vector<Box> boxes_of(const std::vector<at::Tensor>& shards, const std::vector<Dims>& offsets) {
-  std::vector<Box> boxes;
-  for (size_t i = 0; i < shards.size(); ++i) boxes.push_back({offsets[i], Dims(shards[i].sizes())});
-  return boxes;
-}
-
 std::string in_brackets(c10::IntArrayRef numbers) { return fmt::format("[{}]", fmt::join(numbers, ", ")); }
 
 void check_shard(const at::Tensor& shard, const Dims& offsets, size_t i, const at::Tensor& first) {
@@ -51,7 +45,7 @@ void check_shards(const std::vector<at::Tensor>& shards, const std::vector<Dims>
                  "of one length.",
                  shards.size(), offsets.size());
   for (size_t i = 0; i < shards.size(); ++i) check_shard(shards[i], offsets[i], i, shards[0]);
-  const std::vector<Box> boxes = boxes_of(shards, offsets);
+  const std::vector<Box> boxes = boxes_of_shards(shards, offsets);
   if (const auto overlap = find_overlap(boxes))
     SW_CHECK_VALUE(false,
                    "[LocalShardsWrapper] local_shards[{}] {} and local_shards[{}] {} overlap in {}: each element "
@@ -60,20 +54,13 @@ void check_shards(const std::vector<at::Tensor>& shards, const std::vector<Dims>
                    to_string(intersect(boxes[overlap->first], boxes[overlap->second])));
 }
 
-at::Tensor wrap_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets, const at::TensorOptions& options,
-                       int64_t n_dims) {
-  const Dims sizes = outer_sizes(boxes_of(shards, offsets), shards.empty() ? n_dims : shards[0].dim());
-  const at::TensorOptions own = shards.empty() ? options : shards[0].options();
-  return wrap_local_shards(std::move(shards), std::move(offsets), sizes, own);
-}
-
 /// Pieces that require gradients get them from the wrapper's gradient.
 struct MakeShards : torch::autograd::Function<MakeShards> {
   static at::Tensor forward(AutogradContext* ctx, at::TensorList shards, const std::vector<Dims>& offsets) {
     ctx->saved_data["n_shards"] = static_cast<int64_t>(shards.size());
     std::vector<at::Tensor> detached;
     for (const at::Tensor& shard : shards) detached.push_back(shard.detach());
-    return wrap_shards(std::move(detached), offsets, {}, 0);
+    return wrap_local_shards(std::move(detached), offsets, {}, 0);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     variable_list result;
@@ -112,7 +99,7 @@ at::Tensor make_local_shards(std::vector<at::Tensor> shards, std::vector<Dims> o
                              const at::TensorOptions& options, int64_t n_dims) {
   check_shards(shards, offsets);
   if (std::ranges::any_of(shards, records)) return MakeShards::apply(at::TensorList(shards), offsets);
-  return wrap_shards(std::move(shards), std::move(offsets), options, n_dims);
+  return wrap_local_shards(std::move(shards), std::move(offsets), options, n_dims);
 }
 
 std::vector<at::Tensor> local_shards(const at::Tensor& wrapper) {

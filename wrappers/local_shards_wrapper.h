@@ -2,7 +2,7 @@
 //
 //   auto rows = make_local_shards({a, b}, {{0, 0}, {5, 0}});          // a: rows [0, 2), b: rows [5, 8) of a table
 //   auto table = from_local_shards(rows, mesh, {Placement::shard(0)}, {.shape = Dims{8, 16}});
-//   auto back = to_local_shards(table);                              // a and b again: same storage, same offsets
+//   auto back = to_local(table);                                     // a and b again: same storage, same offsets
 //
 // Operators run on each piece, in C++: pointwise operators (in place and on lists too), copies, casts, factories of its shape and views of the
 // wrapper's own sizes. Operands need equal offsets; 0-dim tensors apply to every piece. All other operators are an error.
@@ -35,7 +35,8 @@ std::vector<Dims> local_offsets(const at::Tensor& wrapper);
 /// Otherwise collective over the mesh: offsets are exchanged, and `placements` become exact (infer_layout.h). Throws: as
 /// infer_layout(), alike on all ranks.
 ///
-/// On a non-member only the wrapper's dtype is used, and `options.shape` is required.
+/// On a non-member only the wrapper's dtype is used, and `options.shape` is required. to_local() of the tensor is a wrapper again, aliased; it has no
+/// pieces on a non-member, and if the given one had none.
 at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Placements placements,
                              const FromLocalOptions& options = {});
 
@@ -44,9 +45,5 @@ at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Pla
 /// along the first dim in which some piece is shorter than the tensor.
 /// Throws: c10::ValueError as infer_layout(), and if the wrapper does not match its entry.
 at::Tensor from_known_shards(const at::Tensor& wrapper, const MeshPtr& mesh, const std::vector<RankPieces>& all);
-
-/// This rank's pieces of a distributed tensor as a wrapper, aliased. The wrapper has no pieces on a non-member, and if the tensor was made from a
-/// wrapper without pieces. The gradient is assumed to have `grad_placements`, by default the tensor's placements.
-at::Tensor to_local_shards(const at::Tensor& tensor, std::optional<Placements> grad_placements = {});
 
 }  // namespace shardwise

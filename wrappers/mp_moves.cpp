@@ -3,10 +3,7 @@
 #include "text/check.h"
 #include "wrappers/plain_parts.h"
 
-#include <ATen/WrapDimUtils.h>
 #include <ATen/ops/empty.h>
-
-#include <optional>
 
 namespace shardwise {
 namespace {

@@ -16,7 +16,6 @@
 
 #include "runtime/api/dtensor.h"
 
-#include <limits>
 #include <optional>
 
 namespace shardwise {

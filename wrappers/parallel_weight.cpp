@@ -44,8 +44,6 @@ Placement interleaved(c10::IntArrayRef sizes, const WeightSharding& sharding) {
   return Placement::enumerable(std::move(pieces));
 }
 
-}  // namespace
-
 Placements placements_of_weight(c10::IntArrayRef sizes, const WeightSharding& sharding) {
   const MeshPtr& mesh = sharding.mesh;
   SW_CHECK_INDEX(sharding.mesh_dim >= 0 && sharding.mesh_dim < mesh->ndim(),
@@ -67,6 +65,8 @@ Placements placements_of_weight(c10::IntArrayRef sizes, const WeightSharding& sh
   placements[sharding.mesh_dim] = sharding.placement;
   return placements;
 }
+
+}  // namespace
 
 at::Tensor parallel_weight(c10::IntArrayRef sizes, const WeightSharding& sharding, at::ScalarType dtype) {
   for (const int64_t size : sizes)

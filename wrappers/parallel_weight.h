@@ -20,12 +20,9 @@ struct WeightSharding {
   int64_t stride = 1;                         // blocks along the sharded dim, each of which is sharded over all ranks
 };
 
-/// The placements of a tensor of `sizes`: replicated on the other mesh dims; with a stride an EnumerableShard of `stride` pieces per rank, in the
-/// order of the master tensor. Blocks and pieces have the sizes of torch.chunk, so sizes need not divide evenly.
+/// An uninitialised parameter, which requires a gradient. It is replicated on the other mesh dims; with a stride, it is an EnumerableShard of `stride`
+/// pieces per rank, in the order of the master tensor. Blocks and pieces have the sizes of torch.chunk, so sizes need not divide evenly.
 /// Throws: c10::IndexError for a dim out of range, c10::ValueError for a stride below 1 and for one above 1 on an N-D mesh.
-Placements placements_of_weight(c10::IntArrayRef sizes, const WeightSharding& sharding);
-
-/// An uninitialised parameter: it requires a gradient.
 at::Tensor parallel_weight(c10::IntArrayRef sizes, const WeightSharding& sharding, at::ScalarType dtype = at::kFloat);
 
 /// Draws `tensor` by the name of a distribution: "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform" (as torch::nn::Linear is

@@ -23,13 +23,6 @@ void check_same_offsets(const OpInfo& op, const LocalShardsImpl& a, const LocalS
                  op.name, list(a.offsets()), list(b.offsets()));
 }
 
-at::Tensor wrap_like(const LocalShardsImpl& like, std::vector<at::Tensor> shards, at::TensorOptions options) {
-  std::vector<Box> boxes;
-  for (size_t i = 0; i < shards.size(); ++i) boxes.push_back({like.offsets()[i], Dims(shards[i].sizes())});
-  const Dims sizes = outer_sizes(boxes, like.dim());
-  return wrap_local_shards(std::move(shards), like.offsets(), sizes, options);
-}
-
 class PieceRun {
  public:
   PieceRun(const OpInfo& op, torch::jit::Stack& stack) : op_(op), stack_(stack), first_(stack.size() - op.n_args()) {
@@ -92,7 +85,7 @@ class PieceRun {
     if (op_.returned_arg[i] >= 0) return arg(op_.returned_arg[i]);
     const auto options = outputs_[i][0].options();
     if (!has_pieces) outputs_[i].clear();
-    return wrap_like(leader(), std::move(outputs_[i]), options);
+    return wrap_local_shards(std::move(outputs_[i]), leader().offsets(), options, leader().dim());
   }
 
   const OpInfo& op_;
@@ -156,7 +149,8 @@ class PieceListRun {
     for (size_t j = 0; j < elements_.size(); ++j) {
       const auto end = next + static_cast<std::ptrdiff_t>(n_pieces_[j]);
       const auto* wrapper = maybe_local_shards(elements_[j]);
-      results.push_back(wrapper ? wrap_like(*wrapper, {next, end}, elements_[j].options()) : *next);
+      results.push_back(
+          wrapper ? wrap_local_shards({next, end}, wrapper->offsets(), elements_[j].options(), wrapper->dim()) : *next);
       next = end;
     }
     return results;

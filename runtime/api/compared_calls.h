@@ -44,8 +44,8 @@ class ComparedCalls {
   /// Returns the differences that the ranks found at the first call of this signature; under the order check (order_check.h), at this call.
   /// `name`: the module's name, for the text.
   ///
-  /// Collective over each mesh at the first call of a signature that has arguments: gathers two numbers per rank and, if they differ, one
-  /// number per argument and rank. CommTrace leaves out both messages. Later calls read no value and cost a hash of the signature. Nothing
+  /// Collective over each mesh at the first call of a signature that has arguments: gathers one number per argument and rank, which CommTrace
+  /// leaves out. Later calls read no value and cost a hash of the signature. Nothing
   /// is compared while torch traces, in a backward, or if tensors are on the meta device.
   Differences differences(const std::string& name, const std::vector<ForwardArgument>& arguments);
 

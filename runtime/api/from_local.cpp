@@ -75,14 +75,14 @@ class RecentNodes {
 };
 
 struct GradientOptions {
-  SpecPtr spec;          // null: spec_of_grad() of the tensor
+  SpecPtr spec;          // null: that of the tensor, reduced
   bool is_flat = false;  // the only piece is all pieces in a row
   bool adds = false;     // FromLocalOptions::adds_gradients
 };
 
 void record_history(const at::Tensor& tensor, const std::vector<at::Tensor>& pieces, const GradientOptions& options) {
   const SpecPtr& spec = spec_of(tensor);
-  const SpecPtr grad_spec = options.spec ? options.spec : spec_of_grad(spec);
+  const SpecPtr grad_spec = options.spec ? options.spec : spec->reduced();
   auto edges = torch::autograd::collect_next_edges(pieces);
   if (options.adds)
     if (NodePtr known = RecentNodes::of_thread().find(edges, spec, grad_spec))

@@ -32,8 +32,6 @@ at::Tensor detached_counted_by(const at::Tensor& piece, const c10::VariableVersi
 
 }  // namespace
 
-at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec) { return laid_out_as(grad, spec, {}); }
-
 at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec, const PlanOptions& options) {
   return grad.defined() && is_dtensor(grad) ? redistribute(grad, spec.mesh(), spec.placements().vec(), {options})
                                             : grad;

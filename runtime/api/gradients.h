@@ -9,12 +9,8 @@ namespace shardwise {
 /// True if autograd records operations on `tensor`.
 inline bool records(const at::Tensor& tensor) { return tensor.requires_grad() && c10::GradMode::is_enabled(); }
 
-/// The spec of gradients of a tensor of `spec`: the same, with Replicate in place of Partial. Often `spec` itself.
-inline SpecPtr spec_of_grad(const SpecPtr& spec) { return spec->reduced(); }
-
 /// `grad` redistributed to the mesh and placements of `spec`. Undefined and plain gradients are returned unchanged.
-at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec);
-at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec, const PlanOptions& options);
+at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec, const PlanOptions& options = {});
 
 /// Gives `tensor` the version counter of `other`, whose memory it shares: a write to either counts for both. Inference tensors have no
 /// counter.

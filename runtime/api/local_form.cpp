@@ -8,9 +8,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <atomic>
-#include <utility>
 
 namespace shardwise {
 namespace {
@@ -19,21 +17,7 @@ using torch::autograd::Variable;
 using torch::autograd::variable_list;
 namespace impl = torch::autograd::impl;
 
-/// The registered classes, the latest first. None is ever removed, so that from_local() and to_local() read the list without a lock.
-struct Registered {
-  LocalClass local_class;
-  const Registered* next;
-};
-std::atomic<const Registered*> latest{nullptr};
-
-/// The first answer that is not null of `ask(local_class)`.
-template <class Ask>
-auto first_of_classes(const Ask& ask) {
-  decltype(ask(std::declval<const LocalClass&>())) answer = nullptr;
-  for (const Registered* each = latest.load(std::memory_order_acquire); each && !answer; each = each->next)
-    answer = ask(each->local_class);
-  return answer;
-}
+std::atomic<const LocalClass*> local_class{nullptr};
 
 /// Runs before a gradient is captured or accumulated: lays it out and sets its form. Other users of the gradient keep theirs unchanged.
 struct FormOfGradient final : torch::autograd::FunctionPreHook {
@@ -78,31 +62,27 @@ at::Tensor detach(c10::DispatchKeySet keys, const at::Tensor& tensor) {
 
 }  // namespace
 
-void register_local_class(LocalClass local_class) {
-  auto* const registered = new Registered{std::move(local_class), latest.load()};
-  while (!latest.compare_exchange_weak(registered->next, registered, std::memory_order_release)) {
-  }
-}
+void set_local_class(const LocalClass& known) { local_class = &known; }
 
 const LocalClass* local_class_of(const at::TensorBase& local) {
-  return first_of_classes([&](const LocalClass& each) { return each.holds(local) ? &each : nullptr; });
+  const LocalClass* const known = local_class.load(std::memory_order_acquire);
+  return known && known->holds(local) ? known : nullptr;
 }
 
 const LocalForm* local_form_named(const std::string& name) {
   if (name.empty()) return nullptr;
-  const LocalForm* const found = first_of_classes([&](const LocalClass& each) {
-    const auto form = std::ranges::find(each.forms, name, &LocalForm::name);
-    return form == each.forms.end() ? nullptr : *form;
-  });
-  SW_CHECK_VALUE(found,
+  if (const LocalClass* const known = local_class)
+    for (const LocalForm* const form : known->forms)
+      if (form->name() == name) return form;
+  SW_CHECK_VALUE(false,
                  "[load] the local part was saved as \"{}\", but no imported class has this name. Import the library "
                  "that defines it before you load.",
                  name);
-  return found;
 }
 
 const LocalForm* local_form_for_pieces() {
-  return first_of_classes([](const LocalClass& each) { return each.for_pieces; });
+  const LocalClass* const known = local_class;
+  return known ? known->for_pieces : nullptr;
 }
 
 void keep_local_form(const at::Tensor& tensor, const LocalForm* form) {

@@ -1,8 +1,8 @@
-// runtime/api/local_form.h: C++ tensor classes that to_local() may return and from_local() takes.
+// runtime/api/local_form.h: the C++ tensor class of a higher room that to_local() may return and from_local() takes.
 //
-// A library registers a class with register_local_class(). From then on from_local() takes its objects, and to_local() returns objects
-// again for the tensor, for its gradient and for results of the same layout: `table * 2`, `zeros_like(table)` and `table.detach()` keep the
-// form, `table.t()` does not. The local shards of wrappers/ are such a class. For Python classes see runtime/tensor/subclass.h.
+// The class is that of the local shards of wrappers/. Once set_local_class() was called, from_local() takes its objects, and to_local() returns
+// objects again for the tensor, for its gradient and for results of the same layout: `table * 2`, `zeros_like(table)` and `table.detach()` keep
+// the form, `table.t()` does not. For Python classes see runtime/tensor/subclass.h.
 #pragma once
 
 #include "runtime/tensor/dtensor_impl.h"
@@ -35,10 +35,10 @@ struct LocalClass {
   const LocalForm* for_pieces = nullptr;
 };
 
-/// Called once per class, before from_local() gets its first object.
-void register_local_class(LocalClass local_class);
+/// Called once, before from_local() gets its first object. `local_class` lives as long as the process.
+void set_local_class(const LocalClass& local_class);
 
-/// The class of `local`; null for a plain tensor. Cost: one test per class.
+/// The class of `local`; null for a plain tensor.
 const LocalClass* local_class_of(const at::TensorBase& local);
 /// The form with this name; null for "" (a plain tensor). Throws: c10::ValueError for an unknown name.
 const LocalForm* local_form_named(const std::string& name);

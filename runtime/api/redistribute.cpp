@@ -61,10 +61,10 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
     ctx->saved_data["memory_cap"] = options.plan.memory_cap;
     if (at::Tensor sent = sent_by_owners(tensor, to); sent.defined()) {
       ctx->saved_data["grad_spec"] =
-          to_value(spec_of_grad(to));  // the lookup takes gradients of any layout, and sends rows
+          to_value(to->reduced());  // the lookup takes gradients of any layout, and sends rows
       return sent;
     }
-    ctx->saved_data["grad_spec"] = to_value(spec_of_grad(spec_of(tensor)));
+    ctx->saved_data["grad_spec"] = to_value(spec_of(tensor)->reduced());
     return moved(tensor, to, options);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -98,7 +98,7 @@ struct RedistributeMany : torch::autograd::Function<RedistributeMany> {
                                const PlanOptions& options, int64_t bucket_bytes) {
     ctx->set_materialize_grads(false);  // torch's zeros would be plain tensors
     c10::List<c10::IValue> specs(c10::AnyType::get());
-    for (const at::Tensor& tensor : tensors) specs.push_back(to_value(spec_of_grad(spec_of(tensor))));
+    for (const at::Tensor& tensor : tensors) specs.push_back(to_value(spec_of(tensor)->reduced()));
     ctx->saved_data["specs"] = specs;
     std::vector<bool> is_frozen;
     for (const at::Tensor& tensor : tensors) is_frozen.push_back(!tensor.requires_grad());

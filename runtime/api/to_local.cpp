@@ -113,7 +113,7 @@ at::Tensor to_piece(const at::Tensor& tensor, std::optional<Placements> grad_pla
     return is_zero ? at::zeros({}, options) : at::empty({0}, options);
   }
   if (has_history(tensor))
-    return with_history(tensor, shards, grad_placements ? spec->with_placements(*grad_placements) : spec_of_grad(spec),
+    return with_history(tensor, shards, grad_placements ? spec->with_placements(*grad_placements) : spec->reduced(),
                         is_flat, grad_placements && is_traced(shards))[0];
   if (is_flat) return detached(flat_part(*spec, shards), impl);
   // With grad mode on, the caller may call requires_grad_() on the result, which must not affect the tensor's own piece.
@@ -124,7 +124,7 @@ std::vector<at::Tensor> to_pieces(const at::Tensor& tensor) {
   const SpecPtr& spec = spec_of(tensor);
   const DTensorImpl& impl = *maybe_dtensor(tensor);
   const Shards& shards = shards_read_by(impl, "to_local");
-  return has_history(tensor) ? with_history(tensor, shards, spec_of_grad(spec)) : without_history(impl, shards);
+  return has_history(tensor) ? with_history(tensor, shards, spec->reduced()) : without_history(impl, shards);
 }
 
 std::vector<at::Tensor> detached_pieces(const at::Tensor& tensor, const char* reader) {

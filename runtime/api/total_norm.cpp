@@ -2,10 +2,10 @@
 
 #include "placements/placement_list.h"
 #include "runtime/api/redistribute.h"
+#include "runtime/comm/agreement.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/digest.h"
-#include "runtime/redistribute/mesh_agreement.h"
 #include "runtime/tensor/below_autograd.h"
 #include "text/check.h"
 
@@ -87,15 +87,11 @@ class GivenTensors {
   void check(const Group& group, const std::vector<double>& digests) const {
     const auto other = std::ranges::find_if(digests, [&](double each) { return each != digests[0]; });
     if (other == digests.end()) return;
-    std::vector<int64_t> lengths, own;  // the texts and their lengths
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      const std::string text = words(i);
-      lengths.push_back(static_cast<int64_t>(text.size()));
-      own.insert(own.end(), text.begin(), text.end());
-    }
-    const auto all_lengths = all_gather_numbers(group, lengths), all = all_gather_numbers(group, own);
+    Facts own("gradients");
+    for (size_t i = 0; i < tensors_.size(); ++i) own.text(words(i));
+    const auto all = agree(group, "total_norm", own);
     const auto place = static_cast<size_t>(other - digests.begin());
-    const auto first = texts_of(all_lengths[0], all[0]), second = texts_of(all_lengths[place], all[place]);
+    const auto first = texts_in(all[0]), second = texts_in(all[place]);
     const size_t n = std::ranges::mismatch(first, second).in1 - first.begin();
     const auto shown = [n](const std::vector<std::string>& texts) { return n < texts.size() ? texts[n] : "none"; };
     SW_CHECK_VALUE(false,
@@ -113,13 +109,9 @@ class GivenTensors {
     return fmt::format("{} [{}]{}", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
                        is_dtensor(tensor) ? " as " + to_string(spec_of(tensor)->placements()) : "");
   }
-  static std::vector<std::string> texts_of(const std::vector<int64_t>& lengths, const std::vector<int64_t>& letters) {
+  static std::vector<std::string> texts_in(const Facts& facts) {
     std::vector<std::string> texts;
-    auto next = letters.begin();
-    for (const int64_t length : lengths) {
-      texts.emplace_back(next, next + length);
-      next += length;
-    }
+    for (FactReader reader(facts); !reader.at_end();) texts.push_back(reader.text());
     return texts;
   }
 

@@ -32,7 +32,7 @@ void emit(OpSpan span, const Spec& given, const Spec& result) {
 /// The layout that `grad` of `leaf` should get; null if it has that layout, or is on another mesh.
 SpecPtr wanted_layout(const DTensorImpl& leaf, const DTensorImpl& grad) {
   if (grad.spec()->mesh() != leaf.spec()->mesh()) return nullptr;
-  SpecPtr wanted = spec_of_grad(leaf.spec());
+  SpecPtr wanted = leaf.spec()->reduced();
   return grad.spec()->layout() == wanted->layout() ? nullptr : wanted;
 }
 

@@ -315,7 +315,7 @@ TEST(LocalShardsConvertTest, WritesToPiecesCountAsWritesToTheTensorAndItsWrapper
       EXPECT_EQ(tensor._version(), before + 1);
       wrapper.mul_(2);
       EXPECT_EQ(tensor._version(), before + 2);
-      local_shards(to_local_shards(tensor))[0].mul_(2);
+      local_shards(to_local(tensor))[0].mul_(2);
       EXPECT_EQ(tensor._version(), before + 3);
       EXPECT_EQ(wrapper._version(), before + 3);
       EXPECT_TRUE(at::equal(full_tensor(tensor), table() * 8));

@@ -5,10 +5,7 @@
 #include "wrappers/embedding_plan/load_bound.h"
 #include "wrappers/embedding_plan/slice_dealing.h"
 #include "wrappers/embedding_plan/slice_groups.h"
-#include "wrappers/embedding_plan/slice_packing.h"
 #include "wrappers/embedding_plan/table_choices.h"
-
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <array>
@@ -20,12 +17,11 @@ namespace shardwise::detail {
 namespace {
 
 constexpr double kEndless = std::numeric_limits<double>::infinity();
-// Targets as multiples of the bound, and the shares of a target that one slice may take.
+// Targets as multiples of the bound, and the shares of a target, and of the memory, that one slice may take.
 constexpr std::array kTargets{1.0, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.45, 1.6, 2.0, 3.0};
 constexpr std::array kShares{1.0, 0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05};
 constexpr double kCloseEnough = 1.0005;  // to the bound: the search stops
-constexpr int64_t kMostMoves = 20000;
-constexpr int64_t kMostTrials = 200000;  // limit of a refinement: (slices + ranks) * divisions tried
+constexpr int64_t kMostTrials = 400000;  // limit of a refinement: (slices + ranks) * divisions tried
 
 std::string duration(double seconds) {
   return seconds < 1e-3 ? fmt::format("{:.3g} us", seconds * 1e6) : fmt::format("{:.3g} ms", seconds * 1e3);
@@ -47,7 +43,6 @@ class CostBalancer {
     std::array<Case, 3> cases{{{0, false, true}, {0, true, true}, {0, true, false}}};
     for (Case& each : cases) each.bound = load_bound(model_, options_, each.may_replicate, each.may_shard);
     std::ranges::stable_sort(cases, {}, &Case::bound);
-    bound_ = cases[0].bound;
     try_other_strategies();
     for (const Case& each : cases)
       if (each.bound < best_seconds_) search(each.bound, each.may_replicate, each.may_shard);
@@ -97,50 +92,34 @@ class CostBalancer {
 
   void search(double bound, bool may_replicate, bool may_shard) {
     const auto choices = table_choices(model_, options_, may_replicate, may_shard);
-    const double fixed = fixed_seconds(model_, may_replicate, may_shard);
+    const double fixed = model_.fixed_seconds(may_replicate, may_shard);
     Division best;
-    const auto is_near = [&](double over) { return fixed + best.seconds <= fixed + (bound - fixed) * over; };
+    const auto is_near = [&](double over) { return fixed + best.seconds() <= fixed + (bound - fixed) * over; };
     for (const double target : kTargets)
       for (const double share : kShares) {
         const double seconds = (bound - fixed) * target;
-        if (is_near(kCloseEnough) || seconds >= best.seconds) continue;
-        Division division = divide(choices, seconds, share);
-        if (division.seconds < best.seconds) best = std::move(division);
+        if (is_near(kCloseEnough) || seconds >= best.seconds()) continue;
+        Division division = deal_chosen(choose(choices, {seconds * share, memory_ * share}, seconds));
+        if (division.seconds() < best.seconds()) best = std::move(division);
       }
     if (best.chosen.empty()) return;
     refine(choices, best, (bound - fixed) * kCloseEnough);
-    if (fixed + best.seconds * (1 - 1e-9) < best_seconds_) keep_if_better(plans_of(choices, best));
+    if (fixed + best.seconds() * (1 - 1e-9) < best_seconds_) keep_if_better(plans_of(choices, best));
   }
 
   /// Treatments and slices of all tables, and the ranks of the slices.
   struct Division {
     std::vector<Choice> chosen;
     std::vector<LooseSlice> slices;
-    std::vector<int64_t> ranks;  // of the slices
-    int64_t last_rank = 0;
-    double seconds = kEndless;  // of the last rank, without the time that every rank pays
+    Packed packed{{}, 0, kEndless};  // without the time that every rank pays
+    double seconds() const { return packed.seconds; }
   };
-
-  /// The division for a target of `seconds`, in which a slice takes at most `share` of the time and memory left for slices.
-  Division divide(const std::vector<TableChoices>& choices, double seconds, double share) {
-    // Chooses twice, because the cost of replicas is known only after they are chosen.
-    auto chosen = choose(choices, {seconds * share, memory_ * share}, seconds);
-    double replicated = 0, n_bytes = 0;
-    for (const Choice& choice : chosen)
-      if (choice.treatment == Treatment::kReplicated) {
-        replicated += choice.seconds;
-        n_bytes += choice.n_bytes;
-      }
-    if (replicated > 0 && replicated < seconds && n_bytes < memory_)
-      chosen = choose(choices, {(seconds - replicated) * share, (memory_ - n_bytes) * share}, seconds - replicated);
-    return deal_chosen(std::move(chosen));
-  }
 
   /// Gives tables of the last rank more slices, or another treatment, as long as that makes the rank finish earlier.
   void refine(const std::vector<TableChoices>& choices, Division& best, double close_enough) {
     auto n_tries =
         std::clamp<int64_t>(kMostTrials / (static_cast<int64_t>(best.slices.size()) + model_.n_ranks()), 4, 1000);
-    for (bool is_better = true; is_better && best.seconds > close_enough && n_tries > 0;) {
+    for (bool is_better = true; is_better && best.seconds() > close_enough && n_tries > 0;) {
       is_better = false;
       for (const size_t t : tables_of_last_rank(best)) {
         for (const Choice& other : others_of(choices[t], best.chosen[t])) {
@@ -148,7 +127,7 @@ class CostBalancer {
           std::vector<Choice> chosen = best.chosen;
           chosen[t] = other;
           Division division = deal_chosen(std::move(chosen));
-          if (division.seconds >= best.seconds * (1 - 1e-7)) continue;
+          if (division.seconds() >= best.seconds() * (1 - 1e-7)) continue;
           best = std::move(division);
           is_better = true;
           break;
@@ -162,9 +141,9 @@ class CostBalancer {
   std::vector<size_t> tables_of_last_rank(const Division& division) const {
     std::vector<std::pair<double, size_t>> found;
     for (size_t i = 0; i < division.slices.size(); ++i)
-      if (division.ranks[i] == division.last_rank)
-        found.emplace_back(-seconds_of(division.slices[i]), division.slices[i].table);
-    if (division.last_rank == 0)
+      if (division.packed.ranks[i] == division.packed.last_rank)
+        found.emplace_back(-division.slices[i].seconds, division.slices[i].table);
+    if (division.packed.last_rank == 0)
       for (size_t t = 0; t < division.chosen.size(); ++t)
         if (division.chosen[t].treatment == Treatment::kRowParallel)
           found.emplace_back(-division.chosen[t].first_seconds, t);
@@ -249,10 +228,6 @@ class CostBalancer {
     }
   }
 
-  double seconds_of(const LooseSlice& slice) const {
-    return model_.slice_seconds(slice.table, {0, model_.tables()[slice.table].n_rows}, slice.n_columns);
-  }
-
   static std::vector<Slicing> slicings_of(const std::vector<Choice>& chosen) {
     std::vector<Slicing> slicings;
     for (const Choice& choice : chosen) slicings.push_back({choice.treatment, choice.n_slices, ""});
@@ -260,30 +235,22 @@ class CostBalancer {
   }
 
   Division deal_chosen(std::vector<Choice> chosen) {
-    const auto n_ranks = static_cast<size_t>(model_.n_ranks());
-    Ranks ranks{std::vector<double>(n_ranks), std::vector<double>(n_ranks), memory_};
+    Ranks ranks(model_.n_ranks(), memory_);
     for (size_t t = 0; t < chosen.size(); ++t) add_common(t, chosen[t], ranks);
-    Division division{std::move(chosen), {}, {}, 0, kEndless};
+    Division division{std::move(chosen)};
     division.slices = loose_slices(model_, slicings_of(division.chosen));
-    std::vector<PackedItem> items;
     double sum = 0;
-    for (const LooseSlice& slice : division.slices) {
-      items.push_back({seconds_of(slice), static_cast<double>(slice.n_bytes)});
-      sum += items.back().seconds;
-    }
-    const double mean = sum / static_cast<double>(n_ranks);
-    auto packed = pack(items, std::move(ranks), std::max(mean, 1e-12), kMostMoves);
-    if (!packed) return division;
-    division.ranks = std::move(packed->ranks);
-    division.last_rank = packed->last_rank;
-    division.seconds = packed->seconds;
+    for (const LooseSlice& slice : division.slices) sum += slice.seconds;
+    const double mean = sum / static_cast<double>(model_.n_ranks());
+    if (auto packed = pack(division.slices, std::move(ranks), std::max(mean, 1e-12)))
+      division.packed = *std::move(packed);
     return division;
   }
 
   std::vector<TablePlan> plans_of(const std::vector<TableChoices>& choices, const Division& division) const {
     std::vector<Slicing> slicings = slicings_of(division.chosen);
     for (size_t t = 0; t < slicings.size(); ++t) slicings[t].reason = reason_of(choices[t], division.chosen[t]);
-    return place(model_.tables(), slicings, division.slices, division.ranks, model_.n_ranks());
+    return place(model_.tables(), slicings, division.slices, division.packed.ranks, model_.n_ranks());
   }
 
   /// Adds the load of a replicated or row-parallel table to each rank.
@@ -329,7 +296,6 @@ class CostBalancer {
   const EmbeddingPlanOptions& options_;
   double memory_;
   std::vector<std::vector<double>> row_seconds_;  // per table and rank, for tables that were row-parallel once
-  double bound_ = 0;
   double best_seconds_ = kEndless;
   std::vector<TablePlan> best_;
 };

@@ -1,8 +1,8 @@
 // wrappers/embedding_plan/cost_balanced.h: the strategy that chooses treatments, slices and ranks by time. Pure.
 //
 // For targets from the bound upwards: each table gets the treatment with the least mean time per rank, among the treatments whose slices take at most
-// a share of the target. Slices are placed, largest first, on the rank that finishes first and has room. Then slices are moved and swapped between
-// the rank that finishes last and ranks that finish early. The result is the best plan found, the plans of the other strategies for the same options
+// a share of the target. Slices are placed, largest first, on the rank that finishes first and has room. Then tables of the rank that finishes last
+// get more slices, or another treatment, while that helps. The result is the best plan found, the plans of the other strategies for the same options
 // included.
 #pragma once
 

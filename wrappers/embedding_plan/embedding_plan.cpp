@@ -7,8 +7,6 @@
 #include "wrappers/embedding_plan/slice_dealing.h"
 #include "wrappers/embedding_plan/slice_groups.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 
 namespace shardwise {
@@ -24,9 +22,9 @@ void check_memory(const EmbeddingPlan& plan) {
 }
 
 /// Computes groups, loads and bound of a plan whose slices are valid.
-EmbeddingPlan finish(std::vector<TableConfig> tables, int64_t n_ranks, const EmbeddingPlanOptions& options,
-                     std::vector<TablePlan> table_plans, const detail::LoadModel& model) {
-  EmbeddingPlan plan{std::move(tables), n_ranks, options, std::move(table_plans), {}, 0};
+EmbeddingPlan finish(const detail::LoadModel& model, int64_t n_ranks, const EmbeddingPlanOptions& options,
+                     std::vector<TablePlan> table_plans) {
+  EmbeddingPlan plan{model.tables(), n_ranks, options, std::move(table_plans), {}, 0};
   plan.ranks = detail::group_slices(plan.tables, n_ranks, plan.table_plans);
   const std::vector<RankLoad> loads = detail::rank_loads(model, plan.table_plans);
   for (int64_t rank = 0; rank < n_ranks; ++rank) plan.ranks[rank].load = loads[rank];
@@ -47,7 +45,8 @@ std::string_view words_of(EmbeddingStrategy strategy) {
 
 }  // namespace
 
-EmbeddingPlan plan_embeddings(std::vector<TableConfig> tables, int64_t n_ranks, const EmbeddingPlanOptions& options) {
+EmbeddingPlan plan_embeddings(const std::vector<TableConfig>& tables, int64_t n_ranks,
+                              const EmbeddingPlanOptions& options) {
   check_tables(tables);
   check_options(options, n_ranks);
   const detail::LoadModel model(tables, n_ranks, options);
@@ -62,20 +61,17 @@ EmbeddingPlan plan_embeddings(std::vector<TableConfig> tables, int64_t n_ranks, 
     const auto slices = detail::loose_slices(model, slicings);
     table_plans = detail::place(tables, slicings, slices, detail::deal(slices, n_ranks, options.strategy), n_ranks);
   }
-  std::vector<TableConfig> kept = tables;  // the model refers to `tables`
-  EmbeddingPlan plan = finish(std::move(kept), n_ranks, options, std::move(table_plans), model);
+  EmbeddingPlan plan = finish(model, n_ranks, options, std::move(table_plans));
   check_memory(plan);
   return plan;
 }
 
-EmbeddingPlan arrange_embeddings(std::vector<TableConfig> tables, int64_t n_ranks, const EmbeddingPlanOptions& options,
-                                 std::vector<TablePlan> table_plans) {
+EmbeddingPlan arrange_embeddings(const std::vector<TableConfig>& tables, int64_t n_ranks,
+                                 const EmbeddingPlanOptions& options, std::vector<TablePlan> table_plans) {
   check_tables(tables);
   check_options(options, n_ranks);
   detail::complete_slices(tables, n_ranks, table_plans);
-  const detail::LoadModel model(tables, n_ranks, options);
-  std::vector<TableConfig> kept = tables;
-  return finish(std::move(kept), n_ranks, options, std::move(table_plans), model);
+  return finish(detail::LoadModel(tables, n_ranks, options), n_ranks, options, std::move(table_plans));
 }
 
 void EmbeddingPlan::check_rank(int64_t rank) const {

@@ -57,11 +57,6 @@ bool is_ruled_out(const std::vector<TableChoices>& choices, double seconds, doub
 
 }  // namespace
 
-double fixed_seconds(const LoadModel& model, bool may_replicate, bool may_shard) {
-  return model.client_seconds() + (may_shard ? model.exchange_latency() : 0) +
-         (may_replicate ? model.all_reduce_latency() : 0);
-}
-
 double load_bound(const LoadModel& model, const EmbeddingPlanOptions& options, bool may_replicate, bool may_shard) {
   const auto choices = table_choices(model, options, may_replicate, may_shard);
   if (!std::ranges::all_of(choices, &TableChoices::any)) return kInfinity;
@@ -77,7 +72,7 @@ double load_bound(const LoadModel& model, const EmbeddingPlanOptions& options, b
     const double middle = (low + high) / 2;
     (is_ruled_out(choices, middle, memory) ? low : high) = middle;
   }
-  return fixed_seconds(model, may_replicate, may_shard) + low;
+  return model.fixed_seconds(may_replicate, may_shard) + low;
 }
 
 double load_bound(const LoadModel& model, const EmbeddingPlanOptions& options) {

@@ -21,7 +21,4 @@ double load_bound(const LoadModel& model, const EmbeddingPlanOptions& options);
 /// The bound over plans that may replicate or shard tables as stated; infinity if there is no such plan.
 double load_bound(const LoadModel& model, const EmbeddingPlanOptions& options, bool may_replicate, bool may_shard);
 
-/// The seconds that every rank pays in such plans, independent of the placement.
-double fixed_seconds(const LoadModel& model, bool may_replicate, bool may_shard);
-
 }  // namespace shardwise::detail

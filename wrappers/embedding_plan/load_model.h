@@ -51,6 +51,10 @@ class LoadModel {
   /// Bytes that a rank sends (and receives) in the all-reduce of a replicated table.
   double all_reduced_bytes(size_t table) const;
 
+  /// The seconds that every rank pays in a plan that replicates tables, or shards some, independent of the placement.
+  double fixed_seconds(bool any_replicated, bool any_sharded) const {
+    return client_seconds_ + (any_sharded ? exchange_latency_ : 0) + (any_replicated ? all_reduce_latency_ : 0);
+  }
   double client_seconds() const { return client_seconds_; }
   /// Latencies of the three exchanges, paid if any table is sharded.
   double exchange_latency() const { return exchange_latency_; }

@@ -2,7 +2,6 @@
 
 #include "text/check.h"
 
-#include <c10/util/Exception.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
@@ -254,8 +253,7 @@ EmbeddingPlan embedding_plan_from_json(std::string_view text) {
     plans.refuse(fmt::format("a list of {} plans, one per table", tables.size()));
   std::vector<TablePlan> table_plans;
   for (size_t t = 0; t < tables.size(); ++t) table_plans.push_back(plan_of(plans.at(t), t, tables[t]));
-  return arrange_embeddings(std::move(tables), top.at("n_ranks").integer(), options_of(top.at("options")),
-                            std::move(table_plans));
+  return arrange_embeddings(tables, top.at("n_ranks").integer(), options_of(top.at("options")), std::move(table_plans));
 }
 
 std::vector<TableConfig> tables_from_json(std::string_view text) {

@@ -2,21 +2,17 @@
 
 #include "text/check.h"
 
-#include <c10/util/Exception.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
-#include <utility>
 
 namespace shardwise {
 namespace {
 
-constexpr std::array<std::pair<EmbeddingStrategy, std::string_view>, 4> kStrategies{
-    {{EmbeddingStrategy::kBasic, "basic"},
-     {EmbeddingStrategy::kMemoryBalanced, "memory_balanced"},
-     {EmbeddingStrategy::kMemoryOptimized, "memory_optimized"},
-     {EmbeddingStrategy::kCostBalanced, "cost_balanced"}}};
+constexpr std::array<std::string_view, 4> kStrategies{"basic", "memory_balanced", "memory_optimized",
+                                                      "cost_balanced"};  // in the order of the enum
 
 constexpr int64_t kMaxStateBytes = 1024;
 
@@ -27,14 +23,9 @@ void check_threshold(const char* name, const std::optional<int64_t>& threshold, 
 }
 
 void check_mesh(const EmbeddingPlanOptions& options, int64_t n_ranks) {
-  int64_t product = 1;
-  for (const int64_t extent : options.mesh_shape) {
-    SW_CHECK_VALUE(
-        extent > 0 && extent <= n_ranks,
-        "[plan_embeddings] mesh_shape ({}) does not have {} ranks. Give extents whose product is the number of ranks.",
-        fmt::join(options.mesh_shape, ", "), n_ranks);
-    product = std::min(product * extent, n_ranks + 1);
-  }
+  int64_t product = 1;  // 0 for an invalid extent
+  for (const int64_t extent : options.mesh_shape)
+    product = extent > 0 && extent <= n_ranks ? std::min(product * extent, n_ranks + 1) : 0;
   SW_CHECK_VALUE(
       options.mesh_shape.empty() || product == n_ranks,
       "[plan_embeddings] mesh_shape ({}) does not have {} ranks. Give extents whose product is the number of ranks.",
@@ -48,19 +39,15 @@ void check_mesh(const EmbeddingPlanOptions& options, int64_t n_ranks) {
 
 }  // namespace
 
-std::string_view to_string(EmbeddingStrategy strategy) {
-  for (const auto& [each, name] : kStrategies)
-    if (each == strategy) return name;
-  return "";
-}
+std::string_view to_string(EmbeddingStrategy strategy) { return kStrategies[static_cast<size_t>(strategy)]; }
 
 EmbeddingStrategy strategy_from_string(std::string_view name) {
-  for (const auto& [strategy, each] : kStrategies)
-    if (each == name) return strategy;
-  SW_CHECK_VALUE(false,
+  const auto* const found = std::ranges::find(kStrategies, name);
+  SW_CHECK_VALUE(found != kStrategies.end(),
                  "[plan_embeddings] strategy \"{}\" is not known. Use \"basic\", \"memory_balanced\", "
                  "\"memory_optimized\" or \"cost_balanced\".",
                  name);
+  return static_cast<EmbeddingStrategy>(found - kStrategies.begin());
 }
 
 void check_options(const EmbeddingPlanOptions& options, int64_t n_ranks) {

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <set>
 
@@ -121,135 +122,92 @@ std::string to_string(const EmbeddingPlan& plan) {
 namespace {
 
 constexpr int64_t kWordRanks = 8, kCharacterRanks = 64;
+constexpr const char* kNothing = "·";
 
-std::string cell_words(const TablePlan& plan, const TableSlice& slice) {
-  switch (plan.treatment) {
+std::string cell(const TableConfig& table, Treatment treatment, const TableSlice& slice, bool in_words) {
+  switch (treatment) {
     case Treatment::kReplicated:
-      return "whole";
+      return in_words ? "whole" : "W";
     case Treatment::kTableParallel:
-      return fmt::format("columns {}:{}", slice.columns.begin, slice.columns.end);
+      if (in_words) return fmt::format("columns {}:{}", slice.columns.begin, slice.columns.end);
+      return slice.columns.length() == table.n_columns ? "T" : "C";
     case Treatment::kRowParallel:
       break;
   }
-  return fmt::format("rows {}:{}", slice.rows.begin, slice.rows.end);
+  return in_words ? fmt::format("rows {}:{}", slice.rows.begin, slice.rows.end) : "R";
 }
 
-/// The columns of a picture: runs of ranks.
-class PictureColumns {
- public:
-  explicit PictureColumns(const EmbeddingPlan& plan) : plan_(plan), n_(std::min(plan.n_ranks, kCharacterRanks)) {}
+const char* shade(double share) {
+  if (share >= 1) return "█";
+  if (share >= 0.5) return "▓";
+  if (share >= 0.1) return "▒";
+  return share > 0 ? "░" : kNothing;
+}
 
-  bool of_words() const { return plan_.n_ranks <= kWordRanks; }
-  int64_t size() const { return n_; }
-  Interval ranks(int64_t column) const { return balanced_part(plan_.n_ranks, n_, column); }
-
-  /// One text per column, or one string with a character per column.
-  std::vector<std::string> line(size_t t) const {
-    const TablePlan& plan = plan_.table_plans[t];
-    std::vector<std::string> words(static_cast<size_t>(n_), "·");
-    if (plan_.n_ranks <= kCharacterRanks) {
-      for (const TableSlice& slice : plan.slices)
-        if (slice.rows.length() > 0)
-          words[slice.rank] =
-              of_words() ? cell_words(plan, slice) : std::string(1, letter(plan, slice, plan_.tables[t]));
-      return words;
-    }
-    std::vector<int64_t> holders(static_cast<size_t>(n_), 0);
-    if (plan.treatment == Treatment::kReplicated) {
-      std::ranges::fill(words, "█");
-      return words;
-    }
-    for (const TableSlice& slice : plan.slices)
-      if (slice.rows.length() > 0) ++holders[column_of(slice.rank)];
-    for (int64_t c = 0; c < n_; ++c)
-      if (holders[c] > 0) words[c] = shade(static_cast<double>(holders[c]) / static_cast<double>(ranks(c).length()));
-    return words;
-  }
-
-  /// Bars: the largest amount of a rank in each column, relative to the largest of all.
-  template <class Amount>
-  std::vector<std::string> bars(const Amount& amount) const {
-    constexpr std::array<const char*, 8> kBars{"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
-    double most = 0;
-    for (const RankEmbeddings& rank : plan_.ranks) most = std::max(most, static_cast<double>(amount(rank)));
-    std::vector<std::string> words;
-    for (int64_t c = 0; c < n_; ++c) {
-      double of_column = 0;
-      for (int64_t r = ranks(c).begin; r < ranks(c).end; ++r)
-        of_column = std::max(of_column, static_cast<double>(amount(plan_.ranks[r])));
-      const double share = most > 0 ? of_column / most : 0;
-      if (of_words()) {
-        std::string bar;
-        for (int i = 0; i < std::lround(8 * share); ++i) bar += "█";
-        words.push_back(fmt::format("{} {:.0f}%", bar, 100 * share));
-      } else {
-        words.emplace_back(kBars[static_cast<size_t>(std::clamp<long>(std::lround(8 * share) - 1, 0, 7))]);
-      }
-    }
-    return words;
-  }
-
- private:
-  int64_t column_of(int64_t rank) const {
-    // The inverse of balanced_part().
-    const int64_t least = plan_.n_ranks / n_, n_longer = plan_.n_ranks % n_;
-    const int64_t in_longer = n_longer * (least + 1);
-    return rank < in_longer ? rank / (least + 1) : n_longer + (rank - in_longer) / least;
-  }
-
-  static char letter(const TablePlan& plan, const TableSlice& slice, const TableConfig& table) {
-    if (plan.treatment == Treatment::kReplicated) return 'W';
-    if (plan.treatment == Treatment::kRowParallel) return 'R';
-    return slice.columns.length() == table.n_columns ? 'T' : 'C';
-  }
-
-  static const char* shade(double share) {
-    if (share >= 1) return "█";
-    if (share >= 0.5) return "▓";
-    return share >= 0.1 ? "▒" : "░";
-  }
-
-  const EmbeddingPlan& plan_;
-  int64_t n_;
-};
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += word;
-  return text;
+std::string bar(double share, bool in_words) {
+  constexpr std::array<const char*, 8> kBars{"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+  const auto eighths = std::lround(8 * share);
+  if (!in_words) return kBars[static_cast<size_t>(std::clamp<long>(eighths - 1, 0, 7))];
+  std::string blocks;
+  for (long i = 0; i < eighths; ++i) blocks += "█";
+  return fmt::format("{} {:.0f}%", blocks, 100 * share);
 }
 
 }  // namespace
 
 std::string picture(const EmbeddingPlan& plan) {
-  const PictureColumns columns(plan);
+  const bool in_words = plan.n_ranks <= kWordRanks;
+  const int64_t n_columns = std::min(plan.n_ranks, kCharacterRanks);
   std::vector<std::string> heads;
   std::string legend;
-  if (columns.of_words()) {
+  if (in_words) {
     for (int64_t r = 0; r < plan.n_ranks; ++r) heads.push_back(fmt::format("rank {}", r));
   } else if (plan.n_ranks <= kCharacterRanks) {
     heads.push_back(fmt::format("ranks 0 to {}", plan.n_ranks - 1));
     legend = "T the whole table   C some of its columns   R some of its rows   W a replica   · nothing\n";
   } else {
-    heads.push_back(fmt::format("ranks 0 to {}, {} to {} per character", plan.n_ranks - 1,
-                                plan.n_ranks / columns.size(), (plan.n_ranks - 1) / columns.size() + 1));
+    heads.push_back(fmt::format("ranks 0 to {}, {} to {} per character", plan.n_ranks - 1, plan.n_ranks / n_columns,
+                                (plan.n_ranks - 1) / n_columns + 1));
     legend = "ranks with a part of the table: █ all   ▓ half or more   ▒ a tenth or more   ░ some   · none\n";
   }
   std::vector<TextTable::Column> text_columns{{"table"}};
   for (const std::string& head : heads) text_columns.push_back({head});
   TextTable lines(std::move(text_columns));
-  const auto add = [&](std::string name, std::vector<std::string> words) {
-    if (!columns.of_words()) words = {joined(words)};
-    words.insert(words.begin(), std::move(name));
-    lines.add(std::move(words));
+  // `words(begin, end)` are those of the column of these ranks.
+  const auto add = [&](const std::string& name, const auto& words) {
+    std::vector<std::string> line{name};
+    for (int64_t c = 0; c < n_columns; ++c) {
+      const Interval ranks = balanced_part(plan.n_ranks, n_columns, c);
+      if (in_words || c == 0) line.emplace_back();
+      line.back() += words(ranks.begin, ranks.end);
+    }
+    lines.add(std::move(line));
   };
-  for_lines(
-      plan.tables.size(), [&](size_t t) { add(plan.tables[t].name, columns.line(t)); },
-      [&](size_t begin, size_t end) {
-        lines.add_note(fmt::format("... {} more tables", with_commas(static_cast<int64_t>(end - begin))));
-      });
-  add("bytes", columns.bars([](const RankEmbeddings& rank) { return rank.load.n_bytes(); }));
-  add("time", columns.bars([](const RankEmbeddings& rank) { return rank.load.seconds; }));
+  const auto add_table = [&](size_t t) {
+    std::vector<std::string> cells(static_cast<size_t>(plan.n_ranks), kNothing);
+    for (const TableSlice& slice : plan.table_plans[t].slices)
+      if (slice.rows.length() > 0)
+        cells[slice.rank] = cell(plan.tables[t], plan.table_plans[t].treatment, slice, in_words);
+    add(plan.tables[t].name, [&](int64_t begin, int64_t end) -> std::string {
+      if (n_columns == plan.n_ranks) return cells[begin];
+      const auto n_empty = std::count(cells.begin() + begin, cells.begin() + end, kNothing);
+      return shade(1 - static_cast<double>(n_empty) / static_cast<double>(end - begin));
+    });
+  };
+  const auto add_bars = [&](const char* name, const auto& amount) {
+    const auto most_of = [&](int64_t begin, int64_t end) {
+      double most = 0;
+      for (int64_t r = begin; r < end; ++r) most = std::max(most, static_cast<double>(amount(plan.ranks[r].load)));
+      return most;
+    };
+    const double most = most_of(0, plan.n_ranks);
+    add(name, [&](int64_t begin, int64_t end) { return bar(most > 0 ? most_of(begin, end) / most : 0, in_words); });
+  };
+  for_lines(plan.tables.size(), add_table, [&](size_t begin, size_t end) {
+    lines.add_note(fmt::format("... {} more tables", with_commas(static_cast<int64_t>(end - begin))));
+  });
+  add_bars("bytes", [](const RankLoad& load) { return load.n_bytes(); });
+  add_bars("time", [](const RankLoad& load) { return load.seconds; });
   return lines.to_string() + legend;
 }
 

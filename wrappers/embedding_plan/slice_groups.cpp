@@ -2,38 +2,29 @@
 
 #include "text/check.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <set>
 
 namespace shardwise {
 namespace {
 
-constexpr std::array<std::pair<Treatment, std::string_view>, 3> kTreatments{
-    {{Treatment::kReplicated, "replicated"},
-     {Treatment::kTableParallel, "table-parallel"},
-     {Treatment::kRowParallel, "row-parallel"}}};
+constexpr std::array<std::string_view, 3> kTreatments{"replicated", "table-parallel",
+                                                      "row-parallel"};  // in the order of the enum
 
 }  // namespace
 
-std::string_view to_string(Treatment treatment) {
-  for (const auto& [each, name] : kTreatments)
-    if (each == treatment) return name;
-  return "";
-}
+std::string_view to_string(Treatment treatment) { return kTreatments[static_cast<size_t>(treatment)]; }
 
 Treatment treatment_from_string(std::string_view name) {
-  for (const auto& [treatment, each] : kTreatments)
-    if (each == name) return treatment;
+  const auto* const found = std::ranges::find(kTreatments, name);
   SW_CHECK_VALUE(
-      false,
+      found != kTreatments.end(),
       "[EmbeddingPlan] treatment \"{}\" is not known. Use \"replicated\", \"table-parallel\" or \"row-parallel\".",
       name);
+  return static_cast<Treatment>(found - kTreatments.begin());
 }
 
 namespace detail {
-
 namespace {
 
 std::string box_text(const TableSlice& slice) {
@@ -169,40 +160,27 @@ std::vector<RankLoad> rank_loads(const LoadModel& model, const std::vector<Table
     const TableConfig& table = model.tables()[t];
     if (table_plans[t].treatment == Treatment::kReplicated) {
       any_replicated = true;
-      common.weight_bytes += model.weight_bytes(t, table.n_rows, table.n_columns);
-      common.state_bytes += model.state_bytes(table.n_rows, table.n_columns);
-      common.lookups += model.replicated_lookups(t);
-      common.exchange_bytes += 2 * model.all_reduced_bytes(t);
-      common.seconds += model.replicated_seconds(t);
+      common += {model.weight_bytes(t, table.n_rows, table.n_columns), model.state_bytes(table.n_rows, table.n_columns),
+                 model.replicated_lookups(t), 2 * model.all_reduced_bytes(t), model.replicated_seconds(t)};
       continue;
     }
     any_sharded = true;
     for (const TableSlice& slice : table_plans[t].slices) {
-      RankLoad& load = loads[slice.rank];
       const int64_t n_rows = slice.rows.length(), n_columns = slice.columns.length();
-      load.weight_bytes += model.weight_bytes(t, n_rows, n_columns);
-      load.state_bytes += model.state_bytes(n_rows, n_columns);
-      load.lookups += model.lookups(t, slice.rows);
-      load.seconds += model.slice_seconds(t, slice.rows, n_columns);
       // All ranks request equally many bytes from a slice, so one request is 1 / (n_ranks - 1) of the bytes that the slice serves.
       const double served = model.served_bytes(t, slice.rows, n_columns);
       const double per_asker = model.n_ranks() > 1 ? served / (n_ranks - 1) : 0;
-      load.exchange_bytes += served - per_asker;
+      loads[slice.rank] +=
+          {model.weight_bytes(t, n_rows, n_columns), model.state_bytes(n_rows, n_columns), model.lookups(t, slice.rows),
+           served - per_asker, model.slice_seconds(t, slice.rows, n_columns)};
       asked_bytes += per_asker;
     }
   }
-  common.seconds += model.client_seconds() + (any_sharded ? model.exchange_latency() : 0) +
-                    (any_replicated ? model.all_reduce_latency() : 0);
-  for (RankLoad& load : loads) {
-    load.weight_bytes += common.weight_bytes;
-    load.state_bytes += common.state_bytes;
-    load.lookups += common.lookups;
-    load.exchange_bytes += common.exchange_bytes + asked_bytes;
-    load.seconds += common.seconds;
-  }
+  common.seconds += model.fixed_seconds(any_replicated, any_sharded);
+  common.exchange_bytes += asked_bytes;
+  for (RankLoad& load : loads) load += common;
   return loads;
 }
 
 }  // namespace detail
-
 }  // namespace shardwise

@@ -2,8 +2,7 @@
 
 #include "text/check.h"
 
-#include <c10/util/Exception.h>
-
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <unordered_set>
@@ -12,8 +11,7 @@
 namespace shardwise {
 namespace {
 
-constexpr std::array<std::pair<Combiner, std::string_view>, 4> kCombiners{
-    {{Combiner::kNone, "none"}, {Combiner::kSum, "sum"}, {Combiner::kMean, "mean"}, {Combiner::kMax, "max"}}};
+constexpr std::array<std::string_view, 4> kCombiners{"none", "sum", "mean", "max"};  // in the order of the enum
 
 constexpr std::array<std::pair<std::string_view, int64_t>, 6> kDtypes{
     {{"float32", 4}, {"float64", 8}, {"float16", 2}, {"bfloat16", 2}, {"int8", 1}, {"uint8", 1}}};
@@ -40,17 +38,13 @@ void check_table(const TableConfig& table) {
 
 }  // namespace
 
-std::string_view to_string(Combiner combiner) {
-  for (const auto& [each, name] : kCombiners)
-    if (each == combiner) return name;
-  return "";
-}
+std::string_view to_string(Combiner combiner) { return kCombiners[static_cast<size_t>(combiner)]; }
 
 Combiner combiner_from_string(std::string_view name) {
-  for (const auto& [combiner, each] : kCombiners)
-    if (each == name) return combiner;
-  SW_CHECK_VALUE(false, "[TableConfig] combiner \"{}\" is not known. Use \"none\", \"sum\", \"mean\" or \"max\".",
-                 name);
+  const auto* const found = std::ranges::find(kCombiners, name);
+  SW_CHECK_VALUE(found != kCombiners.end(),
+                 "[TableConfig] combiner \"{}\" is not known. Use \"none\", \"sum\", \"mean\" or \"max\".", name);
+  return static_cast<Combiner>(found - kCombiners.begin());
 }
 
 int64_t element_bytes(std::string_view dtype) {

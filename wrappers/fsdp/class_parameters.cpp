@@ -4,7 +4,6 @@
 #include "runtime/tensor/subclass.h"
 #include "text/check.h"
 
-#include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -102,7 +101,6 @@ void ClassParameters::check_as_before(const Parameter& parameter, const std::vec
 
 void ClassParameters::take_pieces(const Group& ranks, GatheredMemory& memory, std::vector<at::Tensor>& own) {
   if (empty()) return;
-  const at::NoGradGuard no_grad;
   std::vector<std::vector<at::Tensor>> pieces;
   if (are_known_) {
     for (const Parameter& each : parameters_) {
@@ -196,7 +194,6 @@ void ClassParameters::agree_on(const Group& ranks, GatheredMemory& memory,
 }
 
 bool ClassParameters::make_wholes(const GatheredMemory& memory, std::vector<at::Tensor>& leaves) {
-  const at::NoGradGuard no_grad;
   if (!std::exchange(have_memory_, true))
     for (const Parameter& each : parameters_)
       for (const c10::Storage& storage : each.storages) allocate_storage(*storage.unsafeGetStorageImpl());

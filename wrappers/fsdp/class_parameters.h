@@ -30,7 +30,7 @@ struct ClassWhole {
   std::vector<at::Tensor> inner;
 };
 
-/// The hooks of classes, by parameter of the group. They run without recording gradients, and may throw.
+/// The hooks of classes, by parameter of the group. They may throw.
 struct ClassCalls {
   /// `sizes`: of the whole parameter.
   std::function<ClassPieces(size_t parameter, std::vector<int64_t> sizes)> pieces;
@@ -40,6 +40,7 @@ struct ClassCalls {
       whole;
 };
 
+/// Pre: no method is called while gradients are recorded.
 class ClassParameters {
  public:
   /// Holds the parameters whose `sharded` is a tensor subclass. Pre: the arguments outlive this object.

@@ -1,7 +1,6 @@
 #include "wrappers/fsdp/parameter_group.h"
 
 #include "text/check.h"
-#include "wrappers/fsdp/gradient_reduction.h"
 
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/collectives.h"
@@ -31,12 +30,6 @@ c10::ScalarType computed_as(const at::Tensor& parameter, const GroupPrecision& p
                                                                                : parameter.scalar_type();
 }
 
-/// This rank's piece, or the tensor itself if it is plain.
-at::Tensor piece_of(const at::Tensor& tensor) {
-  const auto* const impl = maybe_dtensor(tensor);
-  return impl ? impl->shards()[0] : tensor.detach();
-}
-
 /// The dtype in which gradients of `dtype` are reduced over the ranks. Complex gradients stay complex, as parameters do.
 c10::ScalarType reduced_as(c10::ScalarType dtype, const GroupPrecision& precision) {
   return c10::isFloatingType(dtype) ? precision.reduce_dtype.value_or(dtype) : dtype;
@@ -47,52 +40,33 @@ c10::ScalarType summed_as(c10::ScalarType dtype) {
   return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
 }
 
-/// Turns off the program's inference mode and transforms of torch.func, which are for the program's tensors.
+/// Turns off recording and the program's inference mode and transforms of torch.func, which are for the program's tensors.
 struct ModesOff {
   const c10::InferenceMode not_inference{false};
   const OutsideTransforms not_transformed;
+  const at::NoGradGuard no_grad;  // the last, because InferenceMode turns recording on
 };
 
-class GradientArrived final : public torch::autograd::PostAccumulateGradHook {
- public:
-  explicit GradientArrived(std::function<void()> arrived) : arrived_(std::move(arrived)) {}
-  void operator()(const torch::autograd::Variable&) override { arrived_(); }
+struct GradientArrived final : torch::autograd::PostAccumulateGradHook {
+  explicit GradientArrived(std::shared_ptr<GradientCallbacks> callbacks) : callbacks(std::move(callbacks)) {}
+  void operator()(const torch::autograd::Variable&) override {
+    if (!std::exchange(callbacks->has_arrived, true) && callbacks->first) callbacks->first();
+  }
 
- private:
-  std::function<void()> arrived_;
+  std::shared_ptr<GradientCallbacks> callbacks;
 };
 
-class GradientComes final : public torch::autograd::FunctionPreHook {
- public:
-  explicit GradientComes(std::function<void()> comes) : comes_(std::move(comes)) {}
+struct GradientComes final : torch::autograd::FunctionPreHook {
+  explicit GradientComes(std::shared_ptr<GradientCallbacks> callbacks) : callbacks(std::move(callbacks)) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
-    comes_();
+    if (callbacks->before) callbacks->before();
     return gradients;
   }
 
- private:
-  std::function<void()> comes_;
+  std::shared_ptr<GradientCallbacks> callbacks;
 };
 
 }  // namespace
-
-/// Calls the callbacks for gradients, and for the first gradient of a backward. The hooks of the leaves own it, because they may outlive the group.
-class ParameterGroup::Arrivals {
- public:
-  void comes() {
-    if (before_) before_();
-  }
-  void arrived() {
-    if (!std::exchange(has_arrived_, true) && first_) first_();
-  }
-  void restart() { has_arrived_ = false; }
-  void tell(std::function<void()> first) { first_ = std::move(first); }
-  void tell_before(std::function<void()> before) { before_ = std::move(before); }
-
- private:
-  bool has_arrived_ = false;
-  std::function<void()> before_, first_;
-};
 
 std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<std::string>& names,
                                                        const std::vector<at::Tensor>& parameters, const MeshPtr& mesh,
@@ -143,16 +117,12 @@ ParameterGroup::ParameterGroup(std::vector<std::string> names, std::vector<Shard
       data_(std::move(data)),
       precision_(precision),
       classes_(names_, parameters_, sharded_),
-      arrivals_(std::make_shared<Arrivals>()),
       accumulated_(sharded_.size()) {
   if (data_.mesh->is_member() && !parameters_.empty()) make_memory();
 }
 
-ParameterGroup::~ParameterGroup() = default;
-
 void ParameterGroup::make_memory() {
   const ModesOff modes_off;
-  const at::NoGradGuard no_grad;
   const c10::Device device = maybe_dtensor(sharded_[0])->local_tensors()[0].device();
   memory_ = std::make_unique<GatheredMemory>(device);
   std::vector<GatheredLayout> layouts;
@@ -197,18 +167,12 @@ void ParameterGroup::follow_requires_grad() {
 void ParameterGroup::listen() {
   for (const at::Tensor& leaf : leaves_) {
     if (!leaf.requires_grad()) continue;
-    torch::autograd::impl::set_post_acc_grad_hooks(
-        leaf, std::make_unique<GradientArrived>([arrivals = arrivals_] { arrivals->arrived(); }));
+    torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<GradientArrived>(callbacks_));
     const auto is_ours = [](const auto& hook) { return dynamic_cast<GradientComes*>(hook.get()) != nullptr; };
     auto& hooks = torch::autograd::impl::hooks(leaf);
-    if (std::ranges::none_of(hooks, is_ours))
-      hooks.push_back(std::make_unique<GradientComes>([arrivals = arrivals_] { arrivals->comes(); }));
+    if (std::ranges::none_of(hooks, is_ours)) hooks.push_back(std::make_unique<GradientComes>(callbacks_));
   }
 }
-
-void ParameterGroup::on_first_gradient(std::function<void()> first) { arrivals_->tell(std::move(first)); }
-
-void ParameterGroup::before_gradients(std::function<void()> before) { arrivals_->tell_before(std::move(before)); }
 
 uint64_t ParameterGroup::n_writes() const {
   uint64_t result = 0;
@@ -227,13 +191,6 @@ std::string ParameterGroup::words(const char* what, c10::ArrayRef<size_t> which,
 
 bool ParameterGroup::is_stale() const { return state_ != State::kSharded && n_writes() != n_writes_; }
 
-void ParameterGroup::check_has_memory() const {
-  SW_CHECK_VALUE(!spec_of(sharded_[0])->mesh()->is_meta(),
-                 "[fully_shard] {} is on meta and has no values yet. Call module.to_empty(device=\"{}\") and "
-                 "initialise it, or load a checkpoint.",
-                 names_[0], c10::DeviceTypeName(data_.mesh->device_type(), true));
-}
-
 std::vector<at::Tensor> ParameterGroup::own_parts() {
   std::vector<at::Tensor> result;
   {
@@ -248,7 +205,10 @@ std::vector<at::Tensor> ParameterGroup::own_parts() {
 
 void ParameterGroup::start_gather() {
   if (state_ != State::kSharded || !memory_) return;
-  check_has_memory();
+  SW_CHECK_VALUE(!spec_of(sharded_[0])->mesh()->is_meta(),
+                 "[fully_shard] {} is on meta and has no values yet. Call module.to_empty(device=\"{}\") and "
+                 "initialise it, or load a checkpoint.",
+                 names_[0], c10::DeviceTypeName(data_.mesh->device_type(), true));
   const ModesOff modes_off;
   const uint64_t n_writes_now = n_writes();
   const bool were_written = n_writes_now != n_writes_;
@@ -272,24 +232,20 @@ void ParameterGroup::gather() {
   if (!memory_) return;
   if (state_ != State::kGathered) {
     start_gather();
-    finish_gather();
+    const ModesOff modes_off;
+    {
+      const BelowAutograd guard;
+      memory_->finish();
+    }
+    try {
+      if (classes_.make_wholes(*memory_, leaves_)) listen();
+    } catch (...) {
+      free_memory();
+      throw;
+    }
+    state_ = State::kGathered;
   }
   if (!std::exchange(is_in_place_, true) && exchange_) exchange_(true);
-}
-
-void ParameterGroup::finish_gather() {
-  const ModesOff modes_off;
-  {
-    const BelowAutograd guard;
-    memory_->finish();
-  }
-  try {
-    if (classes_.make_wholes(*memory_, leaves_)) listen();
-  } catch (...) {
-    free_memory();
-    throw;
-  }
-  state_ = State::kGathered;
 }
 
 void ParameterGroup::put_back() {
@@ -304,7 +260,6 @@ void ParameterGroup::release() {
 void ParameterGroup::release_to(int64_t n_ranks) {
   if (state_ == State::kGathered) {
     const ModesOff modes_off;
-    const at::NoGradGuard no_grad;
     const BelowAutograd guard;
     memory_->keep_slices(*data_.shard_group(), n_ranks);
   }
@@ -335,7 +290,7 @@ bool ParameterGroup::awaits_all_reduce() const {
 }
 
 std::vector<at::Tensor> ParameterGroup::take_gradients() {
-  arrivals_->restart();
+  callbacks_->has_arrived = false;
   std::vector<at::Tensor> result(leaves_.size()), unfinished;
   std::vector<Placements> placements;
   std::vector<size_t> places;
@@ -355,7 +310,7 @@ std::vector<at::Tensor> ParameterGroup::take_gradients() {
   }
   for (at::Tensor& gradient : result) {
     if (!gradient.defined()) continue;
-    gradient = piece_of(gradient);
+    if (const auto* const impl = maybe_dtensor(gradient)) gradient = at::Tensor(impl->shards()[0]);
     if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();  // of an embedding with sparse=True
     if (is_subclass(gradient))  // of a subclass parameter: converted by its aten.copy_
       gradient = at::empty(gradient.sizes(), at::TensorOptions(gradient.scalar_type()).device(memory_->device()))
@@ -366,7 +321,6 @@ std::vector<at::Tensor> ParameterGroup::take_gradients() {
 
 void ParameterGroup::accumulate() {
   const ModesOff modes_off;
-  const at::NoGradGuard no_grad;
   was_accumulated_ = true;
   auto gradients = take_gradients();
   const BelowAutograd guard;
@@ -381,7 +335,6 @@ void ParameterGroup::accumulate() {
 
 void ParameterGroup::start_reduce(bool fills) {
   finish_reduce();
-  const at::NoGradGuard no_grad;
   const ModesOff modes_off;
   auto gradients = take_gradients();
   const BelowAutograd guard;
@@ -415,9 +368,8 @@ void ParameterGroup::start_reduce(bool fills) {
 void ParameterGroup::finish_reduce() {
   if (!reduction_) return;
   const auto reduction = std::move(reduction_);
-  const at::NoGradGuard no_grad;
   const ModesOff modes_off;
-  const int64_t own = own_index();
+  const int64_t own = data_.shard_group()->index;
   const auto& which = reduction->which();
   std::vector<at::Tensor> parts(sharded_.size());
   {
@@ -431,7 +383,7 @@ void ParameterGroup::finish_reduce() {
     int64_t n_elements = 0;
     for (const size_t i : which) {
       begins.push_back(n_elements);
-      n_elements += static_cast<int64_t>(aligned(parameters_[i].n_elements(own)));
+      n_elements += static_cast<int64_t>(aligned(c10::multiply_integers(parameters_[i].part_sizes(own))));
     }
     const int64_t n_flags = has_replicas ? static_cast<int64_t>(which.size()) : 0;
     const auto options = at::TensorOptions(dtype).device(memory_->device());
@@ -468,23 +420,20 @@ void ParameterGroup::finish_reduce() {
         parts[which[k]] = (c10::isComplexType(as) ? sums[k] : at::real(sums[k])).to(as);
       }
   }
-  for (size_t i = 0; i < parts.size(); ++i)
-    if (parts[i].defined()) deliver(i, parts[i]);
-}
-
-void ParameterGroup::deliver(size_t i, const at::Tensor& part) {
-  const SpecPtr& spec = spec_of(sharded_[i]);
-  const at::Tensor gradient = wrap(spec, {part});
-  at::Tensor& known = sharded_[i].mutable_grad();
-  if (known.defined())
-    known.add_(gradient);
-  else
-    known = gradient;
-  if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(sharded_[i])) (*hook)(sharded_[i]);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!parts[i].defined()) continue;
+    const at::Tensor gradient = wrap(spec_of(sharded_[i]), {parts[i]});
+    at::Tensor& known = sharded_[i].mutable_grad();
+    if (known.defined())
+      known.add_(gradient);
+    else
+      known = gradient;
+    if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(sharded_[i])) (*hook)(sharded_[i]);
+  }
 }
 
 void ParameterGroup::drop_gradients() {
-  arrivals_->restart();
+  callbacks_->has_arrived = false;
   reduction_.reset();
   unreplicated_ = at::Tensor();
   was_accumulated_ = false;

@@ -17,6 +17,7 @@
 
 #include "wrappers/fsdp/class_parameters.h"
 #include "wrappers/fsdp/gathered_memory.h"
+#include "wrappers/fsdp/gradient_reduction.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -27,12 +28,16 @@
 
 namespace shardwise {
 
-class GradientReduction;
-
 /// The dtypes in which a group computes and reduces, if not in the dtype of its parameters.
 struct GroupPrecision {
   std::optional<c10::ScalarType> param_dtype;
   std::optional<c10::ScalarType> reduce_dtype;
+};
+
+/// The callbacks of a group for its gradients. The hooks of the leaves own it, because they may outlive the group.
+struct GradientCallbacks {
+  std::function<void()> before, first;
+  bool has_arrived = false;  // a gradient of this backward
 };
 
 class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
@@ -46,7 +51,6 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   /// A copy of the group with `sharded[i]` in place of sharded()[i]: of the same layout, perhaps with another dtype or device. Settings, and
   /// gradients that wait for a later reduction, are copied too. Throws: c10::ValueError if a layout differs.
   std::shared_ptr<ParameterGroup> with(const std::vector<at::Tensor>& sharded) const;
-  ~ParameterGroup();
   ParameterGroup(const ParameterGroup&) = delete;
   ParameterGroup& operator=(const ParameterGroup&) = delete;
 
@@ -65,9 +69,9 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   /// Sets a callback that puts the whole parameters into the modules in place of the sharded ones (true), or the reverse (false).
   void on_exchange(std::function<void(bool)> exchange) { exchange_ = std::move(exchange); }
   /// Sets a callback for the first gradient of a backward, after it has arrived.
-  void on_first_gradient(std::function<void()> first);
+  void on_first_gradient(std::function<void()> first) { callbacks_->first = std::move(first); }
   /// Sets a callback that is called before each gradient is added to the leaf's gradient.
-  void before_gradients(std::function<void()> before);
+  void before_gradients(std::function<void()> before) { callbacks_->before = std::move(before); }
 
   /// True if the whole parameters are in the modules.
   bool is_in_place() const { return is_in_place_; }
@@ -121,19 +125,15 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
 
  private:
   enum class State : uint8_t { kSharded, kGathering, kGathered };
-  class Arrivals;
 
   ParameterGroup(std::vector<std::string> names, std::vector<ShardedParameter> split, std::vector<at::Tensor> sharded,
                  DataMesh data, const GroupPrecision& precision);
   void make_memory();
-  void check_has_memory() const;
   /// The tensors that this rank sends, by tensor of the memory.
   std::vector<at::Tensor> own_parts();
-  void finish_gather();
   void free_memory();
   /// Installs hooks on the leaves that require gradients.
   void listen();
-  int64_t own_index() const { return data_.shard_group()->index; }
   /// The dtype and device of whole gradients of parameter `i`.
   at::TensorOptions gradient_options(size_t i) const;
   uint64_t n_writes() const;
@@ -141,7 +141,6 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::string words(const char* what, c10::ArrayRef<size_t> which, bool is_gather = false) const;
   /// Takes this rank's pieces of the gradients that have arrived, laid out as the leaves; undefined without a gradient.
   std::vector<at::Tensor> take_gradients();
-  void deliver(size_t i, const at::Tensor& part);
 
   int64_t number_ = 0;  // number among the groups of these sharding ranks, for the order check
   std::vector<std::string> names_;
@@ -154,7 +153,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::unique_ptr<GatheredMemory> memory_;  // the plain parameters come first; null if this rank has none
   std::vector<at::Tensor> leaves_;
   std::function<void(bool)> exchange_;
-  std::shared_ptr<Arrivals> arrivals_;
+  std::shared_ptr<GradientCallbacks> callbacks_ = std::make_shared<GradientCallbacks>();
 
   State state_ = State::kSharded;
   bool is_in_place_ = false;  // the whole parameters are in the modules
@@ -163,8 +162,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::vector<at::Tensor> accumulated_;  // whole gradients by parameter; undefined if there is none
   std::unique_ptr<GradientReduction> reduction_;
   bool was_accumulated_ = false;  // accumulate() was called since the last reduction
-  at::Tensor
-      unreplicated_;  // flat sums among the sharding ranks, not yet reduced among replicas, and flags of gradients
+  at::Tensor unreplicated_;  // flat sums among the sharding ranks, to be reduced among replicas, and flags of gradients
   std::optional<double> divide_factor_;
   bool all_reduces_ = true;
   std::function<void(const at::Tensor&)> reduced_;

@@ -185,6 +185,4 @@ Dims ShardedParameter::part_sizes(int64_t index) const {
   return sizes;
 }
 
-int64_t ShardedParameter::n_elements(int64_t index) const { return c10::multiply_integers(part_sizes(index)); }
-
 }  // namespace shardwise

@@ -68,7 +68,6 @@ class ShardedParameter {
   const Split& split() const { return split_; }
   /// The part of the member at `index` of `whole`, a tensor of sizes(); a view.
   at::Tensor part(const at::Tensor& whole, int64_t index) const { return split_.part(whole, index); }
-  int64_t n_elements(int64_t index) const;
   Dims part_sizes(int64_t index) const;
 
  private:
