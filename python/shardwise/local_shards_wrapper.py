@@ -65,17 +65,7 @@ class LocalShardsWrapper(torch.Tensor):
         """The offsets of each piece: the indices of its first element in the table."""
         return [torch.Size(offsets) for offsets in _C.local_offsets(self)]
 
-    @property
-    def shards(self) -> list[torch.Tensor]:
-        return self.local_shards()
-
-    @property
-    def shard_sizes(self) -> list[torch.Size]:
-        return self.local_sizes()
-
-    @property
-    def shard_offsets(self) -> list[torch.Size]:
-        return self.local_offsets()
+    shards, shard_sizes, shard_offsets = property(local_shards), property(local_sizes), property(local_offsets)
 
     def is_empty_shard(self) -> bool:
         """True where this rank holds no element."""
