@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
 from shardwise import _C
 from shardwise._build_facts import LAYERS
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 
 class LocalShardsWrapper(torch.Tensor):
@@ -71,7 +68,7 @@ class LocalShardsWrapper(torch.Tensor):
         """True where this rank holds no element."""
         return self.numel() == 0
 
-    def storage_metadata(self) -> TensorStorageMetadata:
+    def storage_metadata(self) -> Any:
         """The metadata for checkpoints: one chunk per piece, the size of this rank's part and the tensor's properties."""
         from shardwise.checkpoint import chunks
 
@@ -115,7 +112,7 @@ class LocalShardsWrapper(torch.Tensor):
 
         return chunks.chunks(self._boxes())
 
-    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+    def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
         from shardwise.checkpoint import chunks
 
         return chunks.piece_at(index, self._boxes(), _C.local_shards(self.detach()))

@@ -60,7 +60,6 @@ class ModuleTracker:
             self._handles = [module.register_forward_pre_hook(self._enter, prepend=True) for module in outside]
 
     def stop(self) -> None:
-        """Stops tracking."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._open = [], []

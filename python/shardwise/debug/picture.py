@@ -1,19 +1,14 @@
 """Picture: the result of visualize_sharding() and similar functions, drawn when it is first used."""
 
-from __future__ import annotations
-
 import html
 import operator
 import os
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from shardwise import _C
-
-if TYPE_CHECKING:
-    import jinja2
 
 File = str | os.PathLike[str]
 
@@ -104,7 +99,7 @@ def _part(name: str) -> str:
 
 
 @cache
-def _template() -> jinja2.Template:
+def _template() -> Any:
     try:
         import jinja2  # needed only to draw pages
     except ModuleNotFoundError:

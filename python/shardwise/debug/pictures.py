@@ -1,25 +1,20 @@
 """Pictures of layouts, meshes, modules and moves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C
 from shardwise._C import Layout, Placement, Plan, plan_redistribution
 from shardwise.debug.picture import File, Picture
 from shardwise.debug.places import Place, listed_tensors, own_rank, pieces_of, place_of, place_on
 from shardwise.debug.printing import made, shown_picture
+from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.interop.torch_tensors import is_local_shards, is_torch_dtensor
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
-
-    from shardwise.device_mesh import DeviceMesh
 
 
 def picture(

@@ -1,22 +1,18 @@
 """The layouts of a tensor of any kind, and of the tensors of a module and its optimizer, found without sending anything."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C
 from shardwise._C import Layout
 from shardwise.dtensor import DTensor
 from shardwise.interop.torch_tensors import check_strided, from_torch, is_local_shards, is_torch_dtensor, shards_of
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 
 @dataclass

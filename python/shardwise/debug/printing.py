@@ -1,7 +1,5 @@
 """Makes pictures and prints them, or writes them to files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -139,7 +139,6 @@ def _resolved(placement: Placement, n_dims: int) -> Placement:
 
 
 def _distributed(result: Any, out_placements: Any, mesh: DeviceMesh, given: list[DTensor]) -> Any:
-    """The results as DTensors."""
     flat, structure = pytree.tree_flatten(result)
     per_result = out_placements if isinstance(out_placements, tuple) else (out_placements,)
     if isinstance(out_placements, tuple) and out_placements and hasattr(out_placements[0], "is_shard"):

@@ -10,7 +10,6 @@ from torch.autograd import forward_ad
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """All tensors in `value`, in order."""
     found: list[torch.Tensor] = []
     replaced(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
     return found

@@ -67,7 +67,6 @@ class Unit:
             module.register_load_state_dict_pre_hook(self._before_loading)
 
     def _listen(self) -> None:
-        """Sets the functions of this unit that the group calls."""
         self._take_leaves()
         self.extensions = {
             i: Extension(place[0][0], self.mesh, self.policy)
@@ -108,7 +107,6 @@ class Unit:
                 module._parameters[name] = parameter  # type: ignore[assignment]
 
     def _now(self) -> list[Any]:
-        """The parameters that the modules have."""
         return [module._parameters[name] for (module, name), *_ in self.places]
 
     def _exchange(self, is_gathered: bool) -> None:

@@ -82,7 +82,6 @@ def prepare_loader(original: Function, *arguments: Any, **options: Any) -> Any:
 
 
 def gather(original: Function, accelerator: Any, tensor: Any) -> Any:
-    """Gathers our tensors as whole plain ones."""
     return original(accelerator, whole(tensor))
 
 

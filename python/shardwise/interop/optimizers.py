@@ -22,7 +22,6 @@ Tensors = Sequence[torch.Tensor]
 
 
 def supporting(kinds: list[type]) -> list[type]:
-    """Adds our class to torch's list of classes with foreach forms."""
     kinds.append(DTensor)
     return kinds
 

@@ -118,7 +118,6 @@ def as_whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def strided_shard(dim: int, split_factor: int) -> Any:
-    """torch's _StridedShard."""
     return torchs_own("torch.distributed.tensor.placement_types")._StridedShard(dim, split_factor=split_factor)
 
 

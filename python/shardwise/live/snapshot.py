@@ -30,7 +30,6 @@ GROUP = {"ranks": "ranks", "calls": "n_calls", "sent": "bytes_sent", "received":
 
 
 def rank_and_size() -> tuple[int, int]:
-    """The rank of this process and the number of ranks."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -157,7 +156,6 @@ class Surveyor:
         }
 
     def _n_local(self, tensor: DTensor, rank: int) -> int:
-        """The number of elements on this rank."""
         key = (tensor.shape, tensor.device_mesh, tensor.placements)
         if key not in self._layouts:
             if len(self._layouts) > 10_000:

@@ -181,7 +181,6 @@ class _Call(NamedTuple):
         return call
 
     def end(self, layer: nn.Module) -> None:
-        """Restores the module."""
         for part, key, parameter in self.held:
             part._parameters[key] = parameter  # type: ignore[assignment]
         if self.counter is not None:
