@@ -141,8 +141,9 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
     @property
     def _dim_group_names(self) -> list[str]:  # type: ignore[override]
         """The names of this rank's groups along each dim; empty outside the mesh."""
-        groups = [] if self.get_coordinate() is None else self.get_all_groups()
-        return [group.group_name for group in groups if group is not None]
+        if self.get_coordinate() is None:
+            return []
+        return [group.group_name for group in self.get_all_groups() if group is not None]
 
     get_group: Any = _C.DeviceMesh.get_group
     get_local_rank: Any = _C.DeviceMesh.get_local_rank
@@ -291,28 +292,52 @@ def _check_mesh_arguments(device_type: str, mesh_shape: Sequence[int], names: Se
             f"[device_mesh] Device type with index is not supported: {device_type!r}. A mesh spans devices: "
             f"use {device_type.partition(':')[0]!r}."
         )
-    if len(set(names or ())) < len(names or ()):
-        raise RuntimeError(f"[device_mesh] Each mesh_dim_name must be unique. They are {list(names or ())}.")
-    if names is not None and len(names) != len(mesh_shape):
+    if names is None:
+        return
+    if len(set(names)) < len(names):
+        raise RuntimeError(f"[device_mesh] Each mesh_dim_name must be unique. They are {list(names)}.")
+    if len(names) != len(mesh_shape):
         raise RuntimeError(
             f"[device_mesh] mesh_shape and mesh_dim_names should have same length! They are {list(mesh_shape)} and {list(names)}."
         )
 
 
-Ranks: TypeAlias = torch.Tensor | Sequence[object]  # the ranks of a mesh
-Place: TypeAlias = tuple[int, int]  # a rank and the number of ranks
+Ranks: TypeAlias = torch.Tensor | Sequence[object]  # the ranks of a mesh: numbers in files, tensors in older files
+Place: TypeAlias = tuple[int, int] | None  # a rank and the number of ranks; None in older files
 
 
 def _in_world_of(place: Place) -> AbstractContextManager[Any]:
     """A `with` block in which a mesh is unpickled in this process's world. A process that is no rank unpickles it without groups, as the
     rank that saved it."""
-    return nullcontext() if is_rank() else _C.without_groups(*place)
+    return nullcontext() if place is None or is_rank() else _C.without_groups(*place)
 
 
-def rebuild_mesh(device_type: str, mesh: Ranks, mesh_dim_names: Sequence[str] | None, place: Place) -> DeviceMesh:
+def rebuild_mesh(
+    device_type: str, mesh: Ranks, mesh_dim_names: Sequence[str] | None, place: Place = None
+) -> DeviceMesh:
     """Unpickles a mesh: the same grid in the current world, and without groups in a process that is no rank."""
     with _in_world_of(place):
-        return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names)
+        return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names or None)
+
+
+def rebuild_slice(
+    device_type: str,
+    mesh: Ranks,
+    mesh_dim_names: tuple[str, ...],
+    root: Ranks,
+    root_dim_names: tuple[str, ...],
+    dims: tuple[tuple[str, ...] | str, ...],
+    place: Place = None,
+) -> DeviceMesh:
+    """Unpickles a slice of another mesh, `root`. The groups of all such slices are made, because other ranks unpickle the other slices.
+
+    `dims`: for each dim, the dims of `root` that it consists of; a flat list in older files.
+    """
+    by_dim: Any = [(each,) if isinstance(each, str) else tuple(each) for each in dims]
+    if len(by_dim) != len(mesh_dim_names):
+        by_dim = [tuple(dim for each in by_dim for dim in each)]
+    family = (root, root_dim_names, mesh_dim_names, tuple(by_dim))
+    return rebuild_related(device_type, mesh, mesh_dim_names, [family], place)
 
 
 def rebuild_related(
@@ -320,7 +345,7 @@ def rebuild_related(
     mesh: Ranks,
     mesh_dim_names: tuple[str, ...] | None,
     families: Sequence[tuple[Ranks, tuple[str, ...], tuple[str, ...], tuple[tuple[str, ...], ...] | None]],
-    place: Place,
+    place: Place = None,
 ) -> DeviceMesh:
     """Unpickles a mesh that was made by itself and as a slice, or as a slice of several meshes. All of these are made, on all ranks."""
     made: list[DeviceMesh | None] = []  # keeps them, so that the mesh is one of them
@@ -329,7 +354,7 @@ def rebuild_related(
             if dims is not None:
                 made.append(_this_ranks_slice(device_type, root, root_names, names, dims))
             elif _is_in_world(device_type, root):
-                made.append(DeviceMesh(device_type, root, mesh_dim_names=root_names or None))
+                made.append(rebuild_mesh(device_type, root, root_names))
         return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names, _is_by_all=False)
 
 

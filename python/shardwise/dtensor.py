@@ -325,7 +325,7 @@ def rebuild_dtensor(
     shape: tuple[int, ...],
     stride: tuple[int, ...],
     dtype: torch.dtype,
-    local_form: str,
+    local_form: str | int,
     requires_grad: bool,
     attributes: dict[str, Any],
     entries: tuple[int, bool] | None = None,
@@ -335,9 +335,11 @@ def rebuild_dtensor(
     """Unpickles a DTensor from this rank's pieces.
 
     `entries`: the number of sparse dims of a sparse tensor, and whether it is coalesced. `is_meta`: whether the tensor is on meta, which
-    matters if there are no pieces. `saved_by`: the rank that pickled it. Raises ValueError on another rank, unless the layout gives both ranks
-    the same pieces.
+    matters if there are no pieces. `saved_by`: the rank that pickled it; None in older files. Raises ValueError on another rank, unless the
+    layout gives both ranks the same pieces.
     """
+    if isinstance(local_form, int):  # files of version 0.1
+        local_form = ("", "pieces", "no pieces")[local_form]
     sparse_dim, is_coalesced = entries or (0, False)
     tensor = _C.from_pieces(
         pieces, device_mesh, placements, shape, stride, dtype, local_form, sparse_dim, is_meta, saved_by
