@@ -42,7 +42,12 @@ class DTensorSpec:
         self.placements = tuple(self.placements)
 
     def __hash__(self) -> int:
-        return hash((self.mesh, self.placements, self.tensor_meta and tuple(map(_hashable, self.tensor_meta))))
+        meta = self.tensor_meta and (
+            tuple(self.tensor_meta.shape),
+            tuple(self.tensor_meta.stride),
+            self.tensor_meta.dtype,
+        )
+        return hash((self.mesh, self.placements, meta))
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -63,13 +68,13 @@ class DTensorSpec:
     @property
     def num_shards(self) -> int:
         """The number of parts of the tensor, over all mesh dims."""
-        return prod(self.mesh.size(mesh_dim) for mesh_dim, _ in self._splits())
+        return prod(self.mesh.size(mesh_dim) for mesh_dim, _ in _splits(self.placements))
 
     @property
     def num_shards_map(self) -> list[int]:
         """The number of parts of each tensor dim."""
         result = [1] * self.ndim
-        for mesh_dim, dim in self._splits():
+        for mesh_dim, dim in _splits(self.placements):
             result[dim] *= self.mesh.size(mesh_dim)
         return result
 
@@ -77,7 +82,7 @@ class DTensorSpec:
     def dim_map(self) -> list[int]:
         """The mesh dim that shards each tensor dim, or -1. Raises ValueError if several mesh dims shard one tensor dim."""
         result = [-1] * self.ndim
-        for mesh_dim, dim in self._splits():
+        for mesh_dim, dim in _splits(self.placements):
             if result[dim] >= 0:
                 raise ValueError(
                     f"[DTensorSpec] dim_map has one mesh dim per tensor dim, and {list(self.placements)} shard dim "
@@ -96,13 +101,13 @@ class DTensorSpec:
         """The mesh dims that split each tensor dim, in order; None if a _StridedShard stands for no order. Assigning an order
         replaces the placements of the mesh dims that it names."""
         order: dict[int, list[int]] = {}
-        for mesh_dim, dim in reversed(self._splits()):
+        for mesh_dim, dim in reversed(_splits(self.placements)):
             later, factor = order.setdefault(dim, []), getattr(self.placements[mesh_dim], "split_factor", 1)
             place = next((i for i in range(len(later) + 1) if self._n_ranks(later[:i]) == factor), None)
             if place is None:
                 return None
             later.insert(place, mesh_dim)
-        return tuple(ShardOrderEntry(dim, tuple(mesh_dims)) for dim, mesh_dims in sorted(order.items()))
+        return _entries(order)
 
     @shard_order.setter
     def shard_order(self, order: ShardOrder) -> None:
@@ -119,10 +124,9 @@ class DTensorSpec:
     def compute_default_shard_order(placements: Iterable[Placement]) -> ShardOrder:
         """The order of a tensor with these placements if each tensor dim is split by its mesh dims in ascending order."""
         order: dict[int, list[int]] = {}
-        for mesh_dim, placement in enumerate(placements):
-            if (dim := getattr(placement, "dim", None)) is not None:
-                order.setdefault(dim, []).append(mesh_dim)
-        return tuple(ShardOrderEntry(dim, tuple(mesh_dims)) for dim, mesh_dims in sorted(order.items()))
+        for mesh_dim, dim in _splits(placements):
+            order.setdefault(dim, []).append(mesh_dim)
+        return _entries(order)
 
     @staticmethod
     def format_shard_order_str(placements: Iterable[Placement], shard_order: ShardOrder | None = None) -> str:
@@ -140,7 +144,7 @@ class DTensorSpec:
         return all(placement.is_replicate() for placement in self.placements)
 
     def is_sharded(self) -> bool:
-        return bool(self._splits())
+        return bool(_splits(self.placements))
 
     def shallow_copy_with_tensor_meta(self, tensor_meta: TensorMeta | None) -> "DTensorSpec":
         return replace(self, tensor_meta=tensor_meta)
@@ -150,24 +154,14 @@ class DTensorSpec:
         cls, mesh: DeviceMesh, dim_map: Sequence[int], sums: Sequence[int], tensor_meta: TensorMeta | None = None
     ) -> "DTensorSpec":
         """The reverse of dim_map and sums. Raises ValueError for a mesh dim that is named twice."""
-        placements: list[Placement] = [Replicate()] * mesh.ndim
-        named = [*sums, *(mesh_dim for mesh_dim in dim_map if mesh_dim >= 0)]
-        if len(set(named)) < len(named):
+        shards = {mesh_dim: Shard(dim) for dim, mesh_dim in enumerate(dim_map) if mesh_dim >= 0}
+        placed: dict[int, Placement] = {**shards, **{mesh_dim: Partial() for mesh_dim in sums}}
+        if len(placed) < len(sums) + sum(mesh_dim >= 0 for mesh_dim in dim_map):
             raise ValueError(
                 f"[DTensorSpec] dim_map {list(dim_map)} and sums {list(sums)} name a mesh dim twice. Name "
                 "each once: it shards one tensor dim or is a sum."
             )
-        for mesh_dim in sums:
-            placements[mesh_dim] = Partial()
-        for dim, mesh_dim in enumerate(dim_map):
-            if mesh_dim >= 0:
-                placements[mesh_dim] = Shard(dim)
-        return cls(mesh, tuple(placements), tensor_meta)
-
-    def _splits(self) -> list[tuple[int, int]]:
-        """The mesh dims of Shards and of torch's _StridedShards, each with the tensor dim that it splits."""
-        dims = ((mesh_dim, getattr(placement, "dim", None)) for mesh_dim, placement in enumerate(self.placements))
-        return [(mesh_dim, dim) for mesh_dim, dim in dims if dim is not None]
+        return cls(mesh, tuple(placed.get(mesh_dim, Replicate()) for mesh_dim in range(mesh.ndim)), tensor_meta)
 
     def _n_ranks(self, mesh_dims: Iterable[int]) -> int:
         return prod(self.mesh.size(mesh_dim) for mesh_dim in mesh_dims)
@@ -178,12 +172,17 @@ class DTensorSpec:
         return self.tensor_meta
 
 
+def _splits(placements: Iterable[Placement]) -> list[tuple[int, int]]:
+    """The mesh dims of Shards and of torch's _StridedShards, each with the tensor dim that it splits."""
+    return [(mesh_dim, each.dim) for mesh_dim, each in enumerate(placements) if hasattr(each, "dim")]
+
+
+def _entries(order: dict[int, list[int]]) -> ShardOrder:
+    return tuple(ShardOrderEntry(dim, tuple(mesh_dims)) for dim, mesh_dims in sorted(order.items()))
+
+
 def _short(placement: Placement) -> str:
     if placement.is_replicate():
         return "R"
     dim, reduce_op = getattr(placement, "dim", None), getattr(placement, "reduce_op", None)
     return f"S({dim})" if dim is not None else f"P({reduce_op})" if reduce_op else str(placement)
-
-
-def _hashable(value: object) -> object:
-    return tuple(value) if isinstance(value, (list, torch.Size)) else value

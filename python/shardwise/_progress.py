@@ -1,9 +1,10 @@
 """A progress line for long transfers, by tqdm if it is installed."""
 
-from __future__ import annotations
-
+import contextlib
 import importlib.util
-from typing import Any
+from collections.abc import Callable, Iterator
+
+Add = Callable[[int], object]  # is told the number of bytes that were transferred
 
 
 def check_progress(is_shown: bool | None) -> None:
@@ -14,27 +15,17 @@ def check_progress(is_shown: bool | None) -> None:
         )
 
 
-class Progress:
-    """A line on stderr of the rank that prints: with Progress("saving", n_bytes, None, rank == 0) as progress: progress.add(n).
+@contextlib.contextmanager
+def progress_line(label: str, n_bytes: int, is_shown: bool | None, prints: bool) -> Iterator[Add]:
+    """A line on stderr of the rank that prints: with progress_line("saving", n_bytes, None, rank == 0) as add: add(n).
 
     `is_shown`: None shows the line if stderr is a terminal and tqdm is installed.
     """
+    if not prints or is_shown is False or importlib.util.find_spec("tqdm") is None:
+        yield lambda n_bytes: None
+        return
+    from tqdm import tqdm  # type: ignore[import-untyped]  # only a shown line needs it
 
-    def __init__(self, label: str, n_bytes: int, is_shown: bool | None, prints: bool) -> None:
-        self._bar: Any = None
-        if prints and is_shown is not False and importlib.util.find_spec("tqdm") is not None:
-            from tqdm import tqdm  # type: ignore[import-untyped]  # only a shown line needs it
-
-            is_off = False if is_shown else None  # None: off unless stderr is a terminal
-            self._bar = tqdm(desc=label, total=n_bytes, unit="B", unit_scale=True, unit_divisor=1024, disable=is_off)
-
-    def add(self, n_bytes: int) -> None:
-        if self._bar is not None:
-            self._bar.update(n_bytes)
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+    is_off = False if is_shown else None  # None: off unless stderr is a terminal
+    with tqdm(desc=label, total=n_bytes, unit="B", unit_scale=True, unit_divisor=1024, disable=is_off) as line:
+        yield line.update

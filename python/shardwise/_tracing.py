@@ -5,6 +5,7 @@ A tracer takes a DTensor apart into this rank's pieces and its TensorLayout, and
 redistribution. An operator that would send anything else raises NotImplementedError.
 """
 
+import functools
 import warnings
 from collections.abc import Sequence
 from typing import Any, cast
@@ -44,26 +45,14 @@ def _operand(argument: Any, value: Any) -> Any:
     return _C.wrapped_number(value) if is_number else value
 
 
-class Piece:
-    """The attribute of a DTensor that is this rank's i-th piece."""
-
-    def __init__(self, i: int) -> None:
-        self._i = i
-
-    def __get__(self, tensor: Any, owner: type | None = None) -> Any:
-        return self if tensor is None else _C.piece_at(tensor, self._i)
-
-    def __set__(self, tensor: Any, piece: torch.Tensor) -> None:
-        """Does nothing. torch sets a gradient's piece after it has arranged its memory as the graph expects, and goes on with that piece."""
+def _piece_at(i: int) -> property:
+    """The attribute of a DTensor that is this rank's i-th piece. Setting it does nothing: torch sets a gradient's piece after it has arranged its
+    memory as the graph expects, and goes on with that piece."""
+    return property(lambda tensor: _C.piece_at(tensor, i), lambda tensor, piece: None)
 
 
-class NoPiece:
-    """The attribute of a DTensor without pieces on this rank: an empty tensor, because a graph needs an input."""
-
-    def __get__(self, tensor: Any, owner: type | None = None) -> Any:
-        return self if tensor is None else torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-
-
+# The attribute of a DTensor without pieces on this rank: an empty tensor, because a graph needs an input.
+_EMPTY = property(lambda tensor: torch.empty(0, dtype=tensor.dtype, device=tensor.device))
 _NO_PIECE = "_no_piece"
 
 
@@ -75,12 +64,12 @@ def names_of_pieces(tensor: torch.Tensor, layout: _C.TensorLayout) -> list[str]:
         if torch._guards.TracingContext.try_get() is not None and not _is_traced(tensor):
             _leave_to_eager(layout)
         if not hasattr(cls, _NO_PIECE):
-            setattr(cls, _NO_PIECE, NoPiece())
+            setattr(cls, _NO_PIECE, _EMPTY)
         return [_NO_PIECE]
     names = [f"_piece_{i}" for i in range(layout.n_pieces)]
     for i, name in enumerate(names):
         if not hasattr(cls, name):
-            setattr(cls, name, Piece(i))
+            setattr(cls, name, _piece_at(i))
     return names
 
 
@@ -132,15 +121,9 @@ def _drop_marks(sizes: Sequence[torch.SymInt]) -> None:
                 warnings.warn(f"[mark_dynamic] {NO_SYMBOLS}", stacklevel=2)
 
 
-_is_move_registered = False
-
-
+@functools.cache
 def register_move() -> None:
     """Registers `shardwise::move` with torch: the shapes of its results, and that its calls keep their order, which is the same on all ranks."""
-    global _is_move_registered
-    if _is_move_registered:
-        return
-    _is_move_registered = True
     from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
     @torch.library.register_fake("shardwise::move")  # type: ignore[untyped-decorator]

@@ -95,8 +95,7 @@ def compute_global_tensor_shape(shape: Sequence[int], mesh: DeviceMesh, placemen
     """
     if mesh.get_coordinate() is None:
         return torch.Size((0,))
-    own = torch.tensor([list(shape)], device=mesh.device_type)
-    by_rank = DTensor.from_local(own, mesh, [Shard(0)] * mesh.ndim).full_tensor().view(*mesh.shape, len(shape))
+    by_rank = on_all_ranks(shape, mesh).view(*mesh.shape, len(shape))
     sizes = list(by_rank.unbind(-1))
     for mesh_dim, placement in enumerate(placements):
         for dim, size in enumerate(sizes):
@@ -109,6 +108,12 @@ def compute_global_tensor_shape(shape: Sequence[int], mesh: DeviceMesh, placemen
             f"placed as {list(placements)}. Non-sharded dimensions should have identical size across ranks. Give each rank a piece of that layout."
         )
     return torch.Size(whole[0].tolist())
+
+
+def on_all_ranks(numbers: Sequence[int], mesh: DeviceMesh) -> torch.Tensor:
+    """The numbers of all ranks of the mesh, which have equally many: [ranks, numbers], on the CPU. Collective over the mesh."""
+    own = torch.tensor([list(numbers)], device=mesh.device_type)
+    return DTensor.from_local(own, mesh, [Shard(0)] * mesh.ndim).full_tensor().cpu()
 
 
 def redistribute_local_tensor(

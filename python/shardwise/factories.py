@@ -6,6 +6,7 @@ DTensor on meta, give a tensor on meta to distribute_tensor.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -147,7 +148,7 @@ def linspace(
     >>> sw.linspace(0, 9, 10, device_mesh=mesh, placements=[sw.Shard(0, sizes=[1, 4, 0, 5])]).full_tensor()
     tensor([0., 1., 2., 3., 4., 5., 6., 7., 8., 9.])
     """
-    return _spaced(torch.linspace, start, end, steps, (), dtype, layout, requires_grad, device_mesh, placements)
+    return _spaced(torch.linspace, (start, end, steps), dtype, layout, requires_grad, device_mesh, placements)
 
 
 def logspace(
@@ -167,30 +168,27 @@ def logspace(
     >>> sw.logspace(0, 3, 4, base=2, device_mesh=mesh, placements=[sw.Shard(0)]).full_tensor()
     tensor([1., 2., 4., 8.])
     """
-    return _spaced(torch.logspace, start, end, steps, (base,), dtype, layout, requires_grad, device_mesh, placements)
+    return _spaced(torch.logspace, (start, end, steps, base), dtype, layout, requires_grad, device_mesh, placements)
 
 
 def _spaced(
     function: Callable[..., torch.Tensor],
-    start: Number,
-    end: Number,
-    steps: int,
-    base: tuple[float, ...],
+    arguments: tuple[Any, ...],
     dtype: torch.dtype | None,
     layout: torch.layout,
     requires_grad: bool,
     device_mesh: DeviceMesh | None,
     placements: Placements,
 ) -> DTensor:
+    """`arguments`: start, end, steps, and the base if the function has one."""
+    start, end, steps, *base = (each.item() if isinstance(each, DTensor) else each for each in arguments)
     _check_layout(layout)
     if not isinstance(steps, int):
         raise TypeError(
             f"[{function.__name__}] steps is {steps!r}, of type {type(steps).__name__}. Give a whole number."
         )
-    start, end = (each.item() if isinstance(each, DTensor) else each for each in (start, end))
-    dtype = function(
-        start, end, min(steps, 0), *base, dtype=dtype, device="cpu"
-    ).dtype  # raises an error if steps is negative
+    # This raises an error if `steps` is negative.
+    dtype = function(start, end, min(steps, 0), *base, dtype=dtype, device="cpu").dtype
     result = _C.full([steps], 0, dtype, device_mesh, placements, False)
     whole = function(start, end, steps, *base, dtype=dtype, device=result.device)
     result.copy_(DTensor.from_local(whole, result.device_mesh))

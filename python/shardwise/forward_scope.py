@@ -50,10 +50,10 @@ def _distributed(module: nn.Module) -> list[torch.Tensor]:
 def enters_last(module: nn.Module) -> bool:
     """Moves the hook that opens a scope behind the module's other pre-hooks. False if the module has no such hook."""
     hooks = module._forward_pre_hooks
-    known = next((key for key, hook in hooks.items() if hook is _enter), None)
-    if known is not None:
-        hooks[known] = hooks.pop(known)
-    return known is not None
+    known = [key for key, hook in hooks.items() if hook is _enter]
+    for key in known:
+        hooks[key] = hooks.pop(key)
+    return bool(known)
 
 
 @contextmanager

@@ -45,8 +45,6 @@ def tie_again(op: str, places: list[Place]) -> None:
     """If some of the places of one tensor have a replacement, the others get it, too. Warns if there are several replacements."""
     for group in by_tensor(places):
         replaced = [place for place in group if place.tensor is not None and place.tensor is not place.original]
-        if not replaced:
-            continue
         n_replacements = len({id(place.tensor) for place in replaced})
         if n_replacements > 1:
             warnings.warn(
@@ -55,6 +53,6 @@ def tie_again(op: str, places: list[Place]) -> None:
                 "only; the others then get the replacement.",
                 stacklevel=3,
             )
-        for place in group:
+        for place in group if replaced else ():
             if place.tensor is place.original:
                 place.tensor = replaced[0].tensor

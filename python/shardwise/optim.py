@@ -36,12 +36,9 @@ class _FusedOptimizer(torch.optim.Optimizer):
     _kind: Literal["sgd", "adagrad", "row_wise_adagrad", "adam", "row_wise_adam", "lamb", "row_wise_lamb"]
     _state_names: tuple[str, ...] = ()
 
-    def __init__(
-        self, params: Iterable[Any], lr: float, weight_decay: float, stochastic_rounding: bool, seed: int, **others: Any
-    ) -> None:
+    def __init__(self, params: Iterable[Any], **options: Any) -> None:
         self._rows: dict[torch.Tensor, _C.RowOptimizer] = {}
-        common = {"lr": lr, "weight_decay": weight_decay, "stochastic_rounding": stochastic_rounding, "seed": seed}
-        super().__init__(params, common | others)
+        super().__init__(params, options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Fuses the group's tables, all or none. Raises TypeError or ValueError for a tensor that is not a 2-D floating DTensor,
@@ -57,9 +54,8 @@ class _FusedOptimizer(torch.optim.Optimizer):
             for table, rows in made.items():
                 _C.release_optimizer(table, rows)
             raise
-        for table, rows in made.items():
-            self._rows[table] = rows
-            self.state[table] = dict(zip(self._state_names, rows.state, strict=True))
+        self._rows |= made
+        self.state.update({table: self._own_state(table) for table in made})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Calls `closure`, if there is one. Its backward updates the rows."""
@@ -82,32 +78,34 @@ class _FusedOptimizer(torch.optim.Optimizer):
         names = [name for group in state_dict["param_groups"] for name in group["params"]]
         tables = [table for group in self.param_groups for table in group["params"]]
         state = dict(state_dict["state"])
-        pairs = list(zip(names, tables, strict=False))  # torch raises an error if the numbers differ
-        for name, table in pairs:
-            self._check(name, state.get(name, {}), self._rows[table].state)
+        # torch raises an error if the numbers differ
+        kept = [(name, table, self._own_state(table)) for name, table in zip(names, tables, strict=False)]
+        for name, _, own in kept:
+            self._check(name, state.get(name, {}), own)
         for rows in self._rows.values():
             rows.write_back()  # `state_dict` may hold this optimizer's own tensors
-        for name, table in pairs:
-            saved, kept = state.get(name, {}), self._rows[table].state
-            moved = {kind: _on_mesh_of(own, saved[kind]) for kind, own in zip(self._state_names, kept, strict=True)}
-            state[name] = {**saved, **moved}
+        for name, _, own in kept:
+            saved = state.get(name, {})
+            state[name] = {**saved, **{kind: _on_mesh_of(each, saved[kind]) for kind, each in own.items()}}
         super().load_state_dict({**state_dict, "state": state})
-        for name, table in zip(names, tables, strict=True):
-            rows = self._rows[table]
-            rows.n_steps = int(state[name].get("step", 0))
-            for kind, own in zip(self._state_names, rows.state, strict=True):
-                own.copy_(state[name][kind])
-                self.state[table][kind] = own
+        for name, table, own in kept:
+            self._rows[table].n_steps = int(state[name].get("step", 0))
+            for kind, each in own.items():
+                each.copy_(state[name][kind])
+            self.state[table].update(own)
 
-    def _check(self, name: Any, saved: dict[str, Any], state: list[Any]) -> None:
+    def _own_state(self, table: torch.Tensor) -> dict[str, Any]:
+        return dict(zip(self._state_names, self._rows[table].state, strict=True))
+
+    def _check(self, name: Any, saved: dict[str, Any], state: dict[str, Any]) -> None:
         """Raises ValueError unless the saved state of a table has the names and shapes of its `state`."""
-        missing = [kind for kind in self._state_names if kind not in saved]
+        missing = [kind for kind in state if kind not in saved]
         if missing:
             raise ValueError(
                 f"[{type(self).__name__}] the state of parameter {name} lacks {missing}: another optimizer saved it, or one without some of "
                 "the tables. Nothing was loaded. Load one that this class has saved."
             )
-        for kind, own in zip(self._state_names, state, strict=True):
+        for kind, own in state.items():
             if saved[kind].shape != own.shape:
                 raise ValueError(
                     f'[{type(self).__name__}] the state "{kind}" of parameter {name} has shape {list(saved[kind].shape)}, and '
@@ -183,8 +181,7 @@ class FusedSGD(_FusedOptimizer):
 
     >>> table = torch.nn.Parameter(sw.ones(100, 4, device_mesh=mesh, placements=[sw.Shard(0)]))
     >>> optimizer = sw.optim.FusedSGD([table], lr=0.1)
-    >>> ids = sw.distribute_tensor(torch.tensor([3, 99]), mesh, [sw.Replicate()])
-    >>> F.embedding(ids, table).sum().backward()
+    >>> F.embedding(sw.distribute_tensor(torch.tensor([3, 99]), mesh), table).sum().backward()
     >>> table.grad, bool((table[3] < 1).all()), bool((table[4] == 1).all())
     (None, True, True)
     """
@@ -200,7 +197,8 @@ class FusedSGD(_FusedOptimizer):
         stochastic_rounding: bool = False,
         seed: int = 0,
     ) -> None:
-        super().__init__(params, lr, weight_decay, stochastic_rounding, seed)
+        rounding: Any = {"stochastic_rounding": stochastic_rounding, "seed": seed}
+        super().__init__(params, lr=lr, weight_decay=weight_decay, **rounding)
 
 
 class FusedAdagrad(_FusedOptimizer):
@@ -210,8 +208,7 @@ class FusedAdagrad(_FusedOptimizer):
 
     >>> table = torch.nn.Parameter(sw.ones(100, 4, device_mesh=mesh, placements=[sw.Shard(0)]))
     >>> optimizer = sw.optim.FusedAdagrad([table], lr=0.1, row_wise=True)
-    >>> ids = sw.distribute_tensor(torch.tensor([3, 99]), mesh, [sw.Replicate()])
-    >>> F.embedding(ids, table).sum().backward()
+    >>> F.embedding(sw.distribute_tensor(torch.tensor([3, 99]), mesh), table).sum().backward()
     >>> table.grad, bool((table[3] < 1).all()), bool((table[4] == 1).all())
     (None, True, True)
     """
@@ -232,9 +229,9 @@ class FusedAdagrad(_FusedOptimizer):
         seed: int = 0,
     ) -> None:
         self._kind = "row_wise_adagrad" if row_wise else "adagrad"
-        common = (params, lr, weight_decay, stochastic_rounding, seed)
-        own: Any = {"eps": eps, "initial_accumulator_value": initial_accumulator_value}
-        super().__init__(*common, decoupled_weight_decay=decoupled_weight_decay, **own)
+        own: Any = {"lr": lr, "eps": eps, "initial_accumulator_value": initial_accumulator_value}
+        decay: Any = {"weight_decay": weight_decay, "decoupled_weight_decay": decoupled_weight_decay}
+        super().__init__(params, **own, **decay, stochastic_rounding=stochastic_rounding, seed=seed)
 
 
 class FusedAdam(_FusedOptimizer):
@@ -246,8 +243,7 @@ class FusedAdam(_FusedOptimizer):
 
     >>> table = torch.nn.Parameter(sw.ones(100, 4, device_mesh=mesh, placements=[sw.Shard(0)]))
     >>> optimizer = sw.optim.FusedAdam([table], lr=0.01)
-    >>> ids = sw.distribute_tensor(torch.tensor([3, 99]), mesh, [sw.Replicate()])
-    >>> F.embedding(ids, table).sum().backward()
+    >>> F.embedding(sw.distribute_tensor(torch.tensor([3, 99]), mesh), table).sum().backward()
     >>> table.grad, bool((table[3] < 1).all()), bool((table[4] == 1).all())
     (None, True, True)
     """
@@ -268,8 +264,9 @@ class FusedAdam(_FusedOptimizer):
         seed: int = 0,
     ) -> None:
         self._kind = "row_wise_adam" if row_wise else "adam"
-        common = (params, lr, weight_decay, stochastic_rounding, seed)
-        super().__init__(*common, betas=betas, eps=eps, decoupled_weight_decay=decoupled_weight_decay)
+        own: Any = {"lr": lr, "betas": betas, "eps": eps}
+        decay: Any = {"weight_decay": weight_decay, "decoupled_weight_decay": decoupled_weight_decay}
+        super().__init__(params, **own, **decay, stochastic_rounding=stochastic_rounding, seed=seed)
 
 
 class FusedLAMB(_FusedOptimizer):
@@ -279,8 +276,7 @@ class FusedLAMB(_FusedOptimizer):
 
     >>> table = torch.nn.Parameter(sw.ones(100, 4, device_mesh=mesh, placements=[sw.Shard(0)]))
     >>> optimizer = sw.optim.FusedLAMB([table], lr=0.01)
-    >>> ids = sw.distribute_tensor(torch.tensor([3, 99]), mesh, [sw.Replicate()])
-    >>> F.embedding(ids, table).sum().backward()
+    >>> F.embedding(sw.distribute_tensor(torch.tensor([3, 99]), mesh), table).sum().backward()
     >>> table.grad, bool((table[3] < 1).all()), bool((table[4] == 1).all())
     (None, True, True)
     """
@@ -300,4 +296,5 @@ class FusedLAMB(_FusedOptimizer):
         seed: int = 0,
     ) -> None:
         self._kind = "row_wise_lamb" if row_wise else "lamb"
-        super().__init__(params, lr, weight_decay, stochastic_rounding, seed, betas=betas, eps=eps)
+        own: Any = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, **own, stochastic_rounding=stochastic_rounding, seed=seed)

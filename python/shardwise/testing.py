@@ -1,11 +1,13 @@
 """Ranks as threads of one process, for tests and notebooks."""
 
+import functools
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from shardwise._C import ThreadHub
-from shardwise._rank_generators import separate_generators
+import torch
+
+from shardwise import _C
 
 __all__ = ["run_ranks"]
 
@@ -36,8 +38,8 @@ def run_ranks(
     >>> run_ranks(2, on_rank)
     [3, 2]
     """
-    separate_generators()
-    hub = ThreadHub(n_ranks, timeout, strict)
+    _separate_generators()
+    hub = _C.ThreadHub(n_ranks, timeout, strict)
     results: dict[int, Result] = {}
     failures: list[BaseException] = []
 
@@ -59,9 +61,7 @@ def run_ranks(
             thread.start()
         for thread in threads:
             thread.join()
-    except (
-        BaseException
-    ) as error:  # Ctrl-C, or a thread that could not start: ranks would wait for each other until the timeout
+    except BaseException as error:  # Ctrl-C, or a thread that could not start: ranks would wait until the timeout
         for rank in range(n_ranks):
             hub.abort(rank, f"{type(error).__name__}: {error}")
         for thread in threads:
@@ -71,3 +71,36 @@ def run_ranks(
     if failures:
         raise failures[0]
     return [results[rank] for rank in range(n_ranks)]
+
+
+@functools.cache
+def _separate_generators() -> None:
+    """Makes torch.manual_seed, get_rng_state and set_rng_state act on the rank's generator, too, in a thread that is a rank: torch.utils.checkpoint
+    replays random numbers by the state of the default generator, and would not replay those of DTensors otherwise.
+
+    There, a state is the state of the process's generator, which plain tensors draw from, followed by the rank's. set_rng_state takes states
+    with and without the rank's part in any thread.
+    """
+    seed_process, state_of_process, set_process = torch.manual_seed, torch.get_rng_state, torch.set_rng_state
+
+    @functools.wraps(seed_process)
+    def manual_seed(seed: Any) -> torch.Generator:
+        generator = seed_process(seed)
+        if _C.is_thread_rank():
+            _C.seed_rank(int(seed) % 2**64)
+        return generator
+
+    @functools.wraps(state_of_process)
+    def get_rng_state() -> torch.Tensor:
+        state = state_of_process()
+        return torch.cat([state, _C.rank_state()]) if _C.is_thread_rank() else state
+
+    @functools.wraps(set_process)
+    def set_rng_state(new_state: torch.Tensor) -> None:
+        n_bytes = min(len(state_of_process()), len(new_state))
+        set_process(new_state[:n_bytes])
+        if _C.is_thread_rank():
+            _C.set_rank_state(new_state[-n_bytes:].clone())
+
+    for module in (torch, torch.random):
+        module.manual_seed, module.get_rng_state, module.set_rng_state = manual_seed, get_rng_state, set_rng_state  # type: ignore[attr-defined]

@@ -90,7 +90,7 @@ FINDINGS = {
     "few files": (doctor.open_files(256, 4096), "note", "ulimit -n 4096"),
     "files for nobody": (doctor.open_files(16, 16), "wrong", "ulimit -n"),
     "files without end": (doctor.open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY), "ok", "unlimited"),
-    "locked memory": (doctor.locked_memory(8 << 20, has_rdma=False), "ok", "8 MiB"),
+    "locked memory": (doctor.locked_memory(8 << 20, has_rdma=False), "ok", "8.0 MiB"),
     "locked memory, InfiniBand": (doctor.locked_memory(8 << 20, has_rdma=True), "note", "ulimit -l unlimited"),
     "no shared memory": (doctor.shared_memory(Path("/nowhere")), "note", "mount a tmpfs"),
     "no gloo": (doctor.backend("gloo", is_there=False, needed_for="CPU"), "wrong", "CPUs cannot be sent"),

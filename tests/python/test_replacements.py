@@ -27,7 +27,7 @@ OPTIMIZER = torch.optim.SGD(LAYER.parameters(), lr=0.1)
 # Arguments of a call without our tensors, by the function that stands for the original.
 CALLS = {
     "fake_tensors.dispatch": (None, torch.ops.aten.add.Tensor, (), (PLAIN, PLAIN), {}),
-    "proxies.dispatch": (None, torch.ops.aten.add.Tensor, (), (PLAIN, PLAIN), {}),
+    "fake_tensors.dispatch_in_graph": (None, torch.ops.aten.add.Tensor, (), (PLAIN, PLAIN), {}),
     "dynamo.mark": (PLAIN, 0),
     "compiled_programs.view_of_base": (PLAIN, PLAIN, False),
     "compiled_programs.runtime_wrapper": (print,),
@@ -60,8 +60,8 @@ CALLS = {
     "staging.offload_tensor": (None, PLAIN, {}),
     "staging.execute_save": (None, {"a": PLAIN}),
     "staging.save_wrapper": ({"a": PLAIN},),
-    "load_plans.create_plan": ({"a": PLAIN}, None, True),
-    "safetensors_shards.prepare_local_plan": (None, SimpleNamespace(items=[])),
+    "state_differences.create_plan": ({"a": PLAIN}, None, True),
+    "safetensors_files.prepare_local_plan": (None, SimpleNamespace(items=[])),
     "pipelines.to_tensor": (STAGE, SimpleNamespace()),
     "pipelines.compute_input_grads": (STAGE, [PLAIN], [PLAIN]),
     "pipelines.prepare_forward_infra": (STAGE, 2, (PLAIN,)),

@@ -55,12 +55,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         message = one_line(message)
-        option = re.fullmatch(r"argument (.*): expected one argument", message)
-        if option is not None:
-            name = option[1].split("/")[-1]
-            message = f"argument {option[1]}: it has no value. Give one; one that begins with a dash as in {name}=-1."
-        stop = "" if message.endswith(".") else "."
-        self.exit(2, f"{self.prog}: error: {message}{stop} See {self.prog} --help.\n")
+        if option := re.fullmatch(r"argument ((?:.*/)?(.*)): expected one argument", message):
+            message = (
+                f"argument {option[1]}: it has no value. Give one; one that begins with a dash as in {option[2]}=-1."
+            )
+        self.exit(2, f"{self.prog}: error: {message.removesuffix('.')}. See {self.prog} --help.\n")
 
 
 def one_line(text: str) -> str:
@@ -73,17 +72,17 @@ def quoted(text: str) -> str:
     return f'"{text}"' if len(text) <= MAX_SHOWN else f'"{text[:MAX_SHOWN]}..."'
 
 
+def refused(text: str, why: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"{quoted(text)} {why}")
+
+
 def whole(least: int, most: int) -> Callable[[str], int]:
     """The parser of a whole number in [least, most]."""
 
     def number(text: str) -> int:
-        try:
-            found = int(text)
-        except ValueError:  # no number, or one of more than 4,300 digits
-            found = None
-        if found is None or not least <= found <= most:
-            raise argparse.ArgumentTypeError(f"{quoted(text)} is no whole number from {least} to {most}. Give one.")
-        return found
+        if not re.fullmatch(rf"-?{WHOLE}[0-9]?", text) or not least <= int(text) <= most:
+            raise refused(text, f"is no whole number from {least} to {most}. Give one.")
+        return int(text)
 
     return number
 
@@ -91,9 +90,9 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 def extents(text: str) -> tuple[int, ...]:
     """4097x1023."""
     if not re.fullmatch(r"[0-9]+(x[0-9]+)*", text):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is no list of extents. Write them as in 4097x1023.")
+        raise refused(text, "is no list of extents. Write them as in 4097x1023.")
     if any(len(each.lstrip("0")) > 19 for each in text.split("x")):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} has an extent of more than 19 digits. Give smaller extents.")
+        raise refused(text, "has an extent of more than 19 digits. Give smaller extents.")
     return tuple(map(int, text.split("x")))
 
 
@@ -108,7 +107,7 @@ def mesh_extents(text: str) -> tuple[int, ...]:
     n_ranks = prod(mesh)
     if not 0 < n_ranks <= MAX_RANKS:
         count = f"{n_ranks:,}" if n_ranks <= MAX_INTEGER else f"more than {MAX_INTEGER:,}"
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is a mesh of {count} ranks. Give 1 to {MAX_RANKS:,}.")
+        raise refused(text, f"is a mesh of {count} ranks. Give 1 to {MAX_RANKS:,}.")
     return mesh
 
 
@@ -116,23 +115,19 @@ def link(text: str) -> tuple[float, float]:
     """20:10 is 20 us and 10 GB/s."""
     try:
         latency_us, gb_per_s = map(float, text.split(":"))
+        return latency_us, gb_per_s
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is no link. Write microseconds:GB/s, as in 20:10.") from None
-    return latency_us, gb_per_s
+        raise refused(text, "is no link. Write microseconds:GB/s, as in 20:10.") from None
 
 
 def n_bytes(text: str) -> int:
     """1MiB."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B?)", text)
     if match is None:
-        raise argparse.ArgumentTypeError(
-            f"{quoted(text)} is no number of bytes. Write it as in 1048576, 64KiB or 1MiB."
-        )
+        raise refused(text, "is no number of bytes. Write it as in 1048576, 64KiB or 1MiB.")
     number = int(min(float(match[1]) * UNITS[match[2]], 2.0**62))
     if not 0 < number < 2**62:
-        raise argparse.ArgumentTypeError(
-            f"{quoted(text)} is no number of bytes that can be counted. Give 1 to {2**62 - 1}."
-        )
+        raise refused(text, f"is no number of bytes that can be counted. Give 1 to {2**62 - 1}.")
     return number
 
 
@@ -183,9 +178,7 @@ def placement(text: str) -> Placement:
     """S0, S0[1,3,1,3], R, P, Pmax, or as Python spells it."""
     found = short(text.strip()) or spelled(text.strip())
     if found is None:
-        raise argparse.ArgumentTypeError(
-            f"{quoted(text)} is no placement. Write S0, S0[1,3,1,3], R, P, Pmax or RaggedShard((0,1),(2,3,0,5))."
-        )
+        raise refused(text, "is no placement. Write S0, S0[1,3,1,3], R, P, Pmax or RaggedShard((0,1),(2,3,0,5)).")
     return found
 
 
@@ -204,7 +197,7 @@ def placements(text: str) -> list[Placement]:
 def ranks(text: str) -> list[int]:
     """0,2,1,3 or 4-7."""
     if not re.fullmatch(rf"{WHOLE}(-{WHOLE})?(,{WHOLE}(-{WHOLE})?)*", text):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is no list of ranks. Write them as in 0,2,1,3 or 4-7.")
+        raise refused(text, "is no list of ranks. Write them as in 0,2,1,3 or 4-7.")
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -220,11 +213,9 @@ def names(text: str) -> list[str]:
     """dp,tp."""
     found = text.split(",")
     if not all(name.strip() for name in found) or len(set(found)) < len(found):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} does not name mesh dims. Write different names, as in dp,tp.")
+        raise refused(text, "does not name mesh dims. Write different names, as in dp,tp.")
     if not text.isprintable():
-        raise argparse.ArgumentTypeError(
-            f"{quoted(text)} has characters that cannot be printed. Write other names, as in dp,tp."
-        )
+        raise refused(text, "has characters that cannot be printed. Write other names, as in dp,tp.")
     return found
 
 
@@ -243,8 +234,17 @@ def dtype(text: str) -> torch.dtype:
     return found
 
 
-def add_dtype(command: argparse.ArgumentParser) -> None:
-    """Adds --dtype, whose values shells complete."""
+def add_layout(command: argparse.ArgumentParser, *, is_shape_required: bool) -> None:
+    """Adds --shape, --mesh, --ranks and --dtype, whose values shells complete."""
+    add = command.add_argument
+    add(
+        "--shape",
+        type=shape,
+        required=is_shape_required,
+        help='the whole tensor\'s, such as 10x7; "scalar": without dims',
+    )
+    add("--mesh", type=mesh_extents, required=True, help="the shape of the mesh, such as 2x2")
+    add("--ranks", type=ranks, help="the ranks of --mesh, row-major: 0,2,1,3 or 4-7 (default: 0, 1, 2, ...)")
     option = command.add_argument("--dtype", type=dtype, default=torch.float32, help="default: float32")
     names = sorted({str(each).removeprefix("torch.") for each in vars(torch).values() if isinstance(each, torch.dtype)})
     option.completer = lambda **asked: names  # type: ignore[attr-defined]  # argcomplete's

@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,7 @@ from shardwise import _C, _build_facts
 from shardwise._commands import link_speed
 from shardwise._torch_groups import TORCHRUN_VARIABLES
 from shardwise.debug.printing import printable, shows_colors
-from shardwise.debug.text_tables import WIDTH, aligned
+from shardwise.debug.text_tables import WIDTH, aligned, in_units
 
 State = Literal["ok", "note", "wrong"]
 STYLES = {"ok": "32", "note": "33", "wrong": "1;31"}  # green, yellow, bold red of ANSI
@@ -44,16 +45,15 @@ OTHER_PREFIXES = (
 class Finding:
     """One line of the report. "note": it may slow a program down, or stop a larger program. "wrong": it stops programs. `mend`: how to fix it."""
 
-    section: str
     name: str
     value: str
     state: State = "ok"
     mend: str = ""
 
 
-def judged(section: str, name: str, value: str, mend: str, state: State = "note") -> Finding:
+def judged(name: str, value: str, mend: str, state: State = "note") -> Finding:
     """A finding whose state is `state` if there is something to fix, else ok."""
-    return Finding(section, name, value, state if mend else "ok", mend)
+    return Finding(name, value, state if mend else "ok", mend)
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -78,28 +78,30 @@ def run(options: argparse.Namespace) -> list[str]:
         links += job_links() if under_torchrun else [link("two processes here", link_speed.between_local_processes())]
     if os.environ.get("RANK", "0") != "0" and under_torchrun:
         raise SystemExit(0)  # rank 0 reports
-    found = [*versions(), *backends(), *devices(), *memory(), *limits(), *network(), *links, *environment(os.environ)]
+    found = {check.__name__: list(check()) for check in (versions, backends, devices, memory, limits, network)}
+    found |= {"links": links, "environment": list(environment(os.environ))}
+    every = [finding for findings in found.values() for finding in findings]
     if options.json:
-        print(json.dumps([asdict(finding) for finding in found], indent=2))
+        sections = [{"section": section, **asdict(finding)} for section in found for finding in found[section]]
+        print(json.dumps(sections, indent=2))
     else:
-        show(found)
-    raise SystemExit(int(any(finding.state == "wrong" for finding in found)))
+        show(found, {state: sum(finding.state == state for finding in every) for state in STYLES})
+    raise SystemExit(int(any(finding.state == "wrong" for finding in every)))
 
 
 def versions() -> Iterator[Finding]:
-    here = "versions"
-    yield Finding(here, "shardwise", f"{_build_facts.VERSION}, {Path(_C.__file__).parent}")
-    yield Finding(here, "torch", f"{torch.__version__}, {Path(torch.__file__).parent}")
-    yield Finding(here, "compiled against", f"torch {_build_facts.TORCH}")
-    yield Finding(here, "Python", f"{platform.python_version()}, {sys.executable}")
+    yield Finding("shardwise", f"{_build_facts.VERSION}, {Path(_C.__file__).parent}")
+    yield Finding("torch", f"{torch.__version__}, {Path(torch.__file__).parent}")
+    yield Finding("compiled against", f"torch {_build_facts.TORCH}")
+    yield Finding("Python", f"{platform.python_version()}, {sys.executable}")
     yield compiler(_build_facts.COMPILER, _build_facts.BUILD_TYPE)
-    yield Finding(here, "C++ ABI", "new (CXX11)" if torch.compiled_with_cxx11_abi() else "old")
-    yield Finding(here, "system", f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}")
+    yield Finding("C++ ABI", "new (CXX11)" if torch.compiled_with_cxx11_abi() else "old")
+    yield Finding("system", f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}")
 
 
 def compiler(name: str, build_type: str) -> Finding:
     mend = "It is not optimised: build with -DCMAKE_BUILD_TYPE=Release." if build_type == "Debug" else ""
-    return judged("versions", "compiler", f"{name}, {build_type}", mend)
+    return judged("compiler", f"{name}, {build_type}", mend)
 
 
 def backends() -> Iterator[Finding]:
@@ -111,30 +113,26 @@ def backends() -> Iterator[Finding]:
 def backend(name: str, *, is_there: bool, needed_for: str | None) -> Finding:
     is_missed = not is_there and needed_for is not None
     mend = f"Tensors on {needed_for}s cannot be sent: install a wheel of torch that has it." if is_missed else ""
-    return judged("backends", name, "there" if is_there else "not in this torch", mend, "wrong")
+    return judged(name, "there" if is_there else "not in this torch", mend, "wrong")
 
 
 def devices() -> Iterator[Finding]:
-    here = "devices"
-    cores = len(os.sched_getaffinity(0))
-    yield Finding(
-        here, "CPU", f"{cores} of {os.cpu_count()} cores for this process, {torch.get_num_threads()} threads of torch"
-    )
+    cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores for this process"
+    yield Finding("CPU", f"{cores}, {torch.get_num_threads()} threads of torch")
     for index in range(torch.cuda.device_count()):
         of = torch.cuda.get_device_properties(index)
-        yield Finding(here, f"cuda:{index}", f"{of.name}, {_bytes(of.total_memory)}, {of.major}.{of.minor}")
+        yield Finding(f"cuda:{index}", f"{of.name}, {in_units(of.total_memory)}, {of.major}.{of.minor}")
     if torch.cuda.is_available() and not _build_facts.CUDA:
         mend = (
             "Lookups in tables use torch's kernels. For Shardwise's kernels, compile shardwise with nvcc on the PATH."
         )
-        yield judged(here, "kernels for GPUs", "none", mend)
+        yield judged("kernels for GPUs", "none", mend)
 
 
 def memory() -> Iterator[Finding]:
-    here = "memory"
     page = os.sysconf("SC_PAGE_SIZE")
     free, total = os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
-    yield Finding(here, "memory", f"{_bytes(total)}, of which {_bytes(free)} unused")
+    yield Finding("memory", f"{in_units(total)}, of which {in_units(free)} unused")
     yield shared_memory(Path("/dev/shm"))
 
 
@@ -144,11 +142,11 @@ def shared_memory(folder: Path) -> Finding:
     try:
         of = os.statvfs(folder)
     except OSError as error:
-        return judged("memory", name, error.strerror or "missing", "DataLoader's workers need it: mount a tmpfs there.")
+        return judged(name, error.strerror or "missing", "DataLoader's workers need it: mount a tmpfs there.")
     size, free = of.f_blocks * of.f_frsize, of.f_bavail * of.f_frsize
     mend = "NCCL and DataLoader's workers need more: docker run --shm-size=1g (or --ipc=host), or remove files there."
-    value = f"{_bytes(size)}, of which {_bytes(free)} free"
-    return judged("memory", name, value, mend if free < 256 << 20 else "")
+    value = f"{in_units(size)}, of which {in_units(free)} free"
+    return judged(name, value, mend if free < 256 << 20 else "")
 
 
 def limits() -> Iterator[Finding]:
@@ -164,20 +162,19 @@ def open_files(soft: int, hard: int) -> Finding:
     few = soft != resource.RLIM_INFINITY and soft < 1024
     mend = f"A rank opens a file per other rank and mesh dim: ulimit -n {_limit(hard)}." if few else ""
     value = f"{_limit(soft)}, at most {_limit(hard)}"
-    return judged("limits", "open files (ulimit -n)", value, mend, "wrong" if soft < 64 else "note")
+    return judged("open files (ulimit -n)", value, mend, "wrong" if soft < 64 else "note")
 
 
 def locked_memory(soft: int, *, has_rdma: bool) -> Finding:
     few = has_rdma and soft != resource.RLIM_INFINITY
-    value = _limit(soft) if soft == resource.RLIM_INFINITY else _bytes(soft)
+    value = _limit(soft) if soft == resource.RLIM_INFINITY else in_units(soft)
     mend = "InfiniBand needs locked memory: ulimit -l unlimited (docker run --ulimit memlock=-1)." if few else ""
-    return judged("limits", "locked memory (ulimit -l)", value, mend)
+    return judged("locked memory (ulimit -l)", value, mend)
 
 
 def network() -> Iterator[Finding]:
-    here = "network"
     names = [name for _, name in socket.if_nameindex()]
-    yield Finding(here, "interfaces", ", ".join(names) or "none")
+    yield Finding("interfaces", ", ".join(names) or "none")
     chosen = os.environ.get("GLOO_SOCKET_IFNAME")
     if chosen:
         yield interface(chosen, names)
@@ -187,17 +184,17 @@ def network() -> Iterator[Finding]:
         address = str(socket.getaddrinfo(host, None)[0][4][0])
     except OSError:
         mend = "Gloo uses the name's address: set GLOO_SOCKET_IFNAME to an interface, or put the name into /etc/hosts."
-        yield judged(here, f"host {host}", "has no address", mend)
+        yield judged(f"host {host}", "has no address", mend)
         return
     mend = "This works on one machine. For several machines, set GLOO_SOCKET_IFNAME to the interface between them."
-    yield judged(here, f"host {host}", address, mend if address.startswith("127.") or address == "::1" else "")
+    yield judged(f"host {host}", address, mend if address.startswith("127.") or address == "::1" else "")
 
 
 def interface(chosen: str, names: Sequence[str]) -> Finding:
     """GLOO_SOCKET_IFNAME may name several interfaces, separated by commas."""
     missing = [name for name in chosen.split(",") if name not in names]
     mend = f"{', '.join(missing)} does not exist: Gloo fails. Set one of {', '.join(names)}." if missing else ""
-    return judged("network", "GLOO_SOCKET_IFNAME", chosen, mend, "wrong")
+    return judged("GLOO_SOCKET_IFNAME", chosen, mend, "wrong")
 
 
 def job_links() -> Iterator[Finding]:
@@ -211,68 +208,51 @@ def job_links() -> Iterator[Finding]:
 def link(name: str, speed: link_speed.LinkSpeed | str) -> Finding:
     if isinstance(speed, str):
         mend = "Processes cannot communicate: check GLOO_SOCKET_IFNAME, the host's name in /etc/hosts, and firewalls."
-        return judged("links", f"{name}, gloo", speed, mend, "wrong")
+        return judged(f"{name}, gloo", speed, mend, "wrong")
     value = f"{speed.latency * 1e6:,.0f} us per small message, {speed.bandwidth / 1e9:.2f} GB/s"
     mend = "Over 1 ms: the cores are busy, or the network is slow." if speed.latency > 1e-3 else ""
-    return judged("links", f"{name}, gloo", value, mend)
+    return judged(f"{name}, gloo", value, mend)
 
 
 def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
-    here = "environment"
     for name in sorted(variables):
         if name.startswith("SHARDWISE_"):
             yield own_variable(name, variables[name])
         elif name == "GLOO_SOCKET_IFNAME":
             continue  # network() reports it
         elif name.startswith(OTHER_PREFIXES) or name in TORCHRUN_VARIABLES:
-            yield Finding(here, name, variables[name])
+            yield Finding(name, variables[name])
     missing = [name for name in TORCHRUN_VARIABLES if name not in variables]
     if missing and len(missing) < len(TORCHRUN_VARIABLES):
         mend = f"Without {', '.join(missing)} no process group starts. Start with torchrun, which sets all of them, or unset the others."
-        yield judged(here, "torchrun's variables", f"{', '.join(missing)} not set", mend, "wrong")
+        yield judged("torchrun's variables", f"{', '.join(missing)} not set", mend, "wrong")
     if "OMP_NUM_THREADS" not in variables:
         mend = "torchrun sets it to 1. A rank that is started in another way uses all cores."
-        yield Finding(here, "OMP_NUM_THREADS", "not set", "note" if not missing else "ok", mend)
+        yield Finding("OMP_NUM_THREADS", "not set", "note" if not missing else "ok", mend)
 
 
 def own_variable(name: str, value: str) -> Finding:
     if name in SHARDWISE_VARIABLES:
-        return Finding("environment", name, value, "ok", SHARDWISE_VARIABLES[name])
-    return judged("environment", name, value, f"Shardwise does not read it. It reads {', '.join(SHARDWISE_VARIABLES)}.")
+        return Finding(name, value, "ok", SHARDWISE_VARIABLES[name])
+    return judged(name, value, f"Shardwise does not read it. It reads {', '.join(SHARDWISE_VARIABLES)}.")
 
 
-def show(found: Sequence[Finding]) -> None:
+def show(found: Mapping[str, Sequence[Finding]], counts: Mapping[str, int]) -> None:
     in_color = shows_colors()
 
     def styled(text: str, style: str) -> str:
         return f"\x1b[{style}m{text}\x1b[0m" if in_color else text
 
     rows = []
-    section = ""
-    for finding in found:
-        if finding.section != section:
-            section = finding.section
-            rows.append((styled(section, "1"), "", "", ""))
-        state = styled(finding.state, STYLES[finding.state])
-        rows.append((f"  {finding.name}", state, finding.value, finding.mend))
+    for section, findings in found.items():
+        rows += [(styled(section, "1"), "", "", "")] if findings else []
+        rows += [(f"  {each.name}", styled(each.state, STYLES[each.state]), each.value, each.mend) for each in findings]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
-    for lines in aligned(rows, width):
-        for line in lines:
-            print(printable(line.rstrip()))
-    counts = {state: sum(finding.state == state for finding in found) for state in STYLES}
-    if counts["wrong"]:
-        verdict = styled(f"{counts['wrong']} wrong, {counts['note']} to note.", STYLES["wrong"])
-    else:
-        verdict = styled(f"Nothing is wrong, {counts['note']} to note.", STYLES["note" if counts["note"] else "ok"])
-    print(f"\n{verdict}")
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+    for line in chain.from_iterable(aligned(rows, width)):
+        print(printable(line.rstrip()))
+    wrong = f"{counts['wrong']} wrong" if counts["wrong"] else "Nothing is wrong"
+    worst = next((state for state in ("wrong", "note") if counts[state]), "ok")
+    print("\n" + styled(f"{wrong}, {counts['note']} to note.", STYLES[worst]))
 
 
 def _limit(count: int) -> str:

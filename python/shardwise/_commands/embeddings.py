@@ -36,14 +36,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     ):
         add(f"--{name}-threshold", type=whole(least, MAX_INTEGER), metavar="ELEMENTS", help=help)
     state = whole(0, MAX_STATE_BYTES)
-    add(
-        "--state-per-element",
-        type=state,
-        default=0,
-        metavar="BYTES",
-        help="optimizer state: 4 for Adagrad, 8 for Adam",
-    )
-    add("--state-per-row", type=state, default=0, metavar="BYTES", help="optimizer state: 4 for row-wise Adagrad")
+    for name, help in (("element", "4 for Adagrad, 8 for Adam"), ("row", "4 for row-wise Adagrad")):
+        add(f"--state-per-{name}", type=state, default=0, metavar="BYTES", help=f"optimizer state: {help}")
     add("--mesh", type=mesh_extents, default=(), help="the shape of the mesh, such as 8x8: each mesh dim has a --link")
     add("--link", type=link, action="append", metavar="US:GB/S", help="give it once per mesh dim (default: 20:10)")
     add("--save", type=Path, metavar="PLAN.JSON", help="saves the plan")
@@ -64,19 +58,9 @@ def tables_of(path: Path) -> list[TableConfig]:
         raise ValueError(f"{name} holds no tables: {why}. {ROWS}") from None
 
 
-def check_name(path: Path) -> None:
-    """Raises ValueError unless the name is UTF-8, which C++ needs to write the file."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise ValueError(
-            f"argument --save: {str(path)!r} is no name in UTF-8. Give another, as in plan.json."
-        ) from None
-
-
 def run(options: argparse.Namespace) -> list[str]:
-    if options.save is not None:
-        check_name(options.save)
+    if str(options.save).encode(errors="ignore").decode() != str(options.save):  # C++, which writes the file, needs it
+        raise ValueError(f"argument --save: {str(options.save)!r} is no name in UTF-8. Give another, as in plan.json.")
     plan = plan_embeddings(
         tables_of(options.tables),
         options.ranks,

@@ -87,21 +87,16 @@ def between_local_processes(seconds: float = 20.0) -> LinkSpeed | str:
                 process.start()
         theirs.close()
         try:
-            return _answer(ours, seconds)
+            if not ours.poll(seconds):
+                return f"no answer in {seconds:.0f} s"
+            answer: LinkSpeed | str = ours.recv()
+            return answer
+        except EOFError:
+            return "the processes ended without an answer"
         finally:
             for process in ranks:
                 process.join(timeout=1)
                 process.kill()
-
-
-def _answer(ours: Connection, seconds: float) -> LinkSpeed | str:
-    if not ours.poll(seconds):
-        return f"no answer in {seconds:.0f} s"
-    try:
-        answer: LinkSpeed | str = ours.recv()
-    except EOFError:
-        return "the processes ended without an answer"
-    return answer
 
 
 def between_ranks(seconds: float = 60.0) -> Sequence[tuple[str, LinkSpeed]]:

@@ -5,17 +5,7 @@ from math import prod
 from pathlib import Path
 
 from shardwise import _C
-from shardwise._commands.arguments import (
-    PLACEMENTS,
-    add_dtype,
-    check_names,
-    layout,
-    mesh_extents,
-    names,
-    placements,
-    ranks,
-    shape,
-)
+from shardwise._commands.arguments import PLACEMENTS, add_layout, check_names, layout, names, placements
 from shardwise._commands.redistribution import add_move, planned
 from shardwise.debug.picture import formats
 from shardwise.debug.printing import shown_picture
@@ -40,13 +30,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Draws which rank holds which part of a tensor, with bytes and imbalance.\nWithout --shape it draws the mesh.",
         epilog=f"{PLACEMENTS}\n\n{SHOW_EXAMPLES}",
     )
-    add = show.add_argument
-    add("--shape", type=shape, help='the shape of the whole tensor, such as 10x7; "scalar" for a tensor without dims')
-    add("--mesh", type=mesh_extents, required=True, help="the shape of the mesh, such as 2x2")
-    add("--placements", type=placements, metavar="PLACEMENTS", help='such as "S0,S1"')
-    add("--ranks", type=ranks, help="the ranks of --mesh, row-major: 0,2,1,3 or 4-7 (default: 0, 1, 2, ...)")
-    add("--names", type=names, help="the names of the mesh dims, such as dp,tp")
-    add_dtype(show)
+    add_layout(show, is_shape_required=False)
+    show.add_argument("--placements", type=placements, metavar="PLACEMENTS", help='such as "S0,S1"')
+    show.add_argument("--names", type=names, help="the names of the mesh dims, such as dp,tp")
     _add_output(show)
     show.set_defaults(run=run_show)
 

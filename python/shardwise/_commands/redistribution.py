@@ -5,17 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from shardwise._C import Plan, RankTraffic, plan_redistribution
-from shardwise._commands.arguments import (
-    PLACEMENTS,
-    add_dtype,
-    layout,
-    link,
-    mesh_extents,
-    n_bytes,
-    placements,
-    ranks,
-    shape,
-)
+from shardwise._commands.arguments import PLACEMENTS, add_layout, layout, link, mesh_extents, n_bytes, placements, ranks
 from shardwise.debug.text_tables import table_text
 
 PLAN_EXAMPLE = """example:
@@ -38,22 +28,13 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 def add_move(command: argparse.ArgumentParser) -> None:
     """The arguments that planned() reads."""
     add = command.add_argument
-    add("--shape", type=shape, required=True, help="the shape of the whole tensor, such as 4097x1023")
-    add("--mesh", type=mesh_extents, required=True, help="the shape of the mesh, such as 2x2")
+    add_layout(command, is_shape_required=True)
     add("--from", type=placements, required=True, dest="source", metavar="PLACEMENTS", help='such as "S0,S1"')
     add("--to", type=placements, required=True, dest="target", metavar="PLACEMENTS", help='such as "S1,S0" or "R,P"')
-    add("--ranks", type=ranks, help="the ranks of --mesh, row-major: 0,2,1,3 or 4-7 (default: 0, 1, 2, ...)")
     add("--to-mesh", type=mesh_extents, metavar="MESH", help="the shape of another mesh to move to")
     add("--to-ranks", type=ranks, metavar="RANKS", help="the ranks of --to-mesh (default: 0, 1, 2, ...)")
-    add_dtype(command)
     add("--objective", choices=("bytes", "time"), default="bytes", help="default: %(default)s")
-    add(
-        "--link",
-        type=link,
-        action="append",
-        metavar="US:GB/S",
-        help="give it once per mesh dim (default: 20:10 for each)",
-    )
+    add("--link", type=link, action="append", metavar="US:GB/S", help="give it once per mesh dim (default: 20:10)")
     add("--memory-cap", type=n_bytes, default=0, metavar="BYTES", help="for message buffers, per rank, such as 1MiB")
 
 

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from shardwise._progress import Progress, check_progress
+from shardwise._progress import check_progress, progress_line
 from shardwise.checkpoint.tensor_records import FilePart, TensorRecord, check_sum, find_record, read_box
 
 # A file that is not what was saved raises one of these.
@@ -51,10 +51,7 @@ class FileSystemReader(torchs.FileSystemReader):
     ) -> None:
         check_progress(progress)
         super().__init__(path)
-        self.strict = strict
-        self.verify = verify
-        self.progress = progress
-        self.n_bytes_read = 0
+        self.strict, self.verify, self.progress, self.n_bytes_read = strict, verify, progress, 0
         self._records: dict[MetadataIndex, TensorRecord | None] = {}
         self._metadata: Metadata | None = None
 
@@ -106,26 +103,23 @@ class FileSystemReader(torchs.FileSystemReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        rest: list[ReadItem] = []  # everything but plain tensors, which torch's reader reads
         records = [(item, self._records[item.storage_index]) for item in plan.items]
+        rest = [item for item, record in records if record is None]  # all but plain tensors: torch's reader reads it
         total = sum(int(item.lengths.numel()) * record.dtype.itemsize for item, record in records if record is not None)
         is_first = not dist.is_initialized() or dist.get_rank() == 0
-        with Progress("loading", total, self.progress, is_first) as progress:
+        with progress_line("loading", total, self.progress, is_first) as add:
 
             def told(n_bytes: int) -> None:
                 self.n_bytes_read += n_bytes
-                progress.add(n_bytes)
+                add(n_bytes)
 
             for path, items in self._by_file(plan).items():
                 with open(os.path.join(self.path, path), "rb", buffering=0) as file:
                     for item in items:
-                        record = self._records[item.storage_index]
-                        if record is None:
-                            rest.append(item)
-                            continue
-                        target = planner.resolve_tensor(item).detach()
-                        read_box(file, record, item.storage_offsets, target, told)
-                        planner.commit_tensor(item, target)
+                        if (record := self._records[item.storage_index]) is not None:
+                            target = planner.resolve_tensor(item).detach()
+                            read_box(file, record, item.storage_offsets, target, told)
+                            planner.commit_tensor(item, target)
         return super().read_data(LoadPlan(rest), planner)
 
     def _by_file(self, plan: LoadPlan) -> dict[str, list[ReadItem]]:

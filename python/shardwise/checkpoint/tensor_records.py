@@ -8,12 +8,14 @@ import os
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
 import torch
 from torch._weights_only_unpickler import Unpickler
+
+from shardwise._progress import Add
 
 BUFFER_BYTES = 16 << 20
 NEAR_BYTES = 4096  # smaller gaps between needed runs are read with them: the system reads whole pages anyway
@@ -80,9 +82,8 @@ def find_record(file: FilePart, begin: int) -> TensorRecord | None:
             unpickler = Unpickler(pickled, encoding="utf-8")
             unpickler.persistent_load = storage_of  # type: ignore[method-assign]
             tensor = unpickler.load()
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or len(keys) != 1 or not tensor.is_contiguous():
-            return None
-        if tensor.is_conj() or tensor.is_neg():
+        is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and len(keys) == 1 and tensor.is_contiguous()
+        if not is_plain or tensor.is_conj() or tensor.is_neg():
             return None
         member = members[f"data/{keys[0]}"]
         if member.compress_type != zipfile.ZIP_STORED:
@@ -110,7 +111,7 @@ def read_box(
     record: TensorRecord,
     offsets: Sequence[int],
     target: torch.Tensor,
-    told: Callable[[int], None] = lambda n_bytes: None,
+    told: Add = lambda n_bytes: None,
 ) -> None:
     """Fills `target` with the box at `offsets` of the record. `told` is called with the number of bytes of each read.
 
@@ -125,25 +126,22 @@ def read_box(
         return
     inner = torch.empty(sizes[1:], dtype=record.dtype, device="meta")
     wanted = [slice(o, o + n) for o, n in zip(offsets[1:], lengths[1:], strict=True)]
-    first = inner[tuple(wanted)].storage_offset() * record.dtype.itemsize
-    last = (
-        sum((o + n - 1) * s for o, n, s in zip(offsets[1:], lengths[1:], inner.stride(), strict=True)) + 1
-    ) * record.dtype.itemsize
+    first = int(inner[tuple(wanted)].storage_offset()) * record.dtype.itemsize
+    n_within = sum((n - 1) * s for n, s in zip(lengths[1:], inner.stride(), strict=True)) + 1
+    last = first + n_within * record.dtype.itemsize
     is_near = record.row_bytes - (last - first) <= NEAR_BYTES
     step = max(1, BUFFER_BYTES // record.row_bytes) if is_near else 1
     for row in range(0, lengths[0], step):
         n = min(step, lengths[0] - row)
         buffer = bytearray(n * record.row_bytes)
         span = slice(first, (n - 1) * record.row_bytes + last)
-        file.seek(begin + row * record.row_bytes + int(first))
+        file.seek(begin + row * record.row_bytes + first)
         fill(file, memoryview(buffer)[span], told)
         rows = torch.frombuffer(buffer, dtype=record.dtype).view(n, *sizes[1:])
         target[row : row + n].copy_(rows[(slice(None), *wanted)])
 
 
-def read_run(
-    file: IO[bytes], record: TensorRecord, begin: int, target: torch.Tensor, told: Callable[[int], None]
-) -> None:
+def read_run(file: IO[bytes], record: TensorRecord, begin: int, target: torch.Tensor, told: Add) -> None:
     """Fills `target` with whole rows from byte `begin` of the file."""
     is_memory = target.is_cpu and target.is_contiguous() and target.dtype == record.dtype
     is_memory = is_memory and not target.is_conj() and not target.is_neg()
@@ -157,7 +155,7 @@ def read_run(
             part.copy_(own)
 
 
-def fill(file: IO[bytes], memory: memoryview, told: Callable[[int], None]) -> None:
+def fill(file: IO[bytes], memory: memoryview, told: Add) -> None:
     """Fills `memory` from the file. Raises EOFError if the file ends before that."""
     done = 0
     while done < len(memory):

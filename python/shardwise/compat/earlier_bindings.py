@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Literal
 
 Ours = Mapping[int, Any]  # our object for an object of torch, by the id of the latter
 
@@ -20,14 +20,9 @@ class Place:
     ours: Any
 
 
-def put_ours(places: Iterable[Place]) -> None:
+def put(places: Iterable[Place], kind: Literal["ours", "theirs"]) -> None:
     for place in places:
-        place.bind(place.ours)
-
-
-def put_theirs(places: Iterable[Place]) -> None:
-    for place in places:
-        place.bind(place.theirs)
+        place.bind(getattr(place, kind))
 
 
 def is_torchs(name: str) -> bool:
@@ -38,15 +33,16 @@ def is_torchs(name: str) -> bool:
 def earlier_bindings(ours: Ours) -> Iterator[Place]:
     """The globals of modules, attributes of their classes and default arguments of their functions that are torch's objects."""
     for module in _programs_modules():
-        yield from _in_namespace(module, vars(module), ours)
-        for cls in _defined_in(module, type):
-            yield from _in_namespace(cls, vars(cls), ours)
-            for value in list(vars(cls).values()):
-                function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-                if isinstance(function, FunctionType):
-                    yield from _in_defaults(function, ours)
-        for function in _defined_in(module, FunctionType):
-            yield from _in_defaults(function, ours)
+        functions = _defined_in(module, FunctionType)
+        for owner in (module, *_defined_in(module, type)):
+            for name, value in list(vars(owner).items()):
+                if id(value) in ours:
+                    yield Place(partial(setattr, owner, name), value, ours[id(value)])
+                if owner is not module:
+                    functions.append(value.__func__ if isinstance(value, staticmethod | classmethod) else value)
+        for function in functions:
+            if isinstance(function, FunctionType):
+                yield from _in_defaults(function, ours)
 
 
 def warn_of_the_rest(ours: Ours) -> None:
@@ -87,12 +83,6 @@ def _programs_modules() -> Iterator[ModuleType]:
 def _defined_in(module: ModuleType, kind: type) -> list[Any]:
     values = list(vars(module).values())
     return [value for value in values if isinstance(value, kind) and value.__module__ == module.__name__]
-
-
-def _in_namespace(owner: Any, names: Mapping[str, Any], ours: Ours) -> Iterator[Place]:
-    for name, value in list(names.items()):
-        if id(value) in ours:
-            yield Place(partial(setattr, owner, name), value, ours[id(value)])
 
 
 def _in_defaults(function: FunctionType, ours: Ours) -> Iterator[Place]:

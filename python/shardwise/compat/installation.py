@@ -13,14 +13,7 @@ import torch.distributed as dist
 
 from shardwise import _C
 from shardwise.compat.counterparts import counterparts
-from shardwise.compat.earlier_bindings import (
-    Place,
-    earlier_bindings,
-    is_torchs,
-    put_ours,
-    put_theirs,
-    warn_of_the_rest,
-)
+from shardwise.compat.earlier_bindings import Place, earlier_bindings, is_torchs, put, warn_of_the_rest
 from shardwise.compat.torchs_imports import TorchsImports
 from shardwise.interop.facade import Facade
 
@@ -95,11 +88,9 @@ class Installation:
         self._modules = self._places_of_modules()
         _show_torch_its_own()
         self._bindings: list[Place] = []
-        put_ours(self._modules)
-        self._imports = TorchsImports(
-            suspend=partial(put_theirs, self._modules), resume=partial(put_ours, self._modules)
-        )
-        self._imports.start()
+        put(self._modules, "ours")
+        self._imports = TorchsImports(partial(put, self._modules))
+        sys.meta_path.insert(0, self._imports)
         _C.set_one_element_replicas(True)
         _C.set_answers_outside(True)
 
@@ -107,15 +98,15 @@ class Installation:
         """Exchanges the names in modules that have bound torch's by now."""
         found = list(earlier_bindings(self._ours))
         warn_of_the_rest(self._ours)
-        put_ours(found)
+        put(found, "ours")
         self._bindings += found
 
     def take_back(self) -> None:
         _C.set_answers_outside(False)
         _C.set_one_element_replicas(False)
-        self._imports.stop()
-        put_theirs(reversed(self._bindings))
-        put_theirs(self._modules)
+        sys.meta_path.remove(self._imports)
+        put(reversed(self._bindings), "theirs")
+        put(self._modules, "theirs")
 
     def _places_of_modules(self) -> list[Place]:
         """The places where an import finds torch's modules, and the mesh names of torch.distributed."""

@@ -4,7 +4,7 @@ from shardwise._C import CommEvent, OpRecord
 from shardwise.debug.comm_counts import CommCounts
 from shardwise.debug.comm_mode import CommDebugMode
 from shardwise.debug.explanation import explain
-from shardwise.debug.flight import dump
+from shardwise.debug.flight_files import dump
 from shardwise.debug.layer_times import LayerReport, RankReport, StepReport, step_report
 from shardwise.debug.merged_profile import MergedProfile
 from shardwise.debug.picture import Picture

@@ -45,16 +45,13 @@ def unwritable(name: str, number: int) -> OSError:
 
 def trace_events(ranks: Sequence[RankProfile]) -> list[Event]:
     """A process per rank. Times are microseconds since the first event."""
-    begins = [each.begin_ns for profile in ranks for each in profile.operators]
-    begins += [each.begin_ns for profile in ranks for each in profile.communications]
-    zero = min(begins, default=0)
+    spans = (each for profile in ranks for each in (*profile.operators, *profile.communications))
+    zero = min((each.begin_ns for each in spans), default=0)
     events: list[Event] = []
     slices: dict[tuple[tuple[int, ...], int], dict[int, tuple[CommunicationSpan, Event]]] = {}
     for profile in ranks:
-        events.append(_name("process_name", profile.rank, f"rank {profile.rank}"))
-        events.append(
-            {"ph": "M", "name": "process_sort_index", "pid": profile.rank, "args": {"sort_index": profile.rank}}
-        )
+        order = {"ph": "M", "name": "process_sort_index", "pid": profile.rank, "args": {"sort_index": profile.rank}}
+        events += [_name("process_name", profile.rank, f"rank {profile.rank}"), order]
         events.append(_name("thread_name", profile.rank, "operators", OPERATORS))
         events += [_operator(profile.rank, each, zero) for each in profile.operators]
         lanes: list[int] = []  # the end of the last communication in each
@@ -77,16 +74,9 @@ def _name(kind: str, rank: int, name: str, thread: int = 0) -> Event:
     return {"ph": "M", "name": kind, "pid": rank, "tid": thread, "args": {"name": name}}
 
 
-def _slice(rank: int, thread: int, name: str, begin_ns: int, end_ns: int, zero: int, args: dict[str, Any]) -> Event:
-    return {
-        "ph": "X",
-        "name": name,
-        "pid": rank,
-        "tid": thread,
-        "ts": (begin_ns - zero) / 1000,
-        "dur": (end_ns - begin_ns) / 1000,
-        "args": args,
-    }
+def _slice(rank: int, thread: int, name: str, span: OperatorSpan | CommunicationSpan, zero: int, args: Event) -> Event:
+    begin, duration = (span.begin_ns - zero) / 1000, (span.end_ns - span.begin_ns) / 1000
+    return {"ph": "X", "name": name, "pid": rank, "tid": thread, "ts": begin, "dur": duration, "args": args}
 
 
 def _operator(rank: int, each: OperatorSpan, zero: int) -> Event:
@@ -98,7 +88,7 @@ def _operator(rank: int, each: OperatorSpan, zero: int) -> Event:
         "collectives": each.n_collectives,
         "bytes received": each.bytes_received,
     }
-    return _slice(rank, OPERATORS, each.op, each.begin_ns, each.end_ns, zero, args)
+    return _slice(rank, OPERATORS, each.op, each, zero, args)
 
 
 def _communication(rank: int, each: CommunicationSpan, zero: int, thread: int) -> Event:
@@ -118,7 +108,7 @@ def _communication(rank: int, each: CommunicationSpan, zero: int, thread: int) -
         args |= {"waited for": f"rank {each.last_rank}", "until it came, us": each.late_ns / 1000}
     if each.has_failed:
         args["failed"] = True
-    return _slice(rank, thread, each.collective, each.begin_ns, each.end_ns, zero, args)
+    return _slice(rank, thread, each.collective, each, zero, args)
 
 
 def _arrows(number: int, together: dict[int, tuple[CommunicationSpan, Event]]) -> list[Event]:

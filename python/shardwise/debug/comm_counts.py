@@ -1,5 +1,6 @@
 """Collectives by kind."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,11 +32,9 @@ class CommCounts(dict[str, int]):
 
     def __init__(self, events: Iterable[CommEvent] = ()) -> None:
         super().__init__()
-        self._by_name: dict[str, int] = {}
-        for event in events:
-            name = _torch_name(event)
-            self._by_name[name] = self._by_name.get(name, 0) + 1
-            super().__setitem__(event.collective, self.get(event.collective, 0) + 1)
+        events = list(events)
+        self._by_name = Counter(map(_torch_name, events))
+        self.update(Counter(event.collective for event in events))
 
     def __missing__(self, key: Any) -> int:
         return self._by_name.get(_name_of(key), 0)

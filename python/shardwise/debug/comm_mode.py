@@ -2,6 +2,7 @@
 
 from collections import Counter
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -76,19 +77,16 @@ class CommDebugMode:
     def comm_module_counts(self) -> dict[str, dict[str, CommCounts]]:
         """Collectives by module, then "forward" and "backward", including modules within it. "Global" has all. The backward of operators after
         the outermost module, such as a loss, counts as forward."""
-        events: dict[tuple[str, bool], list[CommEvent]] = {}
+        events: dict[str, dict[str, list[CommEvent]]] = {"Global": {"forward": [], "backward": []}}
         tracker = self.advanced_module_tracker
         for number, event in enumerate(self.events):
             path, is_backward = tracker.mark_of(EVENTS, number)
             for around in tracker.with_parents(path):
-                events.setdefault((around, is_backward), []).append(event)
-        paths = dict.fromkeys(["Global", *(path for path, _ in events)])
+                by_direction = events.setdefault(around, {"forward": [], "backward": []})
+                by_direction["backward" if is_backward else "forward"].append(event)
         return {
-            path: {
-                "forward": CommCounts(events.get((path, False), ())),
-                "backward": CommCounts(events.get((path, True), ())),
-            }
-            for path in paths
+            path: {direction: CommCounts(each) for direction, each in by_direction.items()}
+            for path, by_direction in events.items()
         }
 
     def get_parameter_info(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -121,13 +119,11 @@ class CommDebugMode:
 
     def log_comm_debug_tracing_table_to_file(self, file_name: str = "comm_mode_log.txt", noise_level: int = 3) -> None:
         """Writes generate_comm_debug_tracing_table() to a file."""
-        with open(file_name, "w") as file:
-            file.write(self.generate_comm_debug_tracing_table(noise_level))
+        Path(file_name).write_text(self.generate_comm_debug_tracing_table(noise_level))
 
     def generate_json_dump(self, file_name: str = "comm_mode_log.json", noise_level: int = 3) -> None:
         """Writes the same as a tree of JSON objects, a module and its children each."""
-        with open(file_name, "w") as file:
-            file.write(write_json(self._modules(), noise_level))
+        Path(file_name).write_text(write_json(self._modules(), noise_level))
 
     def _modules(self) -> dict[str, dict[str, Any]]:
         """The data of the tables by the path of each module, outer modules first."""

@@ -36,7 +36,6 @@ def write_table(modules: Modules, noise_level: int) -> str:
 
 
 def write_json(modules: Modules, noise_level: int) -> str:
-    """The tree of modules below "Global"."""
 
     def tree(path: str) -> dict[str, Any]:
         told = modules[path]

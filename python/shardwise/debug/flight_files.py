@@ -1,17 +1,50 @@
-"""Reads the files of shardwise.debug.dump(), one per rank."""
+"""Writes the last communications of the ranks of this process to files, and reads such files of all ranks."""
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from shardwise import _C
+
+T = TypeVar("T")
 
 VERSION = 1
 MOST_RANKS = 1 << 20
 # Ranks may send different numbers of bytes in these calls, and a rank may leave one before others come.
 OWN_BYTES = ("exchange", "all_to_all", "broadcast")
 CLOCKS_DIFFER = 10.0  # seconds by which the clocks of two machines may differ
+
+
+def dump(folder: str | os.PathLike[str] | None = None) -> list[str]:
+    """Writes the last 1,000 communications and the Python stack of each rank of this process to FOLDER/shardwise-rank<rank>-pid<pid>.json.
+    For ranks that are threads the name contains `-thread`. Returns the paths. Sends nothing. `folder` is made if it is missing; default: the
+    environment variable SHARDWISE_DUMP_FOLDER, or shardwise-dumps-<user id> in the folder of temporary files.
+
+    Communications are always recorded. The files of all ranks show who waits for whom:
+
+    >>> [path[:21] for path in sw.debug.dump("dumps")][:1]
+    ['dumps/shardwise-rank0']
+
+    `python -m shardwise hang dumps/*` reads them.
+
+    They are also written when a wait takes longer than SHARDWISE_WAIT_WARNING (30 s), when a communication of a rank that is a process
+    ends with an error, and, in a program that was started with SHARDWISE_DUMP_SIGNAL=1, on SIGUSR1: `kill -USR1 PID` while it hangs.
+
+    Raises TypeError or ValueError if `folder` is not a path, and RuntimeError if it cannot be written to.
+    """
+    if folder is not None and not isinstance(folder, str | os.PathLike):
+        raise TypeError(
+            f"[dump] folder is {type(folder).__name__}: files are written to a path. Give a name such as 'dumps', or leave it out."
+        )
+    if folder is not None and "\0" in os.fsdecode(folder):
+        raise ValueError(
+            f"[dump] folder {os.fsdecode(folder)!r} has a null character: no path has one. Give another name."
+        )
+    return _C.dump_flights(None if folder is None else os.fspath(folder))
 
 
 class Ranks(tuple[int, ...]):
@@ -37,10 +70,10 @@ class Call:
     dtype: str
     state: str  # "under way", "done", "failed"
     begin: float
-    waits_since: float | None
-    end: float | None
-    layouts: str
-    source: str  # the program's line, if it was recorded
+    waits_since: float | None = None
+    end: float | None = None
+    layouts: str = ""
+    source: str = ""  # the program's line, if it was recorded
     bytes_sent: int | None = None
 
     @property
@@ -158,107 +191,66 @@ def _read(path: Path, known: dict[Ranks, Ranks]) -> Flight:
 
 def _flight(path: Path, dump: dict[str, Any], known: dict[Ranks, Ranks]) -> Flight:
     """Raises ValueError if an entry is not as dump() writes it."""
-    n_ranks = _whole(dump, "ranks", 1, MOST_RANKS)
-    rank = _whole(dump, "rank", 0, n_ranks - 1)
-    entries = _entries(dump, "groups")
-    groups = [known.setdefault(ranks, ranks) for ranks in map(_ranks, entries)]
-    return Flight(
-        path=path,
-        rank=rank,
-        n_ranks=n_ranks,
-        pid=_whole(dump, "pid"),
-        host=_text(dump, "host"),
-        time=_moment(dump, "time"),
-        reason=_text(dump, "reason"),
-        line=_text(dump, "line"),
-        stack=_list(dump, "stack", str, "texts"),
-        n_calls={group: _whole(entry, "calls") for group, entry in zip(groups, entries, strict=True)},
-        calls=[_call(rank, groups, item) for item in _entries(dump, "communications")],
-        began=_moment(dump, "began") if "began" in dump else 0.0,
-        run=_text(dump, "run") if "run" in dump else "",
-    )
+    n_ranks = _value(dump, "ranks", _whole(1, MOST_RANKS))
+    rank = _value(dump, "rank", _whole(0, n_ranks - 1))
+    entries = _value(dump, "groups", OBJECTS)
+    every = [Ranks(_value(entry, "ranks", RANKS)) for entry in entries]
+    groups = [known.setdefault(ranks, ranks) for ranks in every]
+    n_calls = {group: _value(entry, "calls", FORMS[int]) for group, entry in zip(groups, entries, strict=True)}
+    calls = [
+        _made(Call, item, rank=rank, group=_group_of(item, groups)) for item in _value(dump, "communications", OBJECTS)
+    ]
+    return _made(Flight, dump, path=path, rank=rank, n_ranks=n_ranks, n_calls=n_calls, calls=calls, is_outdated=False)
 
 
-def _call(rank: int, groups: list[Ranks], item: dict[str, Any]) -> Call:
-    return Call(
-        rank=rank,
-        group=Ranks() if item.get("group", 0) is None else groups[_whole(item, "group", 0, len(groups) - 1)],
-        call=_whole(item, "call"),
-        name=_text(item, "name"),
-        operator=_text(item, "operator"),
-        dtype=_text(item, "dtype"),
-        state=_text(item, "state"),
-        begin=_moment(item, "begin"),
-        waits_since=_moment_if_any(item, "waits_since"),
-        end=_moment_if_any(item, "end"),
-        layouts=_text(item, "layouts") if "layouts" in item else "",
-        source=_text(item, "source") if "source" in item else "",
-        bytes_sent=_whole(item, "bytes_sent") if "bytes_sent" in item else None,
-    )
+def _group_of(item: dict[str, Any], groups: list[Ranks]) -> Ranks:
+    return Ranks() if item.get("group", 0) is None else groups[_value(item, "group", _whole(0, len(groups) - 1))]
 
 
-def _item(entry: dict[str, Any], name: str) -> Any:
+def _made(kind: type[T], entry: dict[str, Any], **given: Any) -> T:
+    """An object with the given fields and the entry's; fields that the entry lacks have their defaults."""
+    own = [each for each in fields(kind) if each.name not in given]  # type: ignore[arg-type]
+    read = [each for each in own if each.name in entry or each.default is MISSING]
+    return kind(**given, **{each.name: _value(entry, each.name, FORMS[each.type]) for each in read})
+
+
+Form = tuple[Callable[[Any], bool], str]  # whether a value has the form, and words for one that has not
+
+
+def _value(entry: dict[str, Any], name: str, form: Form) -> Any:
     if name not in entry:
-        raise _damage(name, "missing")
+        raise ValueError(f'"{name}" is missing')
+    is_right, words = form
+    if not is_right(entry[name]):
+        text = json.dumps(entry[name])
+        raise ValueError(f'"{name}" is {text if len(text) <= 40 else f"{text[:40]}..."}, {words}')
     return entry[name]
 
 
-def _damage(name: str, what: str) -> ValueError:
-    return ValueError(f'"{name}" is {what}')
+def _whole(least: int, most: int) -> Form:
+    return lambda value: type(value) is int and least <= value <= most, f"not in [{least}, {most + 1})"
 
 
-def _shown(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
+def _list_of(form: Form, words: str) -> Form:
+    return lambda values: isinstance(values, list) and all(map(form[0], values)), f"no list of {words}"
 
 
-def _text(entry: dict[str, Any], name: str) -> str:
-    value = _item(entry, name)
-    if not isinstance(value, str):
-        raise _damage(name, f"{_shown(value)}, no text")
-    return value
-
-
-def _list(entry: dict[str, Any], name: str, kind: type, words: str) -> list[Any]:
-    values = _item(entry, name)
-    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
-        raise _damage(name, f"{_shown(values)}, no list of {words}")
-    return values
-
-
-def _entries(entry: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    return _list(entry, name, dict, "objects")
-
-
-def _is_whole(value: object, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _whole(entry: dict[str, Any], name: str, least: int = 0, most: int = 2**63 - 1) -> int:
-    value = _item(entry, name)
-    if not _is_whole(value, least, most):
-        raise _damage(name, f"{_shown(value)}, not in [{least}, {most + 1})")
-    return int(value)
-
-
-def _ranks(group: dict[str, Any]) -> Ranks:
-    values = _item(group, "ranks")
-    if not isinstance(values, list) or not all(_is_whole(value, 0, MOST_RANKS - 1) for value in values):
-        raise _damage("ranks", f"{_shown(values)} of a group, no list of ranks")
-    return Ranks(values)
-
-
-def _moment(entry: dict[str, Any], name: str) -> float:
-    """Seconds since 1970. Raises ValueError if the number is no time."""
-    value = _item(entry, name)
+def _is_moment(value: object) -> bool:
     try:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError
-        datetime.fromtimestamp(value)
+        return type(value) in (int, float) and datetime.fromtimestamp(value) is not None  # type: ignore[arg-type]
     except (ValueError, OverflowError, OSError):
-        raise _damage(name, f"{_shown(value)}, no time in seconds since 1970") from None
-    return float(value)
+        return False
 
 
-def _moment_if_any(entry: dict[str, Any], name: str) -> float | None:
-    return None if entry.get(name) is None else _moment(entry, name)
+TEXT: Form = (lambda value: isinstance(value, str), "no text")
+OBJECTS = _list_of((lambda value: isinstance(value, dict), ""), "objects")
+RANKS = _list_of(_whole(0, MOST_RANKS - 1), "ranks")
+NO_TIME = "no time in seconds since 1970"
+# The forms of fields by their types. A field that may be None may be null in the file, or, if it is a number of bytes, be left out.
+FORMS: dict[Any, Form] = {
+    str: TEXT,
+    list[str]: _list_of(TEXT, "texts"),
+    float: (_is_moment, NO_TIME),
+    float | None: (lambda value: value is None or _is_moment(value), NO_TIME),
+    **dict.fromkeys((int, int | None), _whole(0, 2**63 - 1)),
+}

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from shardwise.debug.flight_files import CLOCKS_DIFFER, Call, Flight, Flights
 
@@ -47,14 +48,11 @@ def _as_of_now(flights: dict[int, Flight]) -> dict[int, Flight]:
                 last[call.group] = call
 
     def is_outdated(flight: Flight) -> bool:
-        for group, n_calls in flight.n_calls.items():
-            later = last.get(group)
-            if (
-                later is not None
-                and later.call > n_calls
-                and _end(later) > flight.time - _slack(flight, later, flights)
-            ):
-                return True
+        later = [
+            last[group] for group, n_calls in flight.n_calls.items() if group in last and last[group].call > n_calls
+        ]
+        if any(_end(call) > flight.time - _slack(flight, call, flights) for call in later):
+            return True
         waits = [call for call in flight.calls if call.waits_since is not None]
         same = [ends[call.group, call.call] for call in waits if (call.group, call.call) in ends]
         return any(_end(call) > flight.time + _slack(flight, call, flights) for call in same)
@@ -99,28 +97,25 @@ class _Wait:
 
 def _missing(call: Call, flights: dict[int, Flight]) -> list[int]:
     """The ranks of the group that have not come to this call, or left no file."""
-    result = []
-    for rank in call.group:
+
+    def has_come(rank: int) -> bool:
         flight = flights.get(rank)
         if flight is None:
-            result.append(rank)
-        elif call.call > 0:
-            if flight.n_calls.get(call.group, 0) < call.call:
-                result.append(rank)
-        elif not any(
-            other.group == call.group and other.name == call.name and other.end is None for other in flight.calls
-        ):
-            result.append(rank)  # members may stay away from such a call: whether this one must come is unknown
-    return [rank for rank in result if rank != call.rank]
+            return False
+        if call.call > 0:
+            return flight.n_calls.get(call.group, 0) >= call.call
+        # Members may stay away from such a call: whether this one must come is unknown.
+        same = (other for other in flight.calls if (other.group, other.name) == (call.group, call.name))
+        return any(other.end is None for other in same)
+
+    return [rank for rank in call.group if rank != call.rank and not has_come(rank)]
 
 
 def _waits(flights: dict[int, Flight]) -> list[_Wait]:
     """The waits, oldest first, but first those whose missing ranks wait for nobody."""
     together: dict[tuple[tuple[int, ...], int, str], list[Call]] = {}
-    for flight in flights.values():
-        call = flight.current()
-        if call is not None:
-            together.setdefault((call.group, call.call, call.name), []).append(call)
+    for call in filter(None, (flight.current() for flight in flights.values())):
+        together.setdefault((call.group, call.call, call.name), []).append(call)
     waits = [
         _Wait(calls, sorted(set(_missing(calls[0], flights)) - {call.rank for call in calls}))
         for calls in together.values()
@@ -141,10 +136,8 @@ def _is_waiting(rank: int, flights: dict[int, Flight]) -> bool:
 def _first_parting(flights: dict[int, Flight]) -> list[Call] | None:
     """The earliest call that ranks made differently, as each rank made it."""
     calls: dict[tuple[tuple[int, ...], int], list[Call]] = {}
-    for flight in flights.values():
-        for call in flight.calls:
-            if call.call > 0:
-                calls.setdefault((call.group, call.call), []).append(call)
+    for call in (call for flight in flights.values() for call in flight.calls if call.call > 0):
+        calls.setdefault((call.group, call.call), []).append(call)
     differing = [same for same in calls.values() if len({call.kind for call in same}) > 1]
     return min(differing, key=lambda same: min(call.begin for call in same), default=None)
 
@@ -265,44 +258,34 @@ def hang_rows(flights: dict[int, Flight]) -> list[tuple[str, ...]]:
             if rank in flights and _is_before(flights[rank], wait.call, flights):
                 flights[rank] = replace(flights[rank], is_outdated=True, line="")
     n_ranks = max(flight.n_ranks for flight in flights.values())
-    alike: dict[tuple[object, ...], list[int]] = {}
+    alike: dict[tuple[Any, ...], list[int]] = {}
     for rank in range(n_ranks):
-        does = _does(flights.get(rank), missing.get(rank, []))
-        alike.setdefault(does if n_ranks > LISTED_RANKS else (rank, *does), []).append(rank)
+        facts = _facts(flights.get(rank), missing.get(rank, []))
+        alike.setdefault(facts if n_ranks > LISTED_RANKS else (*facts, rank), []).append(rank)
     rows: list[tuple[str, ...]] = [("rank", "state", "in", "with", "call", "at", "file of")]
-    rows += [_row(ranks, flights, missing.get(ranks[0], [])) for ranks in alike.values()]
+    for (state, awaited, within, group, number, place, reason, *_), ranks in alike.items():
+        files = [flights[rank] for rank in ranks if rank in flights]
+        if state == "waits":
+            state += f" {max(map(_waited, files)):.1f} s" + (f" for {_short(awaited)}" if awaited else "")
+        written = f"{_time(max(file.time for file in files))}, {reason}" if files else ""
+        rows.append((_short(ranks), state, within, _short(group), number, place, written))
     return rows
 
 
-def _does(flight: Flight | None, missing: list[int]) -> tuple[object, ...]:
-    """The state of a rank, without times: equal for ranks that share a row."""
+def _facts(flight: Flight | None, missing: list[int]) -> tuple[Any, ...]:
+    """The facts of a rank without times, equal for ranks that share a row: its state, the ranks that it waits for, its call, the group and number of the
+    call, its place, and the reason of the file."""
     if flight is None:
-        return ()
-    call = flight.current()
-    shown = call or flight.last
-    what = (shown.words(), shown.group, shown.call) if shown else ()
-    waits = call is not None and call.waits_since is not None
-    return (call is None, waits, flight.is_outdated, tuple(missing), *what, flight.place(call), flight.reason)
-
-
-def _row(ranks: list[int], flights: dict[int, Flight], missing: list[int]) -> tuple[str, ...]:
-    """The row of ranks that do the same."""
-    flight = flights.get(ranks[0])
-    if flight is None:
-        return (_short(ranks), "no file", "", "", "", "", "")
+        return "no file", (), "", (), "", "", ""
     call = flight.current()
     shown = call or flight.last
     if call is None:
         state = "older file" if flight.is_outdated else "runs"
-    elif call.waits_since is None:
-        state = "failed"
     else:
-        state = f"waits {max(_waited(flights[rank]) for rank in ranks):.1f} s"
-        state += f" for {_short(missing)}" if missing else ""
-    within = ("last " if call is None and shown else "") + (shown.words() if shown else "")
-    group, number = (_short(shown.group), f"{shown.call or ''}") if shown else ("", "")
-    written = f"{_time(max(flights[rank].time for rank in ranks))}, {flight.reason}"
-    return (_short(ranks), state, within, group, number, flight.place(call), written)
+        state = "failed" if call.waits_since is None else "waits"
+    last = "last " if call is None else ""
+    what = (last + shown.words(), shown.group, f"{shown.call or ''}") if shown else ("", (), "")
+    return state, tuple(missing), *what, flight.place(call), flight.reason
 
 
 def _waited(flight: Flight) -> float:

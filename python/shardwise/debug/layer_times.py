@@ -1,10 +1,11 @@
 """step_report(): the time and memory of a step, layer by layer."""
 
-import json
+import pickle
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -26,11 +27,10 @@ R = TypeVar("R")
 class LayerReport:
     """The figures of one module on one rank, without the modules within it. Times are seconds of the host.
 
-    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4))
-    >>> model = sw.distribute_module(model, mesh)
+    >>> model = sw.distribute_module(torch.nn.Linear(8, 4), mesh)
     >>> report = sw.step_report(model, sw.ones(6, 8, device_mesh=mesh, placements=[sw.Shard(0)]))
     >>> [layer.path for layer in report.ranks[0].layers]
-    ['Global', 'Sequential', 'Sequential.0']
+    ['Global', 'Linear']
     """
 
     path: str  # "MLP.net1"; "Global" is what is in no module
@@ -58,8 +58,7 @@ class RankReport:
     """The figures of one rank. `layers` are in the order in which they first ran. A module that holds parameters and did not run follows the
     module it is in.
 
-    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4))
-    >>> model = sw.distribute_module(model, mesh)
+    >>> model = sw.distribute_module(torch.nn.Linear(8, 4), mesh)
     >>> report = sw.step_report(model, sw.ones(6, 8, device_mesh=mesh, placements=[sw.Shard(0)]))
     >>> report.ranks[0].rank == (0 if rank == 0 else rank)
     True
@@ -88,8 +87,7 @@ class StepReport:
     """The result of step_report(). On rank 0 `ranks` has the reports of all ranks, on other ranks only the rank's own. str() is a table of the
     layers of the first of them, and a line per rank.
 
-    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4))
-    >>> model = sw.distribute_module(model, mesh)
+    >>> model = sw.distribute_module(torch.nn.Linear(8, 4), mesh)
     >>> report = sw.step_report(model, sw.ones(6, 8, device_mesh=mesh, placements=[sw.Shard(0)]))
     >>> len(report.ranks) == (4 if rank == 0 else 1)
     True
@@ -143,8 +141,7 @@ def step_report(model: nn.Module, step: Any) -> StepReport:
     `step`: a function without arguments that runs forward and backward of the model, as a training loop does; or a batch (a tensor, or a
     tuple, list or dict of arguments), for which the model's outputs are summed and differentiated. Collective over all ranks.
 
-    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4))
-    >>> model = sw.distribute_module(model, mesh)
+    >>> model = sw.distribute_module(torch.nn.Linear(8, 4), mesh)
     >>> report = sw.step_report(model, sw.ones(6, 8, device_mesh=mesh, placements=[sw.Shard(0)]))
     >>> report.ranks[0].layers[-1].parameter_bytes
     144
@@ -182,13 +179,8 @@ def step_report(model: nn.Module, step: Any) -> StepReport:
         torch.cuda.max_memory_allocated() if is_on_gpu else peak_of_process(),
         _n_compiled() - n_compiled,
     )
-    packed = [] if is_alone() else _C.gathered_texts(json.dumps(asdict(own)))
-    return StepReport([_unpacked(each) for each in packed] or [own])
-
-
-def _unpacked(packed: bytes) -> RankReport:
-    values = json.loads(packed)
-    return RankReport(**{**values, "layers": [LayerReport(**each) for each in values["layers"]]})
+    packed = [] if is_alone() else _C.gathered_texts(pickle.dumps(own))
+    return StepReport([pickle.loads(each) for each in packed] or [own])
 
 
 def _n_compiled() -> int:
@@ -217,29 +209,20 @@ def _differentiate(model: nn.Module, batch: Any) -> None:
 
 
 def _layers(model: nn.Module, tracker: ModuleTracker, recorded: profile, begin: int, end: int) -> list[LayerReport]:
-    seconds: dict[tuple[str, bool], float] = {}
+    seconds: dict[tuple[str, bool], float] = defaultdict(float)
     for path, is_backward, first, last in tracker.intervals(CLOCK, begin, end):
-        key = (path, is_backward)
-        seconds[key] = seconds.get(key, 0.0) + (last - first) * 1e-9
-    sent: dict[str, list[Any]] = {}
+        seconds[path, is_backward] += (last - first) * 1e-9
+    sent: dict[str, list[Any]] = defaultdict(list)
     for number, each in enumerate(recorded.communications):
-        sent.setdefault(tracker.mark_of(COMMUNICATIONS, number)[0], []).append(each)
+        sent[tracker.mark_of(COMMUNICATIONS, number)[0]].append(each)
     memory = _memory(model)
-    return [
-        LayerReport(
-            path=path,
-            depth=depth,
-            forward_seconds=seconds.get((path, False), 0.0),
-            backward_seconds=seconds.get((path, True), 0.0),
-            waited_seconds=sum(each.waited_ns for each in sent.get(path, ())) * 1e-9,
-            n_collectives=len(sent.get(path, ())),
-            bytes_received=sum(each.bytes_received for each in sent.get(path, ())),
-            parameter_bytes=memory.get(path, (0, 0, 0))[0],
-            gradient_bytes=memory.get(path, (0, 0, 0))[1],
-            buffer_bytes=memory.get(path, (0, 0, 0))[2],
-        )
-        for path, depth in _with_those_that_did_not_run(tracker, memory).items()
-    ]
+    layers = []
+    for path, depth in _with_those_that_did_not_run(tracker, memory).items():
+        waited = sum(each.waited_ns for each in sent[path]) * 1e-9
+        times = (seconds[path, False], seconds[path, True], waited)
+        received = sum(each.bytes_received for each in sent[path])
+        layers.append(LayerReport(path, depth, *times, len(sent[path]), received, *memory.get(path, (0, 0, 0))))
+    return layers
 
 
 def _with_those_that_did_not_run(tracker: ModuleTracker, memory: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -262,12 +245,9 @@ def _memory(model: nn.Module) -> dict[str, tuple[int, int, int]]:
     seen: set[int] = set()
 
     def size(tensors: Iterable[torch.Tensor | None]) -> int:
-        total = 0
-        for tensor in tensors:
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
-                total += _own_bytes(tensor)
-        return total
+        new = {id(tensor): tensor for tensor in tensors if tensor is not None and id(tensor) not in seen}
+        seen.update(new)
+        return sum(map(_own_bytes, new.values()))
 
     result = {}
     for path, module in model.named_modules():

@@ -31,10 +31,9 @@ class ModuleTracker:
         self._counters = counters
         self._handles: list[RemovableHandle] = []  # while it is open
         self._thread = 0
-        self.clear()
+        self._clear()
 
-    def clear(self) -> None:
-        """Forgets all modules and events."""
+    def _clear(self) -> None:
         self.module_helper_dict: dict[str, dict[str, Any]] = {EVERYTHING: {"depth": 0}}
         self.module_parameters_dict: dict[str, dict[str, torch.Tensor]] = {}
         self.sharding_dict: dict[str, tuple[Placement, ...]] = {}
@@ -52,7 +51,7 @@ class ModuleTracker:
 
         If `model` has compiled modules, only modules of `model` outside of these are tracked: torch.compile would compile the hooks.
         """
-        self.clear()
+        self._clear()
         self._thread = get_ident()  # hooks are the process's, and ranks may be threads
         outside = None if model is None else _outside_of_compiled(model)
         if outside is None:
@@ -61,7 +60,6 @@ class ModuleTracker:
             self._handles = [module.register_forward_pre_hook(self._enter, prepend=True) for module in outside]
 
     def stop(self) -> None:
-        """Stops tracking."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._open = [], []
@@ -178,18 +176,15 @@ def _outside_of_compiled(model: nn.Module) -> list[nn.Module] | None:
     dynamo = sys.modules.get("torch._dynamo.eval_frame")  # not there until something is compiled
     if dynamo is None:
         return None
-    outside: dict[int, nn.Module] = {}
+    outside: dict[nn.Module, None] = {}
     has_compiled = False
     to_see = [model]
     while to_see:
         module = to_see.pop()
         is_compiled_in_place = module._compiled_call_impl is not None  # with its own hooks
-        has_compiled |= is_compiled_in_place
-        if is_compiled_in_place or id(module) in outside:
-            continue
-        outside[id(module)] = module
-        if isinstance(module, dynamo.OptimizedModule):
-            has_compiled = True
-        else:
-            to_see += module.children()
-    return list(outside.values()) if has_compiled else None
+        is_compiled = is_compiled_in_place or isinstance(module, dynamo.OptimizedModule)
+        has_compiled |= is_compiled
+        if not is_compiled_in_place and module not in outside:
+            outside[module] = None
+            to_see += () if is_compiled else module.children()
+    return list(outside) if has_compiled else None

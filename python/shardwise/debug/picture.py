@@ -1,18 +1,14 @@
 """Picture: the result of visualize_sharding() and similar functions, drawn when it is first used."""
 
-from __future__ import annotations
-
+import html
 import operator
 import os
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from shardwise import _C
-
-if TYPE_CHECKING:
-    import jinja2
 
 File = str | os.PathLike[str]
 
@@ -49,9 +45,8 @@ class Picture:
         """The picture in `format`; default: the format that it was made with. Raises ValueError for an unknown format. Cost: milliseconds; under a
         second for 10,000 ranks."""
         wanted = self.format if format is None else known_format(format)
-        if wanted == "html":
-            return self._page()
-        return self._figures.draw(wanted, self.color and wanted == "text", self.max_width)
+        is_page = wanted == "html"
+        return self._page() if is_page else self._figures.draw(wanted, self.color and wanted == "text", self.max_width)
 
     def save(self, file: File, format: str | None = None) -> Path:
         """Writes the picture to `file` and returns the path. The suffix of the file, or `format`, gives the format.
@@ -83,14 +78,10 @@ class Picture:
 
     def _repr_html_(self) -> str | None:
         """The page in a frame, for notebooks. Without jinja2 they show the SVG."""
-        import html
-
         if find_spec("jinja2") is None:
             return None
-        return (
-            f'<iframe srcdoc="{html.escape(self._page(), quote=True)}" '
-            'style="width:100%;height:560px;border:0" title="Shardwise"></iframe>'
-        )
+        style = "width:100%;height:560px;border:0"
+        return f'<iframe srcdoc="{html.escape(self._page())}" style="{style}" title="Shardwise"></iframe>'
 
     def _repr_svg_(self) -> str:
         return self.draw("svg")
@@ -99,29 +90,19 @@ class Picture:
         return self.title or self._figures.draw("text", False, self.max_width).split("\n", 1)[0]
 
     def _page(self) -> str:
-        data = self._figures.draw("page", False, self.max_width)
-        return str(
-            _template().render(
-                title=self._first_line(),
-                text=self._figures.draw("text", False, self.max_width),
-                # "</" and "<!--" would end the script element.
-                data=data.replace("</", "<\\/").replace("<!--", "\\u003c!--"),
-                svg_rules=_C.page_style(),
-                style=_part("page.css"),
-                script=_part("page.js"),
-            )
-        )
+        data, text = (self._figures.draw(format, False, self.max_width) for format in ("page", "text"))
+        data = data.replace("</", "<\\/").replace("<!--", "\\u003c!--")  # these would end the script element
+        parts = {"svg_rules": _C.page_style(), "style": _part("page.css"), "script": _part("page.js")}
+        return str(_template().render(title=self._first_line(), text=text, data=data, **parts))
 
 
 @cache
 def _part(name: str) -> str:
-    from importlib import resources
-
-    return resources.files("shardwise.debug").joinpath("page", name).read_text(encoding="utf-8")
+    return (Path(__file__).parent / "page" / name).read_text(encoding="utf-8")
 
 
 @cache
-def _template() -> jinja2.Template:
+def _template() -> Any:
     try:
         import jinja2  # needed only to draw pages
     except ModuleNotFoundError:
@@ -163,8 +144,11 @@ def known_format(format: str) -> str:
     return format
 
 
-def format_of_file(file: File, format: str | None) -> str:
-    """The format of a file. Raises ValueError if its suffix and `format` contradict each other, or neither gives a format."""
+def format_of_file(file: File | None, format: str | None) -> str:
+    """The format of a picture in a file; without a file, `format` or text. Raises ValueError if the suffix of the file and `format` contradict each
+    other, or neither gives a format."""
+    if file is None:
+        return "text" if format is None else known_format(format)
     if not isinstance(file, str | os.PathLike):
         raise TypeError(
             f"[picture] file is {type(file).__name__}: a picture is written to a path. Give a name such as 'x.html', or print the picture."
@@ -175,17 +159,16 @@ def format_of_file(file: File, format: str | None) -> str:
         )
     suffix = Path(os.fsdecode(file)).suffix.lower()
     by_name = next((name for name, suffixes in formats().items() if suffix in suffixes), None)
-    if format is None:
-        if by_name is None:
-            known = ", ".join(suffix for suffixes in formats().values() for suffix in suffixes)
-            raise ValueError(
-                f"[picture] file {str(file)!r} has a suffix that names no format: without format=, the suffix sets the format. Give "
-                f"format=, or a name that ends in one of {known}."
-            )
-        return by_name
-    if by_name is not None and by_name != known_format(format):
+    wanted = by_name if format is None else known_format(format)
+    if wanted is None:
+        known = ", ".join(suffix for suffixes in formats().values() for suffix in suffixes)
+        raise ValueError(
+            f"[picture] file {str(file)!r} has a suffix that names no format: without format=, the suffix sets the format. Give "
+            f"format=, or a name that ends in one of {known}."
+        )
+    if by_name not in (None, wanted):
         raise ValueError(
             f"[picture] file {str(file)!r} is named as {by_name}, and format is {format!r}: they must agree. Leave format out, or end "
-            f"the name in {formats()[format][0]}."
+            f"the name in {formats()[wanted][0]}."
         )
-    return known_format(format)
+    return wanted

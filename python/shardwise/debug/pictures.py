@@ -1,26 +1,20 @@
 """Pictures of layouts, meshes, modules and moves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C
 from shardwise._C import Layout, Placement, Plan, plan_redistribution
-from shardwise.debug.module_picture import listed_tensors
 from shardwise.debug.picture import File, Picture
-from shardwise.debug.places import Place, own_rank, pieces_of, place_of, place_on
+from shardwise.debug.places import Place, listed_tensors, own_rank, pieces_of, place_of, place_on
 from shardwise.debug.printing import made, shown_picture
+from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.interop.torch_tensors import is_local_shards, is_torch_dtensor
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
-
-    from shardwise.device_mesh import DeviceMesh
 
 
 def picture(
@@ -55,7 +49,7 @@ def picture(
     Sends nothing. The picture is equal on every rank, except that of a LocalShardsWrapper. Raises TypeError for other values of `shown`, and
     ValueError for an unknown format or a file whose suffix contradicts `format`.
     """
-    return made(_figures_of(shown, optimizer, dtype), format, file, color, max_width)
+    return made(_figures_of(shown, optimizer, dtype), format, file, color=color, max_width=max_width)
 
 
 def diff(
@@ -82,7 +76,8 @@ def diff(
 
     Raises ValueError where the shapes differ, TypeError for one placement that is not in a list, and as picture() does.
     """
-    return made(_difference(source, destination, dtype, objective, links), format, file, color, max_width)
+    figures = _difference(source, destination, dtype, objective=objective, links=links)
+    return made(figures, format, file, color=color, max_width=max_width)
 
 
 def visualize_mesh(
@@ -168,34 +163,23 @@ def _figures_of(shown: Any, optimizer: torch.optim.Optimizer | None, dtype: torc
     return _C.picture_of_tensor(place.layout, place.dtype.itemsize, place.dim_names)
 
 
-def _difference(
-    source: Any,
-    destination: Any,
-    dtype: torch.dtype | None,
-    objective: str = "bytes",
-    links: Sequence[tuple[float, float]] | None = None,
-) -> _C.Figures:
+def _difference(source: Any, destination: Any, dtype: torch.dtype | None, **costs: Any) -> _C.Figures:
     """The picture of a move. torch's tensors are replaced by their layouts and the names of their mesh dims."""
     _check_dtype(dtype)
-    src, dst = source, destination
-    names: list[str] = []
-    names_there: list[str] = []
-    if not isinstance(source, DTensor):
-        place: Place = place_of(source, dtype)
-        src, dtype, names = place.layout, place.dtype, place.dim_names
+    here = place_of(source, dtype)
+    there = Place(destination, here.dtype)
     if _is_placement(destination):
         raise TypeError(
             f"[picture] {destination} is one placement: a destination has one per mesh dim. Give a list: [{destination}]."
         )
     if isinstance(destination, Sequence) and all(map(_is_placement, destination)):
-        if isinstance(src, Layout) and is_torch_dtensor(source):
+        if isinstance(here.layout, Layout) and is_torch_dtensor(source):
             there = place_on(source.device_mesh, source.shape, destination, source.dtype)
-            dst, names_there = there.layout, there.dim_names
     elif not isinstance(destination, DTensor | Layout):
         there = place_of(destination, None)
-        dst, names_there = there.layout, there.dim_names
-    plan = plan_redistribution(src, dst, dtype=dtype, objective=objective, links=links)
-    return _C.difference_of_plan(plan, names, names_there)
+    known = dtype if isinstance(source, DTensor) else here.dtype
+    plan = plan_redistribution(here.layout, there.layout, dtype=known, **costs)
+    return _C.difference_of_plan(plan, here.dim_names, there.dim_names)
 
 
 def _is_placement(value: object) -> bool:

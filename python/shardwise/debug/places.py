@@ -1,22 +1,18 @@
-"""The layout of a tensor of any kind, found without sending anything."""
+"""The layouts of a tensor of any kind, and of the tensors of a module and its optimizer, found without sending anything."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C
 from shardwise._C import Layout
 from shardwise.dtensor import DTensor
 from shardwise.interop.torch_tensors import check_strided, from_torch, is_local_shards, is_torch_dtensor, shards_of
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 
 @dataclass
@@ -64,10 +60,9 @@ def place_of(value: Any, dtype: torch.dtype | None) -> Place:
 
 
 def _way_out(value: Any) -> str:
-    if is_local_shards(value):
-        return "Make a DTensor of it with DTensor.from_local(value, mesh, placements)"
     if isinstance(value, torch.Tensor):
-        return "Make a DTensor of it with distribute_tensor(value, mesh, placements)"
+        make = "DTensor.from_local" if is_local_shards(value) else "distribute_tensor"
+        return f"Make a DTensor of it with {make}(value, mesh, placements)"
     if isinstance(value, torch.optim.Optimizer):
         return "Give its module, too: visualize_sharding(module, optimizer=optimizer)"
     return "Give one of these"
@@ -92,3 +87,48 @@ def _dim_names(layout: Layout, mesh: TorchDeviceMesh) -> list[str]:
         f"{k + 1}{endings[k] if k < len(endings) else 'th'}: {names[dim] if names else f'dim {dim}'}"
         for k, dim in enumerate(order)
     ]
+
+
+Listed = tuple[str, list[int], str, int, "Layout | DTensor | Pieces | None"]
+
+
+def listed_tensors(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[Listed]:
+    """Name, shape, dtype, bytes of an element and layout of each parameter, its optimizer state, and each buffer. A shared tensor is listed once,
+    under all its names. A LocalShardsWrapper has this rank's shards instead of a layout."""
+    listed: list[Listed] = []
+    names: dict[int, list[str]] = {}
+    for name, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        names.setdefault(id(tensor), []).append(name)
+    states = dict(_states(optimizer)) if optimizer is not None else {}
+    for name, parameter in module.named_parameters():
+        listed.append(_listed(_name_of(names[id(parameter)]), parameter))
+        listed.extend(_listed(f"{name}: {key}", value) for key, value in states.pop(id(parameter), []))
+    listed.extend(_listed(_name_of(names[id(buffer)]), buffer) for _, buffer in module.named_buffers())
+    for number, others in enumerate(states.values()):
+        listed.extend(_listed(f"parameter {number} of no module: {key}", value) for key, value in others)
+    return listed
+
+
+def _name_of(names: list[str]) -> str:
+    """The label of a tensor with these names: "embedding.weight = head.weight" if modules share it."""
+    return " = ".join(names[:2]) + (f" = {len(names) - 2} more" if len(names) > 2 else "")
+
+
+def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, list[tuple[str, torch.Tensor]]]]:
+    """The tensors that the optimizer keeps, by the id of their parameter."""
+    for parameter, state in optimizer.state.items():
+        if isinstance(state, Mapping):  # some optimizers also keep numbers of their own there
+            yield id(parameter), [(key, value) for key, value in state.items() if isinstance(value, torch.Tensor)]
+
+
+def _listed(name: str, tensor: Any) -> Listed:
+    place: Layout | DTensor | Pieces | None = None
+    if isinstance(tensor, DTensor) or is_torch_dtensor(tensor):
+        place = place_of(tensor, None).layout
+    elif is_local_shards(tensor):
+        place = pieces_of(tensor)
+    dtype = str(tensor.dtype).removeprefix("torch.") + (" on meta" if tensor.is_meta else "")
+    return name, list(tensor.shape), dtype, tensor.dtype.itemsize, place

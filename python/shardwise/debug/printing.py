@@ -1,27 +1,18 @@
 """Makes pictures and prints them, or writes them to files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
+from typing import Any
 
 from shardwise import _C
 from shardwise.debug.picture import File, Picture, format_of_file
 
 
-def made(
-    figures: _C.Figures,
-    format: str | None,
-    file: File | None,
-    color: bool = False,
-    max_width: int = 100,
-    title: str = "",
-) -> Picture:
-    """The picture in `format`; default: by the suffix of `file`, else text. It is written to `file` if that is given."""
-    if file is not None:
-        format = format_of_file(file, format)
-    drawn = Picture(figures, title=title, format="text" if format is None else format, color=color, max_width=max_width)
+def made(figures: _C.Figures, format: str | None, file: File | None, **looks: Any) -> Picture:
+    """The picture in `format`; default: by the suffix of `file`, else text. It is written to `file` if that is given. `looks`: the other arguments of
+    Picture."""
+    drawn = Picture(figures, format=format_of_file(file, format), **looks)
     if file is not None:
         drawn.save(file, format)
     return drawn
@@ -55,11 +46,9 @@ def shown_picture(figures: _C.Figures, header: str, use_rich: bool, format: str 
         return drawn
     if header:
         print(printable(header))
-    if drawn.format != "text" or not (use_rich or sys.stdout.isatty()):
-        print(printable(str(drawn)))
-        return drawn
-    if not use_rich:
-        drawn.max_width = shutil.get_terminal_size().columns
-    drawn.color = use_rich or shows_colors()
+    if drawn.format == "text":
+        drawn.color = use_rich or shows_colors()
+        if sys.stdout.isatty() and not use_rich:
+            drawn.max_width = shutil.get_terminal_size().columns
     print(printable(str(drawn)))
     return drawn

@@ -13,7 +13,6 @@ Texts = tuple[str, ...]  # the texts of a line, which come before its numbers
 
 
 def check_number(name: str, value: object, what: str) -> None:
-    """Raises TypeError unless it is a whole number."""
     if not hasattr(value, "__index__") or isinstance(value, bool):
         raise TypeError(f"[profile] {name} is {value!r}, which is no whole number. Give {what}.")
 

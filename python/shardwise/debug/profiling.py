@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
+import zlib
 
 from shardwise import _C
 from shardwise._torch_groups import is_alone
@@ -81,10 +83,10 @@ class profile:
         if is_alone():
             return MergedProfile.of([self._own()])
         offsets = _C.clock_offsets()
-        packed = _C.gathered_texts(self._own().packed())
+        packed = _C.gathered_texts(zlib.compress(pickle.dumps(self._own()), 1))
         if not packed:
             return None
-        profiles = [RankProfile.unpacked(each) for each in packed]
+        profiles: list[RankProfile] = [pickle.loads(zlib.decompress(each)) for each in packed]
         return MergedProfile.of([own.shifted(offsets[own.rank]) for own in profiles])
 
     def save_trace(self, path: str | os.PathLike[str] | None) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from shardwise import _C
@@ -96,19 +94,11 @@ class RankProfile:
     def of(cls, rank: int, profile: _C.EventReader) -> RankProfile:
         """The operators and communications that `profile` recorded."""
         operators = [OperatorSpan(**_values(OperatorSpan, each)) for each in profile.operators()]
-        communications = [_communication(_values(CommunicationSpan, each)) for each in profile.communications()]
+        communications = [
+            CommunicationSpan(**_values(CommunicationSpan, each) | {"ranks": tuple(each.ranks)})
+            for each in profile.communications()
+        ]
         return cls(rank, operators, communications)
-
-    def packed(self) -> bytes:
-        """As bytes, for a message."""
-        return zlib.compress(json.dumps(asdict(self), separators=(",", ":")).encode(), 1)
-
-    @classmethod
-    def unpacked(cls, packed: bytes) -> RankProfile:
-        """The reverse of packed()."""
-        values = json.loads(zlib.decompress(packed))
-        communications = [_communication(each) for each in values["communications"]]
-        return cls(values["rank"], [OperatorSpan(**each) for each in values["operators"]], communications)
 
     def shifted(self, clock_ns: int) -> RankProfile:
         """The profile with times by the clock of rank 0."""
@@ -122,7 +112,3 @@ class RankProfile:
 def _values(kind: type[OperatorSpan] | type[CommunicationSpan], recorded: object) -> dict[str, Any]:
     """The fields of a span that C++ recorded under the same names."""
     return {each.name: getattr(recorded, each.name) for each in fields(kind) if hasattr(recorded, each.name)}
-
-
-def _communication(values: dict[str, Any]) -> CommunicationSpan:
-    return CommunicationSpan(**{**values, "ranks": tuple(values["ranks"])})

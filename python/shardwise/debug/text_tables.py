@@ -39,26 +39,21 @@ def aligned(rows: Sequence[Sequence[str]], width: int | None, numbers: Collectio
     """
     widths = [max(width_of(line) for cell in cells for line in cell.split("\n")) for cells in zip(*rows)]
     if width is not None:
-        widest = folded_width(widths, width - len(GAP) * (len(widths) - 1))
+        available = width - len(GAP) * (len(widths) - 1)
+        fitting = (n for n in range(max(widths), 1, -1) if sum(min(each, n) for each in widths) <= available)
+        widest = next(fitting, 1)
         widths = [min(each, widest) for each in widths]
-    return [row_lines([folded(cell, widths[i]) for i, cell in enumerate(row)], widths, numbers) for row in rows]
 
+    def aligned_row(row: Sequence[str]) -> list[str]:
+        lines = []
+        for parts in zip_longest(*(folded(cell, width) for cell, width in zip(row, widths)), fillvalue=""):
+            blanks = [" " * (width - width_of(part)) for part, width in zip(parts, widths)]
+            lines.append(
+                GAP.join(blanks[i] + part if i in numbers else part + blanks[i] for i, part in enumerate(parts))
+            )
+        return lines
 
-def row_lines(cells: Sequence[Sequence[str]], widths: Sequence[int], numbers: Collection[int]) -> list[str]:
-    """The lines of a row whose cells have lines."""
-    lines = []
-    for parts in zip_longest(*cells, fillvalue=""):
-        blanks = [" " * (width - width_of(part)) for part, width in zip(parts, widths)]
-        lines.append(GAP.join(blanks[i] + part if i in numbers else part + blanks[i] for i, part in enumerate(parts)))
-    return lines
-
-
-def folded_width(widths: Sequence[int], available: int) -> int:
-    """The greatest width of a column with which the columns take at most `available` characters, and at least 1."""
-    widest = max(widths)
-    while widest > 1 and sum(min(width, widest) for width in widths) > available:
-        widest -= 1
-    return widest
+    return [aligned_row(row) for row in rows]
 
 
 def folded(cell: str, width: int) -> list[str]:
@@ -76,3 +71,12 @@ def width_of(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def in_units(n_bytes: float) -> str:
+    """1536 -> 1.5 KiB"""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:,.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1024
+    return f"{n_bytes:,.1f} TiB"

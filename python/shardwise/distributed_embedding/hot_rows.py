@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from shardwise._utils import on_all_ranks
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.placement_types import Shard
@@ -68,7 +69,7 @@ class RowCounts:
     def hottest(self, table: int, n: int, mesh: DeviceMesh) -> list[HotRow]:
         """The hottest `n` rows of all ranks together. Collective: two small gathers, and a gather of the ranks' rows and of their counts."""
         own = self.tables[table]
-        total = int(gathered(torch.tensor([own.n_ids]), mesh).sum())
+        total = int(on_all_ranks([own.n_ids], mesh).sum())
         rows, counts = merged(gathered(own.rows, mesh), gathered(own.counts, mesh))
         order = counts.argsort(descending=True, stable=True)[:n]
         return [
@@ -85,10 +86,6 @@ def merged(rows: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torc
 
 def gathered(values: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """All ranks' values, one rank after another, on all ranks. Ranks may have different numbers of them. [n] -> [sum of n]"""
+    sizes = on_all_ranks([len(values)], mesh).flatten().tolist()
     here = values.to(mesh.device_type)
-    n = torch.tensor([len(values)], device=here.device)
-    sizes = DTensor.from_local(n, mesh, [Shard(0)], run_check=False).full_tensor().tolist()
-    placed = DTensor.from_local(
-        here, mesh, [Shard(0, sizes=sizes)], run_check=False, shape=torch.Size([sum(sizes)]), stride=(1,)
-    )
-    return placed.full_tensor().cpu()
+    return DTensor.from_local(here, mesh, [Shard(0, sizes=sizes)], shape=[sum(sizes)], stride=(1,)).full_tensor().cpu()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -15,8 +17,8 @@ from shardwise.device_mesh import DeviceMesh, mesh_or_world
 from shardwise.distributed_embedding import report, weights
 from shardwise.distributed_embedding.hot_rows import HotRow, RowCounts
 from shardwise.distributed_embedding.inputs import Parts, in_order, is_keyed, n_samples, parts_of
-from shardwise.distributed_embedding.storage import CacheCounts, FileStorage, by_index
-from shardwise.distributed_embedding.table_parameters import TableParameters, check_names
+from shardwise.distributed_embedding.storage import FileStorage, by_index
+from shardwise.distributed_embedding.table_parameters import EmbeddingTables, TableParameters, check_names
 from shardwise.dtensor import DTensor, distribute_tensor
 from shardwise.interop.state_dicts import take_plain_values
 from shardwise.interop.state_differences import facts, other_sizes
@@ -44,10 +46,8 @@ class EmbeddingLookup:
         error = None
         try:
             tables = layer._parameters_in_order()
-            for index, (value, name) in enumerate(
-                zip(in_order(inputs, layer.feature_names), layer.feature_names, strict=True)
-            ):
-                parts.append(parts_of(value, name))
+            for index, value in enumerate(in_order(inputs, layer.feature_names)):
+                parts.append(parts_of(value, layer.feature_names[index]))
                 if isinstance(value, torch.Tensor) and value.is_nested and layer.combiners[index] == "none":
                     self._nested[index] = value
         except Exception as wrong:
@@ -83,7 +83,7 @@ def nested_like(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return torch.nested.nested_tensor_from_jagged(rows, offsets=nn.functional.pad(lengths.cumsum(0), (1, 0)))
 
 
-class DistributedEmbedding(nn.Module):
+class DistributedEmbedding(EmbeddingTables):
     """Embedding tables that a plan places on ranks. A lookup in all of them takes two exchanges, whatever the number of tables.
 
         tables = [sw.TableConfig("user", 1_000_000, 64), sw.TableConfig("item", 50_000, 64, combiner="mean")]
@@ -167,7 +167,8 @@ class DistributedEmbedding(nn.Module):
         self.plan = plan
         names = [config.name for config in self.configs]
         check_names(names)
-        inputs = range(len(names)) if input_table_map is None else [index_of(table, names) for table in input_table_map]
+        every = range(len(names)) if input_table_map is None else input_table_map
+        inputs = [self._index_of(table, "input_table_map names table") for table in every]
         self.feature_names = feature_names(names, inputs) if input_names is None else list(input_names)
         if len(self.feature_names) != len(inputs) or len(set(self.feature_names)) != len(inputs):
             raise ValueError(
@@ -178,10 +179,9 @@ class DistributedEmbedding(nn.Module):
         self._tables_of_inputs = list(inputs)
         self._dp_input = dp_input
         self._counts: RowCounts | None = None  # the counts of the rows that ids name, if they are counted
-        self._n_samples = 0  # of the last lookup
         features = list(zip(self.feature_names, inputs, self.combiners, strict=True))
         storage = {} if storage is None else storage
-        storages = by_index(storage, [index_of(table, names, "storage names table") for table in storage])
+        storages = by_index(storage, [self._index_of(table, "storage names table") for table in storage])
         self._tables_in_files = [names[index] for index in storages]
         self._features_and_options = (features, gradients == "mean", sparse, dp_input, concatenate)
         self._core = self._new_core(storages)
@@ -189,7 +189,7 @@ class DistributedEmbedding(nn.Module):
             {name: nn.Parameter(table) for name, table in zip(names, self._core.tables(), strict=True)}
         )
         take_plain_values(self)
-        self.register_load_state_dict_pre_hook(check_shapes)
+        self.register_load_state_dict_pre_hook(check_state_dict)
         self.reset_parameters()
         for parameter, table in zip(self._parameters_in_order(), tables, strict=True):
             if isinstance(table, nn.Embedding | nn.EmbeddingBag):
@@ -239,11 +239,7 @@ class DistributedEmbedding(nn.Module):
         """For tables in files: writes changed rows from memory to the files, so that the parameters have their values. Sends nothing."""
         self._core.flush()
 
-    def cache_counts(self) -> dict[str, CacheCounts]:
-        """For each table in files, the counts of this rank's cache since it was made."""
-        counts = {config.name: self._core.cache_counts(index) for index, config in enumerate(self.configs)}
-        return {name: CacheCounts(*each) for name, each in counts.items() if each is not None}
-
+    cache_counts = report.cache_counts
     get_weights = weights.get_weights
     save_weights = weights.save_weights
     export_safetensors = weights.export_safetensors
@@ -268,11 +264,11 @@ class DistributedEmbedding(nn.Module):
         capacity: the most rows that are counted per table and rank, 16 bytes each. Counts are exact as long as ids name no more rows. After that
         they are too low, by at most (the table's ids) / capacity. Cost: a sort of each batch's ids. Sends nothing.
         """
-        firsts = [
-            any(columns.start == 0 and len(values) > 0 for values, _, columns in self.pieces(t))
-            for t in range(len(self.configs))
+        # Without dp_input, several ranks have the same ids: the rank with the first column counts them.
+        owned = [
+            self._dp_input or any(columns.start == 0 and len(values) > 0 for values, _, columns in self.pieces(table))
+            for table in range(len(self.configs))
         ]
-        owned = [self._dp_input or is_first for is_first in firsts]  # else several ranks have the same ids
         self._counts = None if capacity is None else RowCounts(len(self.configs), capacity, owned)
 
     def hot_rows(self, table: int | str, n: int = 10) -> list[HotRow]:
@@ -305,18 +301,11 @@ class DistributedEmbedding(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _count(self, parts: Sequence[Parts | None]) -> None:
-        if self._counts is not None:
-            for table, part in zip(
-                self._tables_of_inputs, parts, strict=False
-            ):  # a lookup that began before counting has no parts
-                if part is not None:
-                    self._counts.add(table, part[0])
-
-    def _index_of(self, table: int | str) -> int:
-        return index_of(table, [config.name for config in self.configs], "there is no table")
-
-    def _parameters_in_order(self) -> list[nn.Parameter]:
-        return [self.tables[config.name] for config in self.configs]
+        for table, part in zip(
+            self._tables_of_inputs, parts, strict=False
+        ):  # a lookup that began before counting has no parts
+            if self._counts is not None and part is not None:
+                self._counts.add(table, part[0])
 
 
 def check_plan(plan: EmbeddingPlan, configs: Sequence[TableConfig], n_ranks: int) -> None:
@@ -331,9 +320,8 @@ def check_plan(plan: EmbeddingPlan, configs: Sequence[TableConfig], n_ranks: int
 
     planned, given = shown(plan.tables), shown(configs)
     if planned != given:
-        first = next(
-            (pair for pair in zip(planned, given, strict=False) if pair[0] != pair[1]), (len(planned), len(given))
-        )
+        differing = (pair for pair in zip(planned, given, strict=False) if pair[0] != pair[1])
+        first = next(differing, (len(planned), len(given)))
         raise ValueError(
             f"[DistributedEmbedding] the plan is for other tables: it has {first[0]} where the layer has {first[1]}. Plan the layer's "
             "tables, in their order."
@@ -370,13 +358,11 @@ def take_values(parameter: torch.Tensor, module: nn.Embedding | nn.EmbeddingBag)
     parameter.copy_(weight)
 
 
-def check_shapes(layer: DistributedEmbedding, state_dict: Mapping[str, Any], prefix: str, *others: Any) -> None:
-    """A hook of load_state_dict(), also of modules around the layer: raises an error that names all wrong shapes, before any table is written."""
-    check_state_dict(layer, state_dict, prefix, by_name=False)
-
-
-def check_state_dict(layer: DistributedEmbedding, state_dict: Mapping[str, Any], prefix: str, by_name: bool) -> None:
-    """Raises RuntimeError that names every wrong shape and, if `by_name`, all missing and all unexpected names."""
+def check_state_dict(
+    layer: DistributedEmbedding, state_dict: Mapping[str, Any], prefix: str, *others: Any, by_name: bool = False
+) -> None:
+    """Raises RuntimeError that names every wrong shape and, if `by_name`, all missing and all unexpected names. It is also a hook of load_state_dict(),
+    which runs for modules around the layer before any table is written."""
     own = {f"{prefix}tables.{name}": table for name, table in layer.tables.items()}
     missing = [name for name in own if name not in state_dict] if by_name else []
     extra = [name for name in state_dict if name not in own] if by_name else []
@@ -391,20 +377,7 @@ def check_state_dict(layer: DistributedEmbedding, state_dict: Mapping[str, Any],
         )
 
 
-def index_of(table: int | str, names: Sequence[str], of: str = "input_table_map names table") -> int:
-    if isinstance(table, str) and table in names:
-        return names.index(table)
-    if isinstance(table, int) and 0 <= table < len(names):
-        return table
-    raise ValueError(f"[DistributedEmbedding] {of} {table!r}. There are {list(names)}.")
-
-
 def feature_names(tables: Sequence[str], inputs: Sequence[int]) -> list[str]:
     """The name of each input: its table's name, with a number if the table has several inputs."""
-    several = {table for table in inputs if list(inputs).count(table) > 1}
-    seen: dict[int, int] = {}
-    names = []
-    for table in inputs:
-        seen[table] = seen.get(table, -1) + 1
-        names.append(f"{tables[table]}_{seen[table]}" if table in several else tables[table])
-    return names
+    counts, seen = Counter(inputs), defaultdict[int, Iterator[int]](count)
+    return [f"{tables[table]}_{next(seen[table])}" if counts[table] > 1 else tables[table] for table in inputs]

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from shardwise import _C
+from shardwise._utils import on_all_ranks
 from shardwise.debug.memory import local_tensors
-from shardwise.debug.text_tables import table_text
-from shardwise.distributed_embedding.hot_rows import gathered
-from shardwise.distributed_embedding.layer_parts import LayerParts
+from shardwise.debug.text_tables import in_units, table_text
 from shardwise.distributed_embedding.storage import CacheCounts
+from shardwise.distributed_embedding.table_parameters import EmbeddingTables
 
 HEADER = (
     "table", "rows", "columns", "combined", "treatment", "ranks", "bytes", "here",
@@ -23,41 +23,28 @@ CACHE_HEADER = (
 )  # fmt: skip
 
 
-def explain(layer: LayerParts, *, reasons: bool = False) -> str:
+def explain(layer: EmbeddingTables, *, reasons: bool = False) -> str:
     """A table of text, with a line per embedding table: its size, treatment, ranks, and bytes on all ranks and on this one; and for the
     last lookup the ids that the plan expected, the ids that arrived here, the rows that they named, and the bytes of rows that other ranks
     sent. Totals and the caches of tables in files follow. With `reasons`, it also gives the reason for the plan of each table. Sends
     nothing."""
     traffic = layer._core.traffic() or [(0, 0, 0)] * len(layer.configs)
-    rows, reason_of = [], []
-    totals = [0, 0, 0.0, 0, 0, 0]
-    for index, (config, planned, (n_ids, n_rows, received)) in enumerate(
-        zip(layer.configs, layer.plan.table_plans, traffic, strict=True)
-    ):
+    rows, numbers = [], []
+    plans = layer.plan.table_plans
+    for index, (config, planned, arrived) in enumerate(zip(layer.configs, plans, traffic, strict=True)):
         n_bytes = config.n_elements * layer.tables[config.name].element_size()
-        here = layer._core.bytes_here(index)
         expected = config.ids_per_sample * layer._n_samples
+        numbers.append((n_bytes, layer._core.bytes_here(index), expected, *arrived))
         is_whole = planned.treatment == "replicated"
-        numbers = (n_bytes, here, expected, n_ids, n_rows, received)
-        totals = [total + number for total, number in zip(totals, numbers, strict=True)]
-        rows.append(
-            (
-                config.name,
-                f"{config.n_rows:,}",
-                f"{config.n_columns:,}",
-                config.combiner,
-                planned.treatment,
-                "all" if is_whole else shortened(sorted({piece.rank for piece in planned.slices})),
-                *shown(*numbers),
-            )
-        )
-        reason_of.append(planned.reason)
-    total = (f"{len(layer.configs)} tables", "", "", "", "", "", *shown(*totals))
+        ranks = "all" if is_whole else shortened(sorted({piece.rank for piece in planned.slices}))
+        size = (f"{config.n_rows:,}", f"{config.n_columns:,}")
+        rows.append((config.name, *size, config.combiner, planned.treatment, ranks, *shown(*numbers[-1])))
+    total = (f"{len(rows)} tables", "", "", "", "", "", *shown(*map(sum, zip(*numbers, strict=True))))
     text = table_text("", HEADER, rows, NAMES, total=total).rstrip()
-    if counts := layer.cache_counts():
+    if counts := cache_counts(layer):
         text += "\n\n" + caches_text(counts)
     if reasons:
-        text += "\n\n" + "\n".join(f"{row[0]}: {reason}" for row, reason in zip(rows, reason_of, strict=True))
+        text += "\n\n" + "\n".join(f"{row[0]}: {planned.reason}" for row, planned in zip(rows, plans, strict=True))
     return text
 
 
@@ -127,13 +114,13 @@ class MemoryReport:
         )
 
 
-def memory_report(layer: LayerParts, *optimizers: torch.optim.Optimizer) -> MemoryReport:
+def memory_report(layer: EmbeddingTables, *optimizers: torch.optim.Optimizer) -> MemoryReport:
     """The bytes of each rank: tables, state of these optimizers, gradients, and buffers of messages; print() shows a table. For tables in
     files, the rows in memory count as memory, and the files are counted separately. Collective: one gather of six numbers."""
     tables = layer._parameters_in_order()
     plans = layer.plan.table_plans
     kinds = [0, 0]
-    hot = layer.cache_counts()
+    hot = cache_counts(layer)
     state = sum(counts.state_bytes for counts in hot.values())
     in_files = 0
     for index, (config, planned) in enumerate(zip(layer.configs, plans, strict=True)):
@@ -150,32 +137,24 @@ def memory_report(layer: LayerParts, *optimizers: torch.optim.Optimizer) -> Memo
                     in_files += tensor.nbytes * in_file
                     state += tensor.nbytes * (not in_file)
     gradients = sum(tensor.nbytes for table in tables for tensor in local_tensors(table.grad))
-    numbers = torch.tensor([*kinds, state, gradients, layer._core.buffer_bytes(), in_files])
-    return MemoryReport(
-        tuple(RankMemory(*row) for row in gathered(numbers, layer.mesh).view(-1, len(numbers)).tolist())
-    )
+    numbers = [*kinds, state, gradients, layer._core.buffer_bytes(), in_files]
+    return MemoryReport(tuple(RankMemory(*row) for row in on_all_ranks(numbers, layer.mesh).tolist()))
+
+
+def cache_counts(layer: EmbeddingTables) -> dict[str, CacheCounts]:
+    """For each table in files, the counts of this rank's cache since it was made."""
+    counts = {config.name: layer._core.cache_counts(index) for index, config in enumerate(layer.configs)}
+    return {name: CacheCounts(*each) for name, each in counts.items() if each is not None}
 
 
 def caches_text(counts: Mapping[str, CacheCounts]) -> str:
-    rows = [cache_row(name, each) for name, each in counts.items()]
-    total = cache_row(
-        f"{len(counts)} tables", CacheCounts(*(sum(column) for column in zip(*counts.values(), strict=True)))
-    )
-    return table_text("", CACHE_HEADER, rows, (0,), total=total).rstrip()
+    def row(name: str, each: CacheCounts) -> tuple[str, ...]:
+        numbers = (f"{number:,}" for number in each[:3])
+        return (name, *numbers, f"{each.hit_rate:.1%}", f"{each[3]:,}", *map(in_units, each[4:]))
 
-
-def cache_row(name: str, counts: CacheCounts) -> tuple[str, ...]:
-    numbers = (f"{each:,}" for each in counts[:3])
-    return (name, *numbers, f"{counts.hit_rate:.1%}", f"{counts[3]:,}", *map(in_units, counts[4:]))
-
-
-def in_units(n_bytes: float) -> str:
-    """1536 -> 1.5 KiB"""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if n_bytes < 1000:
-            return f"{n_bytes:,.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1024
-    return f"{n_bytes:,.1f} TiB"
+    every = CacheCounts(*map(sum, zip(*counts.values(), strict=True)))
+    rows = [row(name, each) for name, each in counts.items()]
+    return table_text("", CACHE_HEADER, rows, (0,), total=row(f"{len(counts)} tables", every)).rstrip()
 
 
 def shortened(ranks: list[int]) -> str:

@@ -1,9 +1,13 @@
-"""The parameters of a DistributedEmbedding, by the names of their tables."""
+"""The tables of a DistributedEmbedding, and its parameters by their names."""
 
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from torch import nn
+
+from shardwise import _C
+from shardwise._C import EmbeddingPlan, TableConfig
+from shardwise.device_mesh import DeviceMesh
 
 # The attributes of every module, such as "training": no parameter can have such a name.
 TAKEN = frozenset(vars(nn.Module()))
@@ -19,8 +23,10 @@ def check_names(names: Sequence[str]) -> None:
         )
 
 
-class TableParameters(nn.Module):
+class TableParameters(nn.Module, Mapping[str, nn.Parameter]):
     """A mapping of parameters, like nn.ParameterDict, but names may be those of methods: a table may be called "items"."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         super().__init__()
@@ -38,14 +44,24 @@ class TableParameters(nn.Module):
     def __iter__(self) -> Iterator[str]:
         return iter(self._parameters)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._parameters
 
-    def keys(self) -> KeysView[str]:
-        return self._parameters.keys()
+class EmbeddingTables(nn.Module):
+    """The base of DistributedEmbedding: the facts that the other modules of this folder, which the layer imports, use."""
 
-    def values(self) -> ValuesView[nn.Parameter]:
-        return cast("ValuesView[nn.Parameter]", self._parameters.values())
+    configs: list[TableConfig]
+    plan: EmbeddingPlan
+    mesh: DeviceMesh
+    tables: TableParameters
+    _core: _C.DistributedEmbedding
+    _n_samples = 0  # of the last lookup
 
-    def items(self) -> ItemsView[str, nn.Parameter]:
-        return cast("ItemsView[str, nn.Parameter]", self._parameters.items())
+    def _index_of(self, table: int | str, of: str = "there is no table") -> int:
+        names = [config.name for config in self.configs]
+        if isinstance(table, str) and table in names:
+            return names.index(table)
+        if isinstance(table, int) and 0 <= table < len(names):
+            return table
+        raise ValueError(f"[DistributedEmbedding] {of} {table!r}. There are {names}.")
+
+    def _parameters_in_order(self) -> list[nn.Parameter]:
+        return [self.tables[config.name] for config in self.configs]

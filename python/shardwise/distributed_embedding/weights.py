@@ -1,5 +1,6 @@
 """Whole tables in and out of a DistributedEmbedding, as arrays or files. Rank 0 writes files piece by piece; each rank reads its own part."""
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -10,8 +11,8 @@ from urllib.parse import quote
 import numpy as np
 import torch
 
-from shardwise._progress import Progress, check_progress
-from shardwise.distributed_embedding.layer_parts import LayerParts
+from shardwise._progress import Add, check_progress, progress_line
+from shardwise.distributed_embedding.table_parameters import EmbeddingTables
 
 CHUNK_BYTES = 64 << 20
 MAX_ELEMENTS = 2**31 - 1  # of one message
@@ -21,7 +22,7 @@ Given = Sequence[Array | torch.Tensor | str | os.PathLike[str]] | str | os.PathL
 SAFETENSORS_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
-def get_weights(layer: LayerParts, all_ranks: bool = False, *, progress: bool | None = None) -> list[Array] | None:
+def get_weights(layer: EmbeddingTables, all_ranks: bool = False, *, progress: bool | None = None) -> list[Array] | None:
     """All tables, whole, as arrays in the order of the tables, on rank 0 or on all ranks; None on the others. bfloat16 becomes float32.
 
     progress: a progress line (tqdm) on stderr of rank 0; None shows it only on terminals.
@@ -32,7 +33,7 @@ def get_weights(layer: LayerParts, all_ranks: bool = False, *, progress: bool | 
     arrays: list[Array] = []
     takes = all_ranks or layer.mesh.get_local_rank() == 0
     total = sum(config.n_rows * row_bytes(layer, index) for index, config in enumerate(layer.configs))
-    with Progress("gathering", total, progress, layer.mesh.get_local_rank() == 0) as line:
+    with progress_line("gathering", total, progress, layer.mesh.get_local_rank() == 0) as add:
         for index, config in enumerate(layer.configs):
             if takes:
                 arrays.append(np.empty((config.n_rows, config.n_columns), numpy_dtype(layer, index)))
@@ -40,11 +41,11 @@ def get_weights(layer: LayerParts, all_ranks: bool = False, *, progress: bool | 
                 rows = layer._core.gathered_rows(index, begin, end, None if all_ranks else 0)
                 if rows is not None:
                     arrays[index][begin:end] = to_numpy(rows)
-                line.add((end - begin) * row_bytes(layer, index))
+                add((end - begin) * row_bytes(layer, index))
     return arrays if takes else None
 
 
-def save_weights(layer: LayerParts, folder: str | os.PathLike[str], *, progress: bool | None = None) -> None:
+def save_weights(layer: EmbeddingTables, folder: str | os.PathLike[str], *, progress: bool | None = None) -> None:
     """Writes <folder>/<table>.npy for each table, as set_weights() reads them on any number of ranks. bfloat16 becomes float32.
 
     Rank 0 writes all files, with two chunks of 64 MiB in memory; each row is sent once. Existing files are replaced when all new files are
@@ -52,21 +53,17 @@ def save_weights(layer: LayerParts, folder: str | os.PathLike[str], *, progress:
     """
 
     def header_of(index: int) -> Callable[[IO[bytes]], None]:
-        config = layer.configs[index]
-        described = {
-            "descr": np.lib.format.dtype_to_descr(numpy_dtype(layer, index)),
-            "fortran_order": False,
-            "shape": (config.n_rows, config.n_columns),
-        }
+        shape = (layer.configs[index].n_rows, layer.configs[index].n_columns)
+        kind = np.lib.format.dtype_to_descr(numpy_dtype(layer, index))
+        described = {"descr": kind, "fortran_order": False, "shape": shape}
         return lambda file: np.lib.format.write_array_header_1_0(file, described)
 
-    paths = files_in(layer, folder)
-    files = [(index, path, header_of(index), to_numpy) for index, path in enumerate(paths)]
+    files = [(index, path, header_of(index), to_numpy) for index, path in enumerate(files_in(layer, folder))]
     write_files(layer, files, progress)
 
 
 def export_safetensors(
-    layer: LayerParts,
+    layer: EmbeddingTables,
     table: int | str,
     path: str | os.PathLike[str],
     *,
@@ -79,12 +76,8 @@ def export_safetensors(
     """
     index = layer._index_of(table)
     config = layer.configs[index]
-    length = config.n_rows * row_bytes(layer, index)
-    described = {
-        "dtype": SAFETENSORS_NAMES[layer.tables[config.name].dtype],
-        "shape": [config.n_rows, config.n_columns],
-        "data_offsets": [0, length],
-    }
+    kind, offsets = SAFETENSORS_NAMES[layer.tables[config.name].dtype], [0, config.n_rows * row_bytes(layer, index)]
+    described = {"dtype": kind, "shape": [config.n_rows, config.n_columns], "data_offsets": offsets}
     text = json.dumps({config.name if name is None else name: described}).encode()
     text += b" " * (-len(text) % 8)  # so that the elements begin at a multiple of 8
 
@@ -98,71 +91,54 @@ def export_safetensors(
     write_files(layer, [(index, Path(path), write_header, bytes_of)], progress)
 
 
-File = tuple[int, Path, Callable[[IO[bytes]], None], Callable[[torch.Tensor], Array]]
+BytesOf = Callable[[torch.Tensor], Array]
+File = tuple[int, Path, Callable[[IO[bytes]], None], BytesOf]
 
 
-def write_files(layer: LayerParts, files: Sequence[File], progress: bool | None) -> None:
+def write_files(layer: EmbeddingTables, files: Sequence[File], progress: bool | None) -> None:
     """Rank 0 writes each (table, path, header, bytes of rows) under a temporary name, and renames the files when all are written. Collective:
     after each chunk, all ranks know whether rank 0 could write it."""
     check_progress(progress)
     is_writer = layer.mesh.get_local_rank() == 0
     total = sum(layer.configs[index].n_rows * row_bytes(layer, index) for index, *_ in files)
-    error: Exception | None = None
     try:
-        with Progress("writing", total, progress, is_writer) as line:
+        with progress_line("writing", total, progress, is_writer) as add:
             for index, path, write_header, bytes_of in files:
-                file: IO[bytes] | None = None
-                try:
-                    if is_writer:
-                        path.parent.mkdir(parents=True, exist_ok=True)
-                        file = open(unfinished(path), "wb")  # noqa: SIM115
-                        write_header(file)
-                except OSError as wrong:
-                    error = wrong
-                try:
-                    raise_together(layer, error)
-                    write_rows(layer, index, file, bytes_of, line)
-                finally:
-                    if file is not None:
-                        file.close()
-        if is_writer:
-            try:
-                for _, path, _, _ in files:
-                    os.replace(unfinished(path), path)
-            except OSError as wrong:
-                error = wrong
-        raise_together(layer, error)
+                with contextlib.ExitStack() as stack:
+                    file: IO[bytes] | None = None
+                    with together(layer):
+                        if is_writer:
+                            path.parent.mkdir(parents=True, exist_ok=True)
+                            file = stack.enter_context(open(unfinished(path), "wb"))
+                            write_header(file)
+                    write_rows(layer, index, file, bytes_of, add)
+        with together(layer):
+            for _, path, _, _ in files if is_writer else ():
+                os.replace(unfinished(path), path)
     except Exception:
-        if is_writer:
-            for _, path, _, _ in files:
-                unfinished(path).unlink(missing_ok=True)
+        for _, path, _, _ in files if is_writer else ():
+            unfinished(path).unlink(missing_ok=True)
         raise
 
 
-def write_rows(
-    layer: LayerParts, index: int, file: IO[bytes] | None, bytes_of: Callable[[torch.Tensor], Array], line: Progress
-) -> None:
+def write_rows(layer: EmbeddingTables, index: int, file: IO[bytes] | None, bytes_of: BytesOf, add: Add) -> None:
     config = layer.configs[index]
     for begin, end in chunks(config.n_rows, row_bytes(layer, index), config.n_columns):
         rows = layer._core.gathered_rows(index, begin, end, 0)
-        error: Exception | None = None
-        if rows is not None and file is not None:
-            try:
+        with together(layer):  # the disk may be full
+            if rows is not None and file is not None:
                 file.write(np.ascontiguousarray(bytes_of(rows)).data.cast("B"))
                 if end == config.n_rows:
                     file.flush()
                     os.fsync(file.fileno())
-            except OSError as wrong:  # a full disk, say
-                error = wrong
-        raise_together(layer, error)
-        line.add((end - begin) * row_bytes(layer, index))
+        add((end - begin) * row_bytes(layer, index))
 
 
 def unfinished(path: Path) -> Path:
     return path.with_name(path.name + ".unfinished")
 
 
-def set_weights(layer: LayerParts, arrays: Given, *, progress: bool | None = None) -> None:
+def set_weights(layer: EmbeddingTables, arrays: Given, *, progress: bool | None = None) -> None:
     """Sets whole tables, in the order of the tables: arrays that are equal on all ranks, paths of .npy files, or the folder that save_weights()
     wrote. Each rank maps the files into memory and reads only its own rows and columns. A layer on other ranks, with another plan, may have
     written them.
@@ -173,25 +149,20 @@ def set_weights(layer: LayerParts, arrays: Given, *, progress: bool | None = Non
     for a wrong number of tables and for wrong shapes, all named, and NumPy's errors for files that it cannot read.
     """
     check_progress(progress)
-    error: Exception | None = None
-    whole: list[Array] = []
-    try:
+    with together(layer):
         whole = opened(layer, files_in(layer, arrays) if isinstance(arrays, str | os.PathLike) else arrays)
-    except Exception as wrong:  # raised on all ranks below
-        error = wrong
-    raise_together(layer, error)
     own = sum(values.nbytes for index in range(len(whole)) for values, _, _ in layer._core.pieces(index))
-    with Progress("loading", own, progress, layer.mesh.get_local_rank() == 0) as line:
+    with progress_line("loading", own, progress, layer.mesh.get_local_rank() == 0) as add:
         for index, array in enumerate(whole):
             for values, rows, columns in layer._core.pieces(index):
                 for begin, end in chunks(len(values), row_bytes(layer, index), values.shape[1]):
                     part = array[rows.start + begin : rows.start + end, columns]
                     with torch.no_grad():
                         values[begin:end].copy_(from_numpy(part, values.dtype))
-                    line.add(values[begin:end].nbytes)
+                    add(values[begin:end].nbytes)
 
 
-def opened(layer: LayerParts, weights: Sequence[Any]) -> list[Array]:
+def opened(layer: EmbeddingTables, weights: Sequence[Any]) -> list[Array]:
     """The arrays, checked. Only the headers of files have been read."""
     if len(weights) != len(layer.configs):
         raise ValueError(
@@ -215,13 +186,19 @@ def opened(layer: LayerParts, weights: Sequence[Any]) -> list[Array]:
     return arrays
 
 
-def files_in(layer: LayerParts, folder: str | os.PathLike[str]) -> list[Path]:
+def files_in(layer: EmbeddingTables, folder: str | os.PathLike[str]) -> list[Path]:
     """The paths that save_weights() writes. Characters of a table's name that a file name cannot have are quoted."""
     return [Path(folder) / f"{quote(config.name, safe=' ')}.npy" for config in layer.configs]
 
 
-def raise_together(layer: LayerParts, error: Exception | None) -> None:
-    """Raises an error on all ranks if any rank has one: its own, or that of the first rank that has one."""
+@contextlib.contextmanager
+def together(layer: EmbeddingTables) -> Iterator[None]:
+    """A `with` block whose error is raised on all ranks: a rank's own, or that of the first rank that has one. Collective at the end of the block."""
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as wrong:
+        error = wrong
     try:
         layer._core.raise_together(None if error is None else (type(error).__name__, str(error)))
     except Exception:
@@ -236,12 +213,12 @@ def chunks(n_rows: int, bytes_of_row: int, n_columns: int) -> Iterator[tuple[int
         yield begin, min(begin + step, n_rows)
 
 
-def row_bytes(layer: LayerParts, table: int) -> int:
+def row_bytes(layer: EmbeddingTables, table: int) -> int:
     parameter = layer.tables[layer.configs[table].name]
     return int(parameter.element_size()) * layer.configs[table].n_columns
 
 
-def numpy_dtype(layer: LayerParts, table: int) -> np.dtype[Any]:
+def numpy_dtype(layer: EmbeddingTables, table: int) -> np.dtype[Any]:
     """The dtype of the array of a table: float32 for bfloat16, which NumPy does not have."""
     dtype = layer.tables[layer.configs[table].name].dtype
     return np.dtype(str(dtype).removeprefix("torch.") if dtype != torch.bfloat16 else "float32")

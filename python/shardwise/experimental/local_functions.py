@@ -1,7 +1,7 @@
 """Plain functions on pieces of distributed tensors."""
 
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import wraps
 from math import prod
 from typing import Any, cast
 
@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from shardwise import _C
+from shardwise._utils import on_all_ranks
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.placement_types import Placement, Shard
@@ -54,14 +55,8 @@ def local_map(
     tensor([30])
     """
     if func is None:
-        return partial(
-            local_map,
-            out_placements=out_placements,
-            in_placements=in_placements,
-            in_grad_placements=in_grad_placements,
-            device_mesh=device_mesh,
-            redistribute_inputs=redistribute_inputs,
-        )
+        given_options = (out_placements, in_placements, in_grad_placements, device_mesh)
+        return lambda func: local_map(func, *given_options, redistribute_inputs=redistribute_inputs)
 
     @wraps(func)
     def on_pieces(*args: Any, **kwargs: Any) -> Any:
@@ -72,7 +67,7 @@ def local_map(
         pieces = []
         for value, placements, grad_placements in zip(flat, required, of_grads, strict=True):
             if not isinstance(value, DTensor):
-                _check_plain(value, placements)
+                _check_plain("argument", "Non-Tensor input", value, placements)
                 pieces.append(value)
                 continue
             if in_placements is not None:
@@ -109,10 +104,10 @@ def _one_per_argument(
     return placements
 
 
-def _check_plain(value: Any, placements: Placements | None) -> None:
+def _check_plain(kind: str, in_torchs_words: str, value: Any, placements: Placements | None) -> None:
     if placements is not None and not isinstance(value, torch.Tensor):
         raise AssertionError(
-            f"[local_map] the argument {value!r} is no tensor: Non-Tensor input expects None placements but received {placements}! "
+            f"[local_map] the {kind} {value!r} is no tensor: {in_torchs_words} expects None placements but received {placements}! "
             "Give None for it."
         )
 
@@ -144,7 +139,6 @@ def _resolved(placement: Placement, n_dims: int) -> Placement:
 
 
 def _distributed(result: Any, out_placements: Any, mesh: DeviceMesh, given: list[DTensor]) -> Any:
-    """The results as DTensors."""
     flat, structure = pytree.tree_flatten(result)
     per_result = out_placements if isinstance(out_placements, tuple) else (out_placements,)
     if isinstance(out_placements, tuple) and out_placements and hasattr(out_placements[0], "is_shard"):
@@ -154,36 +148,35 @@ def _distributed(result: Any, out_placements: Any, mesh: DeviceMesh, given: list
             f"[local_map] requires one PlacementType be provided for each output value: out_placements has {len(per_result)} and the "
             f"function returned {len(flat)}. Give one per value, and None for a value that is not a tensor."
         )
+    for value, placements in zip(flat, per_result, strict=True):
+        _check_plain("result", "Non-tensor output", value, placements)
+        if isinstance(value, DTensor):
+            raise AssertionError(
+                f"[local_map] the function works on pieces, but returned a DTensor of shape {list(value.shape)}. Return a plain tensor."
+            )
     resolved = [
         None if placements is None else [_resolved(placement, value.dim()) for placement in placements]
-        for value, placements in map(_checked_result, flat, per_result)
+        for value, placements in zip(flat, per_result, strict=True)
     ]
     given = [argument for argument in given if argument.device_mesh == mesh]
-    uneven = [_uneven_dims(placements or [], given) for placements in resolved]
+    # The dims of each result that may be sharded unevenly, with the dims of arguments that are. The ranks gather the lengths of all these.
+    uneven = [
+        {dim: found for dim, along in _sharded_dims(placements or []).items() if (found := _uneven_along(along, given))}
+        for placements in resolved
+    ]
     own: dict[Lengthy, int] = {}
     for i, by_dim in enumerate(uneven):
         for dim, arguments in by_dim.items():
             own[i, dim] = flat[i].size(dim)
             own.update({(argument, as_dim): argument._local_tensor.size(as_dim) for argument, as_dim in arguments})
-    lengths = dict(zip(own, _on_all_ranks(list(own.values()), mesh) if own else [], strict=True))
+    is_here = mesh.get_coordinate() is not None
+    every = on_all_ranks(list(own.values()), mesh) if own and is_here else torch.zeros(mesh.size(), len(own))
+    lengths = dict(zip(own, every.T.reshape(len(own), *mesh.shape), strict=True))
     for i, placements in enumerate(resolved):
         if placements is not None:
             shape, placements = _whole(i, flat[i], placements, mesh, uneven[i], lengths)
             flat[i] = DTensor.from_local(flat[i], mesh, placements, shape=shape)
     return pytree.tree_unflatten(flat, structure)
-
-
-def _checked_result(value: Any, placements: Placements | None) -> tuple[Any, Placements | None]:
-    if not isinstance(value, torch.Tensor) and placements is not None:
-        raise AssertionError(
-            f"[local_map] the result {value!r} is no tensor: Non-tensor output expects None placements but received {placements}! "
-            "Give None for it."
-        )
-    if isinstance(value, DTensor):
-        raise AssertionError(
-            f"[local_map] the function works on pieces, but returned a DTensor of shape {list(value.shape)}. Return a plain tensor."
-        )
-    return value, placements
 
 
 def _whole(
@@ -201,9 +194,8 @@ def _whole(
             shape[dim] *= prod(mesh.size(mesh_dim) for mesh_dim in mesh_dims)
             continue
         for argument, as_dim in uneven[dim]:
-            if _sharded_dims(argument.placements)[as_dim] == mesh_dims and torch.equal(
-                lengths[number, dim], lengths[argument, as_dim]
-            ):
+            is_alike = _sharded_dims(argument.placements)[as_dim] == mesh_dims
+            if is_alike and torch.equal(lengths[number, dim], lengths[argument, as_dim]):
                 shape[dim] = argument.size(as_dim)
                 for mesh_dim in mesh_dims:
                     placements[mesh_dim] = Shard(dim, cast(Shard, argument.placements[mesh_dim]).sizes)
@@ -213,12 +205,6 @@ def _whole(
             for mesh_dim in mesh_dims:
                 placements[mesh_dim] = Shard(dim, sizes)
     return shape, placements
-
-
-def _uneven_dims(placements: Placements, given: list[DTensor]) -> dict[int, list[tuple[DTensor, int]]]:
-    """The dims of a result that may be sharded unevenly, each with the dims of arguments that are. The ranks gather the lengths of all these."""
-    by_dim = {dim: _uneven_along(mesh_dims, given) for dim, mesh_dims in _sharded_dims(placements).items()}
-    return {dim: arguments for dim, arguments in by_dim.items() if arguments}
 
 
 def _sharded_dims(placements: Placements) -> dict[int, list[int]]:
@@ -240,15 +226,6 @@ def _uneven_along(mesh_dims: list[int], given: list[DTensor]) -> list[tuple[DTen
             if not set(own).isdisjoint(mesh_dims) and (has_sizes or argument.size(dim) % n_parts != 0):
                 found.append((argument, dim))
     return found
-
-
-def _on_all_ranks(numbers: list[int], mesh: DeviceMesh) -> list[torch.Tensor]:
-    """For each of this rank's numbers, the numbers of all ranks in the mesh's shape. Collective; zeros on ranks outside the mesh."""
-    if mesh.get_coordinate() is None:
-        return [torch.zeros(mesh.shape)] * len(numbers)
-    own = torch.tensor([numbers], device=mesh.device_type)
-    gathered = DTensor.from_local(own, mesh, [Shard(0)] * mesh.ndim).full_tensor().cpu()
-    return list(gathered.T.reshape(len(numbers), *mesh.shape))
 
 
 def _extents(lengths: torch.Tensor, dim: int, mesh_dims: list[int]) -> tuple[int, list[int] | None]:

@@ -55,8 +55,7 @@ def register_sharding(op: OpOverload | list[OpOverload]) -> Callable[[ShardingFn
             raise TypeError(f"[register_sharding] {each} is no overload of an operator. Name one: aten.add.Tensor.")
 
     def register(shardings: ShardingFn) -> ShardingFn:
-        for each in overloads:
-            name = each._schema.name + (f".{each._schema.overload_name}" if each._schema.overload_name else "")
+        for name in (each.name() for each in overloads):
             _C.register_sharding(name, partial(_ask, name, shardings))
         return shardings
 
@@ -76,29 +75,19 @@ def _ask(op: str, shardings: ShardingFn, arguments: list[Argument]) -> list[Shar
 
 
 def _is_pair(sharding: Any) -> bool:
-    return (
-        isinstance(sharding, (list, tuple))
-        and len(sharding) == 2
-        and all(isinstance(placements, (list, tuple)) for placements in sharding)
-    )
+    return isinstance(sharding, list | tuple) and [isinstance(each, list | tuple) for each in sharding] == [True] * 2
 
 
 def _as_called(shardings: ShardingFn, arguments: list[Argument]) -> tuple[list[Any], dict[str, Any]]:
     """The positional and named arguments, without those that have their defaults, unless the function requires them."""
     parameters = inspect.signature(shardings).parameters.values()
-    required = {
-        parameter.name: parameter.kind for parameter in parameters if parameter.default is inspect.Parameter.empty
-    }
+    required = {each.name: each.kind for each in parameters if each.default is inspect.Parameter.empty}
     n_positional = sum(kind in _POSITIONAL for kind in required.values())
     positional = [argument for argument in arguments if not argument[2]]
     while len(positional) > n_positional and positional[-1][3]:
         positional.pop()
-    named = {
-        name: _told(value)
-        for name, value, is_keyword, is_default in arguments
-        if is_keyword and (not is_default or name in required)
-    }
-    return [_told(value) for _, value, _, _ in positional], named
+    named = [each for each in arguments if each[2] and (not each[3] or each[0] in required)]
+    return [_told(value) for _, value, *_ in positional], {name: _told(value) for name, value, *_ in named}
 
 
 def _told(value: Any) -> Any:

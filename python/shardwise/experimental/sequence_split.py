@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -50,12 +50,9 @@ class SequenceSplit:
 
     @cached_property
     def _bounds(self) -> Sequence[Run]:
+        n, n_runs = self.length, self.n_ranks * (2 if self.is_balanced else 1)
         if self.is_balanced:
-            n_runs = 2 * self.n_ranks
-            lengths = [self.length // n_runs + (run < self.length % n_runs) for run in range(n_runs)]
+            lengths = [n // n_runs + (run < n % n_runs) for run in range(n_runs)]
         else:
-            lengths = [
-                Shard.local_shard_size_and_offset(self.length, self.n_ranks, rank)[0] for rank in range(self.n_ranks)
-            ]
-        ends = list(accumulate(lengths))
-        return [(end - length, end) for length, end in zip(lengths, ends, strict=True)]
+            lengths = [Shard.local_shard_size_and_offset(n, n_runs, run)[0] for run in range(n_runs)]
+        return list(pairwise(accumulate(lengths, initial=0)))

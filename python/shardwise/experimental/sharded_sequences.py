@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from shardwise._utils import on_all_ranks
 from shardwise.device_mesh import DeviceMesh, mesh_or_current
 from shardwise.dtensor import DTensor
 from shardwise.experimental.sequence_attention import SequenceAttention
 from shardwise.experimental.sequence_split import SequenceSplit
-from shardwise.placement_types import Shard
 
 ROTATE_METHODS = ("allgather", "alltoall")
 
@@ -83,10 +83,8 @@ def context_parallel_unshard(mesh: DeviceMesh, buffers: list[torch.Tensor], seq_
     check_buffers(mesh, buffers, seq_dims)
     if not buffers:
         return []
-    own = torch.tensor(
-        [[buffer.size(dim) for buffer, dim in zip(buffers, seq_dims, strict=True)]], device=buffers[0].device
-    )
-    lengths = DTensor.from_local(own, mesh, [Shard(0)]).full_tensor().sum(0).tolist()
+    own = [buffer.size(dim) for buffer, dim in zip(buffers, seq_dims, strict=True)]
+    lengths = on_all_ranks(own, mesh).sum(0).tolist()
     return [
         _split(length, mesh).whole(buffer.detach(), dim, mesh)
         for buffer, dim, length in zip(buffers, seq_dims, lengths, strict=True)

@@ -52,8 +52,9 @@ class Extension:
         self.mesh = mesh if mesh.ndim == 1 else mesh[(mesh.mesh_dim_names or ("",))[-1]]
         self.metadata: Any = None
 
-    def pieces(self, own: Any, sizes: Sequence[int]) -> tuple[list[torch.Tensor], str]:
-        """The tensors to send for `own`, this rank's piece of a parameter of `sizes`; if its hook returns something else, a description of that."""
+    def pieces(self, sharded: torch.Tensor, sizes: Sequence[int]) -> tuple[list[torch.Tensor], str]:
+        """The tensors to send for this rank's piece of a parameter of `sizes`; if its hook returns something else, a description of that."""
+        own: Any = _C.subclass_in(sharded)
         if _n_arguments(own) == 1:
             given = own.fsdp_pre_all_gather(self.mesh)
         else:
@@ -68,8 +69,9 @@ class Extension:
         return ([], f"{_kind_of(strange)} among its tensors") if strange is not None else (list(tensors), "")
 
     def whole(
-        self, name: str, sharded: torch.Tensor, own: Any, gathered: list[torch.Tensor], kept: torch.Tensor | None
+        self, name: str, sharded: torch.Tensor, gathered: list[torch.Tensor], kept: torch.Tensor | None
     ) -> tuple[torch.Tensor, list[torch.Tensor]] | None:
+        own: Any = _C.subclass_in(sharded)
         is_cast = self.policy.param_dtype is not None and sharded.is_floating_point()
         dtype = self.policy.param_dtype if is_cast else sharded.dtype
         if kept is not None:

@@ -75,7 +75,13 @@ def fully_shard(
     modules = _modules(module)
     _check_policies(mp_policy, offload_policy)
     mesh = mesh_or_world(mesh)
-    settings = _settings(reshard_after_forward, mesh)
+    if reshard_after_forward is not None and not isinstance(reshard_after_forward, int):
+        raise ValueError(
+            f"[fully_shard] reshard_after_forward is of type {type(reshard_after_forward).__name__}. Give True, which saves memory, "
+            "False, which saves messages, or a number of ranks."
+        )
+    settings = _C.GroupSchedule()
+    settings.set_reshard_after_forward(reshard_after_forward, mesh)
     for each in modules:
         if isinstance(each, (nn.ModuleList, nn.ModuleDict)) and type(each).forward is nn.Module.forward:
             raise ValueError(
@@ -89,10 +95,7 @@ def fully_shard(
     found = _parameters(modules, ignored_params or set())
     along = [_along(name, places, shard_placement_fn) for name, places in found]
     inner = units_of(chain.from_iterable(each.modules() for each in modules))
-    Unit(
-        modules, [name for name, _ in found], [places for _, places in found], along, mesh,
-        mp_policy or MixedPrecisionPolicy(), settings,
-    )  # fmt: skip
+    Unit(modules, found, along, mesh, mp_policy or MixedPrecisionPolicy(), settings)
     for contained in inner:
         settings.schedule.take(contained.settings.schedule)
     for each, owner in _used_outside(modules, inner):
@@ -115,17 +118,6 @@ def _modules(module: object) -> list[nn.Module]:
     if not modules:
         raise ValueError("[fully_shard] the list has no modules. Give at least one.")
     return list(dict.fromkeys(modules))
-
-
-def _settings(reshard_after_forward: object, mesh: DeviceMesh) -> _C.GroupSchedule:
-    if reshard_after_forward is not None and not isinstance(reshard_after_forward, int):
-        raise ValueError(
-            f"[fully_shard] reshard_after_forward is of type {type(reshard_after_forward).__name__}. Give True, which saves memory, "
-            "False, which saves messages, or a number of ranks."
-        )
-    settings = _C.GroupSchedule()
-    settings.set_reshard_after_forward(reshard_after_forward, mesh)
-    return settings
 
 
 def _along(name: str, places: Places, shard_placement_fn: Callable[[Any], Any] | None) -> Placement:

@@ -1,7 +1,7 @@
 """FSDPModule: the methods that a module gains by fully_shard()."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
 import torch
@@ -64,10 +64,9 @@ class FSDPModule:
             unit.group.release()
         unit.group.start_gather()
         handle = UnshardHandle(unit)
-        if async_op:
-            return handle
-        handle.wait()
-        return None
+        if not async_op:
+            handle.wait()
+        return handle if async_op else None
 
     def reshard(self) -> None:
         """Frees the gathered parameters of this module's group; the module then has the parts again. Sends nothing, but the next forward or
@@ -173,7 +172,7 @@ class FSDPModule:
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
         """Nothing changes for a positive number: gradients are sent from their own memory, and one group's reduction is on its way at a time."""
-        if isinstance(max_input_buffers, bool) or not isinstance(max_input_buffers, int):
+        if type(max_input_buffers) is not int:
             raise TypeError(
                 f"[fully_shard] max_input_buffers={max_input_buffers!r} is of type {type(max_input_buffers).__name__}. Give an int from 1."
             )
@@ -296,13 +295,11 @@ def _units(module: object, recurse: bool) -> list[Unit]:
     return units_of(cast(nn.Module, module).modules() if recurse else [cast(nn.Module, module)])
 
 
-def _checked(modules: Iterable[object]) -> list["FSDPModule"]:
-    result = []
+def _checked(modules: Sequence[object]) -> Sequence[object]:
     for module in modules:
         if not isinstance(module, FSDPModule):
             raise ValueError(
                 f"[fully_shard] {type(module).__name__} is not fully sharded, so it has no parameters to gather. Give modules that "
                 "fully_shard() was called on."
             )
-        result.append(module)
-    return result
+    return modules

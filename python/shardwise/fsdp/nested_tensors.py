@@ -2,26 +2,17 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in `value`, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for item in value:
-            yield from tensors_in(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name))
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    replaced(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return found
 
 
 def differentiated(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -48,26 +39,19 @@ def replaced(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> An
     """`value` with each tensor replaced by `function(tensor)`; `value` itself if none changes."""
     if isinstance(value, torch.Tensor):
         return function(value)
-    if isinstance(value, Mapping):
-        items = {key: replaced(item, function) for key, item in value.items()}
-        if all(items[key] is item for key, item in value.items()):
-            return value
-        result = copy.copy(value)
-        for key, item in items.items():
-            result[key] = item  # type: ignore[index]
-        return result
-    if isinstance(value, (list, tuple)):
-        parts = [replaced(item, function) for item in value]
-        if all(new is old for new, old in zip(parts, value, strict=True)):
-            return value
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [field.name for field in dataclasses.fields(value)]
-        changed = {name: replaced(getattr(value, name), function) for name in fields}
-        if all(changed[name] is getattr(value, name) for name in fields):
-            return value
-        rebuilt: Any = copy.copy(value)
-        for name, item in changed.items():
-            object.__setattr__(rebuilt, name, item)
-        return rebuilt
-    return value
+    is_mapping, is_collection = isinstance(value, Mapping), isinstance(value, list | tuple | set | frozenset)
+    if is_mapping or is_collection:
+        given: dict[Any, Any] = dict(value.items() if is_mapping else enumerate(value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        given = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    else:
+        return value
+    changed = {key: replaced(item, function) for key, item in given.items()}
+    if all(changed[key] is item for key, item in given.items()):
+        return value
+    if is_collection:
+        return type(value)(*changed.values()) if hasattr(value, "_fields") else type(value)(changed.values())
+    result: Any = copy.copy(value)
+    for key, item in changed.items():
+        result.__setitem__(key, item) if is_mapping else object.__setattr__(result, key, item)
+    return result

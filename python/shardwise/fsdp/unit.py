@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,17 +35,17 @@ class Unit:
     def __init__(
         self,
         modules: list[nn.Module],
-        names: list[str],
-        places: list[Places],
+        named: list[tuple[str, Places]],
         along: list[Placement],
         mesh: DeviceMesh,
         policy: MixedPrecisionPolicy,
         settings: _C.GroupSchedule,
     ) -> None:
-        """Shards the parameters at `places` and puts the parts there. Raises the errors of ParameterGroup, before anything is done."""
-        parameters: list[Any] = [module._parameters[name] for (module, name), *_ in places]
-        self.modules, self.names, self.places, self.policy, self.mesh = modules, names, places, policy, mesh
-        group = _C.ParameterGroup(names, parameters, mesh, policy.param_dtype, policy.reduce_dtype, along)
+        """Shards the parameters, `named` with their places, and puts the parts there. Raises the errors of ParameterGroup, before anything is done."""
+        self.names, self.places = [name for name, _ in named], [places for _, places in named]
+        self.modules, self.policy, self.mesh = modules, policy, mesh
+        parameters = self._now()
+        group = _C.ParameterGroup(self.names, parameters, mesh, policy.param_dtype, policy.reduce_dtype, along)
         self.settings, self.settings.n_modules = settings, len(modules)
         self.schedule = _C.GatherSchedule()  # owns the group, or its owner is the one that has taken it
         self.sharded = [nn.Parameter(each, requires_grad=each.requires_grad) for each in group.sharded]
@@ -54,21 +54,19 @@ class Unit:
         self.group = group.with_sharded(self.sharded)
         self.schedule.add(settings, self.group)
         self._listen()
-        for place, sharded, parameter in zip(places, self.sharded, parameters, strict=True):
-            _keep(place, sharded)
-            for each in (parameter, sharded):
-                _C.note_taken(each, self.name)
+        self._put(self.sharded)
+        for each in (*parameters, *self.sharded):
+            _C.note_taken(each, self.name)
         for module in modules:
             module.__dict__["_shardwise_unit"] = self
             module.register_forward_pre_hook(_before_forward, prepend=True, with_kwargs=True)
             module.register_forward_hook(_after_forward, always_call=True)
             module.register_load_state_dict_post_hook(self._after_loading)
-        for module in {id(module): module for place in places for module, _ in place}.values():
+        for module in {id(module): module for places in self.places for module, _ in places}.values():
             module.register_state_dict_post_hook(partial(self._into_state_dict))  # torch sets an attribute of the hook
             module.register_load_state_dict_pre_hook(self._before_loading)
 
     def _listen(self) -> None:
-        """Sets the functions of this unit that the group calls."""
         self._take_leaves()
         self.extensions = {
             i: Extension(place[0][0], self.mesh, self.policy)
@@ -82,17 +80,12 @@ class Unit:
                 unit._exchange(is_gathered)
 
         def pieces(index: int, sizes: list[int]) -> tuple[list[torch.Tensor], str]:
-            unit = of_unit()
-            assert unit is not None
-            return unit.extensions[index].pieces(_C.subclass_in(unit.sharded[index]), sizes)
+            unit: Any = of_unit()
+            return unit.extensions[index].pieces(unit.sharded[index], sizes)
 
-        def whole(
-            index: int, gathered: list[torch.Tensor], kept: torch.Tensor | None
-        ) -> tuple[torch.Tensor, list[torch.Tensor]] | None:
-            unit = of_unit()
-            assert unit is not None
-            own = _C.subclass_in(unit.sharded[index])
-            return unit.extensions[index].whole(unit.names[index], unit.sharded[index], own, gathered, kept)
+        def whole(index: int, gathered: list[torch.Tensor], kept: torch.Tensor | None) -> Any:
+            unit: Any = of_unit()
+            return unit.extensions[index].whole(unit.names[index], unit.sharded[index], gathered, kept)
 
         self.group.on_exchange(told)
         if self.extensions:
@@ -107,11 +100,19 @@ class Unit:
             ]
         self.group.leaves = list(self.leaves)
 
+    def _put(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Puts the parameters into the modules."""
+        for place, parameter in zip(self.places, parameters, strict=True):
+            for module, name in place:
+                module._parameters[name] = parameter  # type: ignore[assignment]
+
+    def _now(self) -> list[Any]:
+        return [module._parameters[name] for (module, name), *_ in self.places]
+
     def _exchange(self, is_gathered: bool) -> None:
         if is_gathered and not all(isinstance(self.group.leaves[i], nn.Parameter) for i in self.extensions):
             self._take_leaves()
-        for place, parameter in zip(self.places, self.leaves if is_gathered else self.sharded, strict=True):
-            _keep(place, parameter)
+        self._put(self.leaves if is_gathered else self.sharded)
 
     def _into_state_dict(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
         """Puts the parts into state dicts while the module has the whole parameters. The group does not change, because a rank may read its state
@@ -126,11 +127,8 @@ class Unit:
 
     def is_changed_by(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> bool:
         """Whether `fn`, which module.to() and similar apply to parameters, changes them. Tries it on tensors without elements."""
-        for each in self.sharded:
-            probe = torch.empty([0] * each.dim(), dtype=each.dtype, device=each.device)
-            if fn(probe) is not probe:
-                return True
-        return False
+        probes = (torch.empty([0] * each.dim(), dtype=each.dtype, device=each.device) for each in self.sharded)
+        return any(fn(probe) is not probe for probe in probes)
 
     def is_hidden(self) -> bool:
         """Whether the modules have None in the places of the parameters."""
@@ -140,12 +138,11 @@ class Unit:
         """Applies `fn` to the parameters and their gradients, as module.to() does. The parameters stay the same objects where torch can set their
         data; otherwise new ones take their places."""
         self.group.release()
-        for place, parameter in zip(self.places, self.sharded, strict=True):
-            gradient = parameter.grad
+        now: list[torch.Tensor] = []
+        for parameter in self.sharded:
             with torch.no_grad():
                 converted = fn(parameter)
-                if gradient is not None:
-                    gradient = fn(gradient)
+                gradient = None if parameter.grad is None else fn(parameter.grad)
             if torch._has_compatible_shallow_copy_type(parameter, converted):
                 parameter.grad = None
                 parameter.data = converted
@@ -153,18 +150,14 @@ class Unit:
             else:
                 converted = nn.Parameter(converted, requires_grad=parameter.requires_grad)
             converted.grad = gradient
-            _keep(place, converted)
+            now.append(converted)
+        self._put(now)
         self.take_replacements(have_changed=True)
 
     def zero_grad(self, set_to_none: bool) -> None:
         """Clears the gradients of the parts, as nn.Module.zero_grad()."""
         for each in self.sharded:
-            if each.grad is None:
-                continue
-            if set_to_none:
-                each.grad = None
-            else:
-                each.grad.detach_().zero_()
+            each.grad = None if set_to_none or each.grad is None else each.grad.detach_().zero_()
 
     def _before_loading(self, *_: Any) -> None:
         """Puts the parts into the modules, so that values are loaded into them."""
@@ -172,8 +165,7 @@ class Unit:
 
     def _after_loading(self, *_: Any) -> None:
         """Takes the parameters that were loaded. The forward of another unit may gather them ahead, before this unit's own."""
-        now: list[Any] = [module._parameters[name] for (module, name), *_ in self.places]
-        if not any(each.is_meta for each in now):  # else some are still to be loaded
+        if not any(each.is_meta for each in self._now()):  # else some are still to be loaded
             self.take_replacements()
 
     def take_replacements(self, have_changed: bool = False) -> None:
@@ -181,15 +173,14 @@ class Unit:
         `have_changed`: they may have changed although they are the same objects, for example if their data has another dtype now."""
         if self.group.is_in_place:
             return
-        now: list[Any] = [module._parameters[name] for (module, name), *_ in self.places]
+        now = self._now()
         if not have_changed and all(
             new is old and new.dtype == dtype for new, old, dtype in zip(now, self.sharded, self.dtypes, strict=True)
         ):
             return
         fresh = self.group.with_sharded(now)
         self.sharded, self.dtypes = now, [each.dtype for each in now]
-        for place, sharded in zip(self.places, self.sharded, strict=True):
-            _keep(place, sharded)
+        self._put(self.sharded)
         self.settings.schedule.replace(self.settings, fresh)
         self.group = fresh
         self._listen()
@@ -198,11 +189,11 @@ class Unit:
         self.take_replacements()
         if self.policy.cast_forward_inputs and self.policy.param_dtype is not None:
             args, kwargs = cast_floats((args, kwargs), self.policy.param_dtype)
-        inputs = list(tensors_in((args, kwargs)))
+        inputs = tensors_in((args, kwargs))
         return _with_views((args, kwargs), inputs, self.settings.enter(type(module).__name__, id(module), inputs))
 
     def leave(self, module: nn.Module, output: Any) -> Any:
-        outputs = differentiated(list(tensors_in(output))) if torch.is_grad_enabled() else []
+        outputs = differentiated(tensors_in(output)) if torch.is_grad_enabled() else []
         output = _with_views(output, outputs, self.settings.leave(id(module), outputs))
         return output if self.policy.output_dtype is None else cast_floats(output, self.policy.output_dtype)
 
@@ -211,11 +202,6 @@ def _with_views(value: Any, tensors: list[torch.Tensor], views: list[tuple[int, 
     """`value`, in which `tensors` stand, with views of some of them."""
     by_id = {id(tensors[place]): view for place, view in views}
     return replaced(value, lambda tensor: by_id.get(id(tensor), tensor)) if by_id else value
-
-
-def _keep(place: Places, parameter: torch.Tensor) -> None:
-    for module, name in place:
-        module._parameters[name] = parameter  # type: ignore[assignment]
 
 
 def refuse_calls_outside(module: nn.Module, unit: Unit) -> None:

@@ -68,9 +68,7 @@ def prepare_model(original: Function, accelerator: Any, model: Any, *arguments: 
 
 def prepare_loader_of(original: Function, accelerator: Any, *arguments: Any, **options: Any) -> Any:
     """Accelerator.prepare_data_loader(), which calls the function of the same name."""
-    if not are_equal_batches(accelerator):
-        return original(accelerator, *arguments, **options)
-    token = _gives_all_the_same.set(True)
+    token = _gives_all_the_same.set(are_equal_batches(accelerator))
     try:
         return original(accelerator, *arguments, **options)
     finally:
@@ -84,7 +82,6 @@ def prepare_loader(original: Function, *arguments: Any, **options: Any) -> Any:
 
 
 def gather(original: Function, accelerator: Any, tensor: Any) -> Any:
-    """Gathers our tensors as whole plain ones."""
     return original(accelerator, whole(tensor))
 
 

@@ -43,16 +43,14 @@ def clip_grads(
         return original(parameters, max_norm, total_norm, foreach)
     known = total_norm.to_local() if isinstance(total_norm, DTensor) else total_norm
     is_known = known.numel() == 1
-    groups: dict[bool, list[torch.Tensor]] = {True: [], False: []}
-    for parameter in parameters:
-        if parameter.grad is not None:
-            groups[isinstance(parameter.grad, DTensor)].append(parameter)
-    if groups[False] and not is_known:
+    with_grad = [parameter for parameter in parameters if parameter.grad is not None]
+    ours, plain = ([each for each in with_grad if isinstance(each.grad, DTensor) is kind] for kind in (True, False))
+    if plain and not is_known:
         raise ValueError(
             "[clip_grad_norm_] plain gradients are clipped together with DTensors on a mesh that this rank is outside of, so it does not "
             "know their norm. Clip plain parameters separately, or leave these DTensors out on this rank."
         )
-    for group in groups.values():
+    for group in (ours, plain):
         original(group, max_norm, known if is_known else total_norm, foreach)
 
 

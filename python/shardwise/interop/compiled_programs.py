@@ -19,9 +19,9 @@ def view_of_base(
     if not isinstance(base, DTensor) and not isinstance(view, DTensor):
         return original(base, view, requires_grad, *views, **options)
     result = _view_of_base(base, view)
-    if not requires_grad:
-        return result.detach() if result.requires_grad else result
-    return result if result.requires_grad else result.requires_grad_()
+    if result.requires_grad == requires_grad:
+        return result
+    return result.requires_grad_() if requires_grad else result.detach()
 
 
 def _view_of_base(base: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,9 @@ def check_operator(original: Any, mode: Any, func: Any, types: Any, args: Any = 
 def runtime_wrapper(original: Any, compiled: Any, **options: Any) -> Callable[..., Any]:
     """Makes writes of a graph to the pieces of its inputs count as writes to the DTensors: views and gathered parameters see them."""
     run: Callable[..., Any] = original(compiled, **options)
-    written = _written_by_graph(options.get("runtime_metadata"))
+    metadata = options.get("runtime_metadata")
+    classes = [getattr(each, "original_subclass_type", None) for each in metadata.subclass_inp_meta] if metadata else []
+    written = [i for i in metadata.mutated_graph_handled_indices if classes[i] is DTensor] if metadata else []
     if not written:
         return run
 
@@ -71,11 +73,3 @@ def runtime_wrapper(original: Any, compiled: Any, **options: Any) -> Callable[..
         return results
 
     return note_writes
-
-
-def _written_by_graph(metadata: Any) -> list[int]:
-    """The indices of DTensors among the inputs whose pieces the graph writes to."""
-    if metadata is None:
-        return []
-    classes = [getattr(each, "original_subclass_type", None) for each in metadata.subclass_inp_meta]
-    return [i for i in metadata.mutated_graph_handled_indices if classes[i] is DTensor]

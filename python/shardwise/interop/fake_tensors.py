@@ -1,4 +1,5 @@
-"""Errors for DTensors under FakeTensorMode, which takes every operator for a plain one and knows no layouts. Use tensors on meta instead."""
+"""Errors for DTensors under torch's modes: FakeTensorMode takes every operator for a plain one and knows no layouts (use tensors on meta instead), and
+a graph of make_fx or torch.export with whole DTensors has neither their pieces nor the moves between ranks."""
 
 from typing import Any
 
@@ -8,6 +9,10 @@ from torch.utils._pytree import tree_leaves
 from shardwise._tracing import register_move
 from shardwise.dtensor import DTensor
 
+_NOT_IN_GRAPH = (
+    "Move DTensors before or after what make_fx or torch.export trace, or use torch.compile, whose graphs have the pieces and their "
+    "moves."
+)
 _WAY_OUT = (
     'Leave the mode and make the tensors on meta, under torch.device("meta") or by x.to("meta"): operators on them give shapes '
     "and layouts, without memory and messages."
@@ -23,6 +28,23 @@ def dispatch(original: Any, self: Any, func: Any, types: Any, args: Any = (), kw
     if result is NotImplemented and any(map(has_values, tree_leaves((args, kwargs)))):
         raise NotImplementedError(
             f"[{func}] FakeTensorMode does not take DTensors: it would lose their layouts. {_WAY_OUT}"
+        )
+    return result
+
+
+def dispatch_in_graph(original: Any, mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Makes ProxyTorchDispatchMode raise an error for operators that cannot be in a graph of whole DTensors."""
+    from torch.fx.experimental.proxy_tensor import has_proxy_slot
+
+    if func is torch.ops.shardwise.move.default and any(
+        type(piece).__name__ == "FakeTensor" and not has_proxy_slot(piece, mode.tracer)
+        for piece in tree_leaves(args[0])
+    ):
+        raise NotImplementedError(f"[redistribute] cannot be part of a graph of whole DTensors. {_NOT_IN_GRAPH}")
+    result = original(mode, func, types, args, kwargs)
+    if result is NotImplemented and any(map(has_values, tree_leaves((args, kwargs)))):
+        raise NotImplementedError(
+            f"[{func}] takes a DTensor that was not made in the graph, such as the result of a move. {_NOT_IN_GRAPH}"
         )
     return result
 

@@ -72,8 +72,8 @@ def held(value: Any) -> Held:
 def difference(all_held: Mapping[int, Held | None]) -> str:
     """Why the parts of the ranks are not of one tensor; "" if they are. `all_held`: the parts by rank."""
     there = [(rank, held) for rank, held in all_held.items() if held is not None]
-    first_rank, first = there[0]
     for rank, held in there:
+        first_rank, first = there[0]
         if held.problem:
             return f"rank {rank}: {held.problem}"
         if (held.kind, held.shape) != (first.kind, first.shape):

@@ -36,13 +36,13 @@ def init_trainer(
 ) -> None:
     """Hides `save_only_model=False` during the constructor, which would refuse to save the optimizer's state of a model that is sharded already."""
     is_refused = args is not None and not args.save_only_model and has_our_tensors(model)
-    if not is_refused:
-        return original(self, model, args, *arguments, **options)
-    args.save_only_model = True
+    if is_refused:
+        args.save_only_model = True
     try:
         original(self, model, args, *arguments, **options)
     finally:
-        args.save_only_model = False
+        if is_refused:
+            args.save_only_model = False
 
 
 def save_optimizer(original: Any, self: Any, *arguments: Any, **options: Any) -> None:

@@ -1,6 +1,7 @@
 """Replacements of torch's Python functions that make plain tensors next to a DTensor: these become replicas on its mesh."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,11 +15,9 @@ from shardwise.dtensor import DTensor
 
 def as_replicas(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Calls `original`. If an argument is a DTensor, tensors that `original` makes become replicas on the mesh of the first one."""
-    for value in (*args, *options.values()):
-        if isinstance(value, DTensor):
-            with _MadeOn(value.device_mesh):
-                return original(*args, **options)
-    return original(*args, **options)
+    ours = [value for value in (*args, *options.values()) if isinstance(value, DTensor)]
+    with _MadeOn(ours[0].device_mesh) if ours else nullcontext():
+        return original(*args, **options)
 
 
 def with_samples(original: Callable[..., Any], input: torch.Tensor, *args: Any, **options: Any) -> Any:

@@ -22,7 +22,6 @@ Tensors = Sequence[torch.Tensor]
 
 
 def supporting(kinds: list[type]) -> list[type]:
-    """Adds our class to torch's list of classes with foreach forms."""
     kinds.append(DTensor)
     return kinds
 
@@ -160,14 +159,11 @@ def gather_flat_grad(original: Any, self: Any) -> torch.Tensor:
         return original(self)
     parts: list[torch.Tensor] = []
     for parameter in self._params:
-        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        grad: Any = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         grad = _as_real(grad.to_dense() if grad.is_sparse else grad).reshape(-1)
         everywhere = [Replicate()] * mesh.ndim
-        parts.append(
-            grad.redistribute(mesh, everywhere)
-            if isinstance(grad, DTensor)
-            else DTensor.from_local(grad, mesh, everywhere)
-        )
+        is_ours = isinstance(grad, DTensor)
+        parts.append(grad.redistribute(mesh, everywhere) if is_ours else DTensor.from_local(grad, mesh, everywhere))
     flat: Any = torch.cat(parts)
     if self.param_groups[0].get("maximize", False):  # torch 2.14 and later
         flat = -flat
@@ -181,15 +177,12 @@ def add_grad(original: Any, self: Any, step_size: Any, update: Any) -> None:
     for parameter in map(_as_real, self._params):
         part = update[begin : begin + parameter.numel()].view(parameter.shape)
         begin += parameter.numel()
-        part = (
-            part.redistribute(parameter.device_mesh, parameter.placements)
-            if isinstance(parameter, DTensor)
-            else part.full_tensor()
-        )
-        parameter.add_(part, alpha=float(step_size))
+        is_ours = isinstance(parameter, DTensor)
+        own = part.redistribute(parameter.device_mesh, parameter.placements) if is_ours else part.full_tensor()
+        parameter.add_(own, alpha=float(step_size))
 
 
-def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+def _as_real(tensor: torch.Tensor) -> Any:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 

@@ -13,7 +13,6 @@ from shardwise.dtensor import DTensor
 
 
 def init(original: Any, stage: Any, *arguments: Any, **options: Any) -> None:
-    """Checks the mesh after the constructor of a stage."""
     original(stage, *arguments, **options)
     own = _ours(stage.submod)
     if own:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import getattr_static
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -49,8 +50,8 @@ class Replacement:
         return f"{self.module}.{self.name}" if self.name else self.module
 
 
-# A line at the margin says what does not work if the names below it are missing. The lines below have: module, name ("-": ours is called with the
-# module itself), ours, "value" if the name is no function, and the first version of torch that has the name, if that is not the first supported one.
+# A line at the margin says what does not work if the names below it are missing. The lines below have: modules, names ("-": ours is called with the
+# module itself), both separated by commas, ours, "value" if the name is no function, and the first version of torch that has the name, if that is not the first supported one.
 _TEXT = """
 torch.compile of functions with DTensors
   # torch.compile cannot look into our functions in C++. torch.compiler.allow_in_graph and disable would do at import, and import all of
@@ -63,18 +64,16 @@ torch.compile of functions with DTensors
 marks of dynamic dims of DTensors
   # A mark demands a symbol for the size, and layouts consist of numbers: a program that runs without the mark would fail.
   torch._dynamo mark_dynamic dynamo.mark
-  torch._dynamo.decorators mark_dynamic dynamo.mark
-  torch._dynamo.decorators mark_unbacked dynamo.mark
+  torch._dynamo.decorators mark_dynamic,mark_unbacked dynamo.mark
 the error for DTensors under FakeTensorMode
   # Errors alone: these modes run before any key of ours, so that a kernel cannot say it.
   torch._subclasses.fake_tensor FakeTensorMode.__torch_dispatch__ fake_tensors.dispatch
 the error for whole DTensors in make_fx
-  torch.fx.experimental.proxy_tensor ProxyTorchDispatchMode.__torch_dispatch__ proxies.dispatch
+  torch.fx.experimental.proxy_tensor ProxyTorchDispatchMode.__torch_dispatch__ fake_tensors.dispatch_in_graph
 module.to() and remove_parametrizations() that keep a DTensor in its place
   # Tracers must flatten a DTensor, and Module._apply takes what can be flattened for what must be exchanged (torch.utils.swap_tensors). Tried:
   # torch.__future__.set_swap_module_params_on_conversion(), which is a switch for all tensors.
-  torch.nn.modules.module is_traceable_wrapper_subclass module_hooks._must_be_exchanged
-  torch.nn.utils.parametrize is_traceable_wrapper_subclass module_hooks._must_be_exchanged
+  torch.nn.modules.module,torch.nn.utils.parametrize is_traceable_wrapper_subclass module_hooks._must_be_exchanged
 forward pre-hooks that are registered after distribute_module()
   # A hook registered later runs later. Tried: a global forward pre-hook, which runs first.
   torch.nn.modules.module Module.register_forward_pre_hook module_hooks.register_forward_pre_hook
@@ -86,15 +85,13 @@ clipping gradients of several meshes, or of plain tensors beside DTensors
   torch.nn.utils clip_grads_with_norm_ clipping.clip_grads
 the foreach forms of optimizers, by default
   # torch's list of classes that have foreach operators has no function to add to it.
-  torch.utils._foreach_utils _foreach_supported_types optimizers.supporting value
-  torch.optim.optimizer _foreach_supported_types optimizers.supporting value
+  torch.utils._foreach_utils,torch.optim.optimizer _foreach_supported_types optimizers.supporting value
 loading plain values into an optimizer of DTensors
   # Optimizer.register_load_state_dict_pre_hook() is of one optimizer, and no hook says that one is made.
   torch.optim.optimizer Optimizer.load_state_dict optimizers.load_state_dict
 Adafactor on ranks outside of a parameter's mesh
   # These steps are right as operators, and would send a message per operation.
-  torch.optim._adafactor _single_tensor_adafactor optimizers.adafactor
-  torch.optim._adafactor _multi_tensor_adafactor optimizers.adafactor
+  torch.optim._adafactor _single_tensor_adafactor,_multi_tensor_adafactor optimizers.adafactor
 Muon in two exchanges per step
   torch.optim._muon _single_tensor_muon optimizers.muon
 LBFGS over several meshes
@@ -102,15 +99,12 @@ LBFGS over several meshes
   torch.optim.lbfgs LBFGS._add_grad optimizers.add_grad
 functions of torch that put tensors of their own beside a DTensor
   # They make plain tensors, which an operator refuses beside a DTensor. Tried: a default device, which knows no mesh.
-  torch.nn.utils.parametrizations _Orthogonal.forward made_tensors.as_replicas
-  torch.nn.utils.parametrizations _Orthogonal.right_inverse made_tensors.as_replicas
+  torch.nn.utils.parametrizations _Orthogonal.forward,_Orthogonal.right_inverse made_tensors.as_replicas
   torch._lowrank get_approximate_basis made_tensors.as_replicas
   torch.functional _unravel_index made_tensors.as_replicas
   torch.masked._ops _std_var made_tensors.as_replicas
-  torch.nn.functional fractional_max_pool2d made_tensors.with_samples
-  torch.nn.functional fractional_max_pool2d_with_indices made_tensors.with_samples
-  torch.nn.functional fractional_max_pool3d made_tensors.with_samples
-  torch.nn.functional fractional_max_pool3d_with_indices made_tensors.with_samples
+  torch.nn.functional fractional_max_pool2d,fractional_max_pool2d_with_indices made_tensors.with_samples
+  torch.nn.functional fractional_max_pool3d,fractional_max_pool3d_with_indices made_tensors.with_samples
   torch.nn.functional linear_cross_entropy made_tensors.unchunked 2.13
 the error for DTensors in torch's fully_shard
   # Parallelism that takes each rank's parameters for whole ones, and has no question for their kind: refused before anything is sent.
@@ -131,14 +125,11 @@ torch's local_map on DTensors
   torch.distributed.tensor.experimental._func_map _local_map_wrapped local_maps.mapped
 full state dicts of DTensors
   # State dicts that are gathered, spread or copied: walks by the kind of each value. Tried: the planner of a checkpoint, which sees them later.
-  torch.distributed._state_dict_utils _gather_state_dict state_dicts.gather_state_dict
-  torch.distributed._state_dict_utils _distribute_state_dict state_dicts.distribute_state_dict
-  torch.distributed._state_dict_utils _broadcast_state_dict state_dicts.broadcast_state_dict
+  torch.distributed._state_dict_utils,torch.distributed.checkpoint.state_dict _gather_state_dict state_dicts.gather_state_dict
+  torch.distributed._state_dict_utils,torch.distributed.checkpoint.state_dict _distribute_state_dict state_dicts.distribute_state_dict
+  torch.distributed._state_dict_utils,torch.distributed.checkpoint.state_dict _broadcast_state_dict state_dicts.broadcast_state_dict
   torch.distributed._state_dict_utils _broadcast_tensors state_dicts.broadcast_tensors
   torch.distributed._state_dict_utils _create_cpu_state_dict state_dicts.create_cpu_state_dict
-  torch.distributed.checkpoint.state_dict _gather_state_dict state_dicts.gather_state_dict
-  torch.distributed.checkpoint.state_dict _distribute_state_dict state_dicts.distribute_state_dict
-  torch.distributed.checkpoint.state_dict _broadcast_state_dict state_dicts.broadcast_state_dict
 staging of DTensors by BlockingAsyncStager
   torch.distributed.checkpoint.staging _create_cpu_state_dict state_dicts.create_cpu_state_dict
 async_save() of DTensors
@@ -150,14 +141,13 @@ the error for async_save() of DTensors over the group of the training
   torch.distributed.checkpoint._async_thread_executor save_wrapper staging.save_wrapper
 the error that names every entry of another model
   # Names are compared one by one: all that differ are said here.
-  torch.distributed.checkpoint.default_planner create_default_local_load_plan load_plans.create_plan
+  torch.distributed.checkpoint.default_planner create_default_local_load_plan state_differences.create_plan
 the error for several pieces in a safetensors file
   # A tensor's __create_write_items__ does not know the format.
-  torch.distributed.checkpoint.hf_storage HuggingFaceStorageWriter.prepare_local_plan safetensors_shards.prepare_local_plan
+  torch.distributed.checkpoint.hf_storage HuggingFaceStorageWriter.prepare_local_plan safetensors_files.prepare_local_plan
 DTensors between the stages of a pipeline
   # Stages send local tensors and know DTensors by torch's class.
-  torch.distributed.pipelining._utils DTensor pipelines.either value 2.12
-  torch.distributed.pipelining.stage DTensor pipelines.either value 2.12
+  torch.distributed.pipelining._utils,torch.distributed.pipelining.stage DTensor pipelines.either value 2.12
   torch.distributed.pipelining.microbatch DTensor pipelines.either value 2.12
   torch.distributed.pipelining.stage PipelineStage._to_tensor pipelines.to_tensor 2.12
   torch.distributed.pipelining.stage PipelineStage._compute_input_grads pipelines.compute_input_grads 2.12
@@ -167,10 +157,8 @@ the errors for stages that do not fit the mesh
   torch.distributed.pipelining.schedules PipelineScheduleSingle._initialize_stage pipeline_stages.initialize
   torch.distributed.pipelining.schedules PipelineScheduleMulti._initialize_stages pipeline_stages.initialize
 DTensors between the stages of a pipeline
-  torch.distributed.pipelining.microbatch _split_tensor pipeline_batches.split
-  torch.distributed.pipelining.microbatch merge_chunks pipeline_batches.merge
-  torch.distributed.pipelining.schedules _split_tensor pipeline_batches.split
-  torch.distributed.pipelining.schedules merge_chunks pipeline_batches.merge
+  torch.distributed.pipelining.microbatch,torch.distributed.pipelining.schedules _split_tensor pipeline_batches.split
+  torch.distributed.pipelining.microbatch,torch.distributed.pipelining.schedules merge_chunks pipeline_batches.merge
 save_pretrained() of models of DTensors
   # Other libraries look for torch's DTensors alone, and save, wrap and gather what is none as if each rank had it whole.
   transformers.distributed.mixin DistributedMixin.gather_sharded_state_dict_for_save hugging_face.gather_state_dict
@@ -183,8 +171,7 @@ transformers.Trainer with models of DTensors
   transformers.trainer Trainer.get_tp_size hugging_face.tp_size
   transformers.trainer Trainer._save_optimizer_and_scheduler hugging_face.save_optimizer
   transformers.trainer Trainer._sync_replicated_trainable_parameters hugging_face.synchronise
-  transformers.trainer Trainer.training_step hugging_face.step
-  transformers.trainer Trainer.prediction_step hugging_face.step
+  transformers.trainer Trainer.training_step,Trainer.prediction_step hugging_face.step
 accelerate with models of DTensors
   accelerate.accelerator Accelerator.prepare accelerator.prepare
   accelerate.accelerator Accelerator.prepare_model accelerator.prepare_model
@@ -195,8 +182,7 @@ accelerate with models of DTensors
   accelerate.accelerator prepare_data_loader accelerator.prepare_loader
   accelerate.accelerator save_accelerator_state accelerator.save_state
 safetensors' load_model() into DTensors
-  accelerate.checkpointing load_model safetensors_files.load_model
-  safetensors.torch load_model safetensors_files.load_model
+  accelerate.checkpointing,safetensors.torch load_model safetensors_files.load_model
 """
 
 
@@ -209,10 +195,11 @@ def _parsed(text: str) -> Iterator[Replacement]:
         if not line.startswith(" "):
             without = line
             continue
-        module, name, ours, *notes = words
+        modules, names, ours, *notes = words
         since = next((note for note in notes if note != "value"), "2.11")
         major, minor = map(int, since.split("."))
-        yield Replacement(module, name.strip("-"), ours, without, (major, minor), "value" in notes)
+        for module, name in product(modules.split(","), names.split(",")):
+            yield Replacement(module, name.strip("-"), ours, without, (major, minor), "value" in notes)
 
 
 TABLE = tuple(_parsed(_TEXT))

@@ -18,11 +18,9 @@ def offload_tensor(
     if not isinstance(x, DTensor):
         return original(self, x, memo, non_blocking=non_blocking)
     pieces = _C.detached_pieces(x, "checkpoint")
-    copies = []
     for piece in pieces:
         self._keep_alive(piece, memo)  # the memo has it by its id
-        copies.append(original(self, piece, memo, non_blocking=non_blocking))
-    memo[id(x)] = staged(x, copies)
+    memo[id(x)] = staged(x, [original(self, piece, memo, non_blocking=non_blocking) for piece in pieces])
     return memo[id(x)]
 
 
@@ -55,12 +53,12 @@ def save_wrapper(original: Any, staging_future_or_state_dict: Any, **options: An
 def _check_group(state: Any, *, process_group: Any = None, no_dist: bool = False, **options: Any) -> None:
     """Raises ValueError if tensors of a CPU mesh would be saved over the world's group while training sends over it. Gloo matches the messages of a
     group by their order, so two threads cannot share one."""
-    if process_group is None and not no_dist and any(map(_is_of_cpus, pytree.tree_leaves(state))):
+    if (
+        process_group is None
+        and not no_dist
+        and any(isinstance(each, LocalShardsWrapper) and each.trained_on == "cpu" for each in pytree.tree_leaves(state))
+    ):
         raise ValueError(
             "[async_save] a thread would save DTensors of a CPU mesh over the process group that training uses, and Gloo confuses the "
             'messages of two threads. Give it its own group: process_group=dist.new_group(backend="gloo"), made once on all ranks.'
         )
-
-
-def _is_of_cpus(value: Any) -> bool:
-    return isinstance(value, LocalShardsWrapper) and getattr(value, "trained_on", "") == "cpu"

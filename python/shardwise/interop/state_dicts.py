@@ -20,6 +20,7 @@ from shardwise.dtensor import DTensor, distribute_tensor, rebuild_dtensor
 from shardwise.interop.torch_tensors import from_torch, is_torch_dtensor
 
 Function = Callable[..., Any]
+State = dict[str, Any]
 
 
 def full_state_dict(state_dict: Any, *, cpu_offload: bool = False, keep: bool = True) -> Any:
@@ -32,8 +33,7 @@ def full_state_dict(state_dict: Any, *, cpu_offload: bool = False, keep: bool = 
 
     def gather(path: str, tensor: DTensor) -> torch.Tensor | None:
         full = _full_tensor(path, tensor, cpu_offload, keep)
-        memory = _memory_of(tensor)
-        if full is None or not memory:
+        if full is None or not (memory := _memory_of(tensor)):
             return full
         return known.setdefault((tensor.device_mesh, tensor.shape, tensor.stride(), tensor.placements, *memory), full)
 
@@ -99,11 +99,10 @@ def gather_state_dict(
     ranks_only: tuple[int, ...] = (),
     **options: Any,
 ) -> Any:
-    if not any_ours(state_dict):
-        return original(state_dict, pg=pg, cpu_offload=cpu_offload, ranks_only=ranks_only, **options)
-    keep = not ranks_only or dist.get_rank(pg) in ranks_only
-    gathered = full_state_dict(state_dict, cpu_offload=cpu_offload, keep=keep)
-    return original(gathered, pg=pg, cpu_offload=cpu_offload, ranks_only=ranks_only, **options)
+    if any_ours(state_dict):
+        keep = not ranks_only or dist.get_rank(pg) in ranks_only
+        state_dict = full_state_dict(state_dict, cpu_offload=cpu_offload, keep=keep)
+    return original(state_dict, pg=pg, cpu_offload=cpu_offload, ranks_only=ranks_only, **options)
 
 
 def take_plain_values(module: nn.Module) -> None:
@@ -135,11 +134,7 @@ def placed_as(values: torch.Tensor, tensor: DTensor) -> torch.Tensor:
 
 
 def distribute_state_dict(
-    original: Function,
-    full_state_dict: dict[str, Any],
-    local_state_dict: dict[str, Any],
-    *arguments: Any,
-    **options: Any,
+    original: Function, full_state_dict: State, local_state_dict: State, *arguments: Any, **options: Any
 ) -> None:
     """Lets every rank, which has all values, take its part of them."""
     ours = {
@@ -151,14 +146,13 @@ def distribute_state_dict(
         return original(full_state_dict, local_state_dict, *arguments, **options)
     rest = {key: value for key, value in full_state_dict.items() if key not in ours}
     original(rest, local_state_dict, *arguments, **options)
-    for key, tensor in ours.items():
-        local_state_dict[key] = placed_as(full_state_dict[key], tensor)
+    local_state_dict.update({key: placed_as(full_state_dict[key], tensor) for key, tensor in ours.items()})
 
 
 def broadcast_tensors(
     original: Function,
-    full_state_dict: dict[str, Any],
-    local_state_dict: dict[str, Any],
+    full_state_dict: State,
+    local_state_dict: State,
     keys: list[str],
     *arguments: Any,
     **options: Any,
@@ -167,16 +161,11 @@ def broadcast_tensors(
     ours = {key: tensor for key in keys if isinstance(tensor := local_state_dict.get(key), DTensor)}
     local_state_dict.update(dict.fromkeys(ours, torch.empty(0)))
     original(full_state_dict, local_state_dict, keys, *arguments, **options)
-    for key, tensor in ours.items():
-        local_state_dict[key] = placed_as(local_state_dict[key], tensor)
+    local_state_dict.update({key: placed_as(local_state_dict[key], tensor) for key, tensor in ours.items()})
 
 
 def broadcast_state_dict(
-    original: Function,
-    full_state_dict: dict[str, Any],
-    local_state_dict: dict[str, Any],
-    *arguments: Any,
-    **options: Any,
+    original: Function, full_state_dict: State, local_state_dict: State, *arguments: Any, **options: Any
 ) -> None:
     """Lays out the tensors without dims, which the original sends as numbers. It sends others by _broadcast_tensors()."""
     ours = {key: tensor for key, tensor in local_state_dict.items() if isinstance(tensor, DTensor)}

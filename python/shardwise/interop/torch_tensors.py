@@ -99,7 +99,7 @@ def as_local(tensor: torch.Tensor) -> torch.Tensor:
             "[from_local] the local tensor is a torch.distributed.tensor.DTensor, but a piece must be a plain tensor. Convert the whole "
             "with shardwise.from_torch(tensor), or give its to_local()."
         )
-    return tensor if is_of_tracer(tensor) else _without_wrapper(tensor)
+    return tensor if type(tensor).__module__ in TRACERS else _without_wrapper(tensor)
 
 
 def as_piece(tensor: torch.Tensor) -> torch.Tensor:
@@ -118,13 +118,7 @@ def as_whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def strided_shard(dim: int, split_factor: int) -> Any:
-    """torch's _StridedShard."""
     return torchs_own("torch.distributed.tensor.placement_types")._StridedShard(dim, split_factor=split_factor)
-
-
-def is_of_tracer(tensor: object) -> bool:
-    """Whether a tracer made `tensor`. DTensors with such pieces are traced, too."""
-    return type(tensor).__module__ in TRACERS
 
 
 def is_local_shards(tensor: object) -> bool:
@@ -142,13 +136,12 @@ def _own_pieces(tensor: Any) -> tuple[Sequence[torch.Tensor], Sequence[Sequence[
     """(pieces, offsets) of torch's and TorchRec's local shards, and of a program's own class with `shards` and `shard_offsets`. None for other
     tensors, and for such a class with fewer than two pieces: it is an ordinary local tensor."""
     if is_local_shards(tensor):
-        shards = tensor.local_shards()
-        return shards, tensor.local_offsets() if shards else []  # torch's has one offset if it has no shards
+        pieces = shards_of(tensor)
+        return [piece for _, piece in pieces], [offsets for offsets, _ in pieces]
     shards = _value(tensor, "shards") or _value(tensor, "local_shards")
     offsets = _value(tensor, "shard_offsets")
-    if not isinstance(shards, (list, tuple)) or not isinstance(offsets, (list, tuple)) or len(shards) < 2:
-        return None
-    return shards, offsets
+    is_given = isinstance(shards, list | tuple) and isinstance(offsets, list | tuple) and len(shards) > 1
+    return (shards, offsets) if is_given else None
 
 
 def _value(tensor: object, name: str) -> Any:
@@ -219,11 +212,11 @@ def check_strided(op: str, shape: Sequence[int], mesh: TorchDeviceMesh, placemen
 
 def torchs_indices(length: int, splits: Sequence[Split], coordinate: Sequence[int]) -> list[Interval]:
     """The indices of a tensor dim of this length that torch has at a coordinate of the mesh. Cost: O(factors), not elements."""
-    held = _joined([(0, length)])
+    held = [(0, length)]
     for mesh_dim, extent, factor in splits:
         parts = [_chunk(held, factor, part) for part in range(factor)]
-        held = _joined([interval for part in parts for interval in _chunk(part, extent, coordinate[mesh_dim])])
-    return held
+        held = [interval for part in parts for interval in _chunk(part, extent, coordinate[mesh_dim])]
+    return _joined(held)
 
 
 def _chunk(intervals: list[Interval], n_parts: int, part: int) -> list[Interval]:
@@ -231,36 +224,28 @@ def _chunk(intervals: list[Interval], n_parts: int, part: int) -> list[Interval]
     size, offset = Shard.local_shard_size_and_offset(sum(end - begin for begin, end in intervals), n_parts, part)
     taken = []
     for begin, end in intervals:
-        here = max(begin, begin + offset), min(end, begin + offset + size)
-        if here[0] < here[1]:
-            taken.append(here)
+        taken.append((max(begin, begin + offset), min(end, begin + offset + size)))
         offset -= end - begin
-    return taken
+    return [(begin, end) for begin, end in taken if begin < end]
 
 
 def _joined(intervals: list[Interval]) -> list[Interval]:
     """The intervals without empty ones, and with neighbours joined."""
     joined: list[Interval] = []
     for begin, end in intervals:
-        if begin == end:
-            continue
         if joined and joined[-1][1] == begin:
-            joined[-1] = (joined[-1][0], end)
-        else:
+            begin = joined.pop()[0]
+        if begin < end:
             joined.append((begin, end))
     return joined
 
 
 def _ours_of(tensor: Any) -> DTensor:
+    layout = (tensor.device_mesh, tensor.placements)
     _check_order_of_ranks("from_torch", tensor.device_mesh.mesh, tensor.placements)
-    check_strided("from_torch", tensor.shape, tensor.device_mesh, tensor.placements)
-    return DTensor.from_local(
-        _without_wrapper(tensor.to_local()),
-        tensor.device_mesh,
-        tensor.placements,
-        shape=tuple(tensor.shape),
-        stride=tensor.stride(),
-    )
+    check_strided("from_torch", tensor.shape, *layout)
+    own = _without_wrapper(tensor.to_local())
+    return DTensor.from_local(own, *layout, shape=tuple(tensor.shape), stride=tensor.stride())
 
 
 def _torchs_of(tensor: DTensor) -> TorchDTensor:

@@ -5,6 +5,7 @@ ranks: only the offsets of its pieces can be trusted. A tensor may be absent on 
 So the ranks gather once which parts of all tensors they hold.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -37,7 +38,6 @@ def from_torchrec(state_dict: Mapping[str, Any], device_mesh: DeviceMesh | None 
     >>> from shardwise.interop import from_torchrec
     >>> table = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])
     >>> theirs = {"table": to_sharded_tensor(table)}  # as a TorchRec module's state_dict() has it
-
     >>> from_torchrec(theirs)["table"].placements
     (Shard(0),)
     """
@@ -58,7 +58,6 @@ def to_torchrec(state_dict: Mapping[str, Any], like: Mapping[str, Any], device_m
     >>> from shardwise.interop import to_torchrec
     >>> table = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])
     >>> theirs = {"table": to_sharded_tensor(table)}  # as a TorchRec module's state_dict() has it
-
     >>> back = to_torchrec({"table": table * 2}, like=theirs)["table"]
     >>> back.local_shards()[0].tensor[0]
     tensor([2., 2.])
@@ -83,7 +82,6 @@ def copy_to_torchrec(
     >>> from shardwise.interop import copy_to_torchrec
     >>> table = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])
     >>> theirs = {"table": to_sharded_tensor(table)}  # as a TorchRec module's state_dict() has it
-
     >>> copy_to_torchrec({"table": table * 2}, theirs)
     >>> theirs["table"].local_shards()[0].tensor[0]
     tensor([2., 2.])
@@ -119,20 +117,13 @@ def _name(path: Path) -> str:
     return "/".join(map(str, path))
 
 
-def _ranks_of(mesh: DeviceMesh | None) -> list[int]:
-    ranks: list[int] = list(range(dist.get_world_size())) if mesh is None else mesh.mesh.flatten().tolist()
-    return ranks
-
-
 def _all_gathered(mine: Any, mesh: DeviceMesh | None) -> dict[int, Any]:
     """The values of all ranks by rank, in the order of the mesh. Collective."""
-    ranks = _ranks_of(mesh)
-    if len(ranks) == 1:
-        return {ranks[0]: mine}
-    found: list[Any] = [None] * len(ranks)
-    dist.all_gather_object(found, (dist.get_rank(), mine), group=None if mesh is None else mesh.get_group())
-    by_rank = dict(found)
-    return {rank: by_rank[rank] for rank in ranks}
+    ranks: list[int] = list(range(dist.get_world_size())) if mesh is None else mesh.mesh.flatten().tolist()
+    found: list[Any] = [(dist.get_rank(), mine)] * len(ranks)
+    if len(ranks) > 1:
+        dist.all_gather_object(found, found[0], group=None if mesh is None else mesh.get_group())
+    return {rank: dict(found)[rank] for rank in ranks}
 
 
 def _check_mesh(op: str, mesh: DeviceMesh | None) -> None:
@@ -224,47 +215,34 @@ def _moved(value: torch.Tensor, target: DTensor) -> DTensor:
     """`value`, which must be equal on all ranks if it is plain, laid out as `target`."""
     ours: Any = value.detach()
     if not isinstance(ours, DTensor):
-        ours = DTensor.from_local(ours, target.device_mesh, [Replicate()] * target.device_mesh.ndim)
-    if ours.device_mesh != target.device_mesh or ours.placements != target.placements:
-        ours = ours.redistribute(target.device_mesh, target.placements)
-    moved: DTensor = ours
+        ours = DTensor.from_local(ours, target.device_mesh)
+    is_there = ours.device_mesh == target.device_mesh and ours.placements == target.placements
+    moved: DTensor = ours if is_there else ours.redistribute(target.device_mesh, target.placements)
     return moved
 
 
 def _as_torchrecs(tensor: DTensor, like: Any) -> Any:
     """The pieces of `tensor` in a value of the kind of `like`."""
+    own = {tuple(o): piece for (o, _), piece in zip(_C.boxes_of(tensor), _C.to_pieces(tensor), strict=True)}
+
+    def piece_like(shard: torch.Tensor, offsets: Any) -> torch.Tensor:
+        return own[tuple(offsets)] if shard.numel() > 0 else shard
+
     if is_sharded_tensor(like):
-        return _sharded_tensor(tensor, like)
+        shards = [copy.copy(shard) for shard in like.local_shards()]
+        for shard in shards:
+            shard.tensor = piece_like(shard.tensor, shard.metadata.shard_offsets)
+        return type(like)._init_from_local_shards_and_global_metadata(
+            shards, like.metadata(), process_group=like._process_group, sharding_spec=like.sharding_spec()
+        )
     if not is_torch_dtensor(like):
         return _C.to_pieces(tensor)[0]
     local = like._local_tensor
     if is_local_shards(local):
-        pieces, shards = _by_offsets(tensor), shards_of(local)
-        own = [pieces[tuple(offsets)] if shard.numel() > 0 else shard for offsets, shard in shards]
-        local = type(local)(own, [torch.Size(offsets) for offsets, _ in shards])
+        offsets = [torch.Size(each) for each, _ in shards_of(local)]
+        local = type(local)([piece_like(shard, each) for each, shard in shards_of(local)], offsets)
     else:
         (local,) = _C.to_pieces(tensor)
     from_local: Callable[..., Any] = torchs_own("torch.distributed.tensor").DTensor.from_local
     layout = (like.device_mesh, like.placements)
     return from_local(local, *layout, run_check=False, shape=like.shape, stride=like.stride())
-
-
-def _by_offsets(tensor: DTensor) -> dict[tuple[int, ...], torch.Tensor]:
-    """This rank's pieces by their offsets."""
-    return {tuple(o): piece for (o, _), piece in zip(_C.boxes_of(tensor), _C.to_pieces(tensor), strict=True)}
-
-
-def _sharded_tensor(tensor: DTensor, like: Any) -> Any:
-    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-    from torch.distributed._shard.sharded_tensor.shard import Shard as TorchsShard
-
-    pieces = _by_offsets(tensor)
-    shards = [
-        TorchsShard(
-            pieces[tuple(shard.metadata.shard_offsets)] if shard.tensor.numel() > 0 else shard.tensor, shard.metadata
-        )
-        for shard in like.local_shards()
-    ]
-    return ShardedTensor._init_from_local_shards_and_global_metadata(
-        shards, like.metadata(), process_group=like._process_group, sharding_spec=like.sharding_spec()
-    )

@@ -48,9 +48,7 @@ class AroundImports(MetaPathFinder):
             return None
         self._searches.add(search)
         try:
-            spec = importlib.util.find_spec(
-                fullname
-            )  # calls this method again, which then leaves the search to the other finders
+            spec = importlib.util.find_spec(fullname)  # calls this method again, which then leaves the search to others
         finally:
             self._searches.remove(search)
         if spec is None or not hasattr(spec.loader, "exec_module"):

@@ -26,9 +26,12 @@ class Board:
         groups = {tuple(group["ranks"]): group for group in snapshot["groups"]}
         held = self._jobs.get(job, {})
         before = held.get(rank)
-        if _is_of_earlier_run(snapshot, held) or (before is not None and _is_helper(snapshot, before)):
-            return
+        others = [each for each in held.values() if each["pid"] != snapshot["pid"]]
+        if any(_is_replaced(snapshot, each) for each in others):
+            return  # late
         if before is not None and before["pid"] != snapshot["pid"]:
+            if before["groups"] and not snapshot["groups"] and not _is_silent(before, time.time()):
+                return  # a process that the living rank started with its environment: it communicates with nobody
             before = None
         interval = now - before["time"] if before else 0.0
         earlier = before["by_group"] if before else {}
@@ -45,11 +48,8 @@ class Board:
             "silent_after": max(SILENT_AFTER, INTERVALS * interval),
         }
         json.dumps(taken, allow_nan=False, ensure_ascii=False).encode()  # the page must be able to get it
-        ranks = self._jobs.setdefault(job, {})
-        for other, each in list(ranks.items()):
-            if _is_replaced(each, snapshot):
-                del ranks[other]
-        ranks[rank] = {**taken, "by_group": groups, "recent": recent}
+        kept = {other: each for other, each in held.items() if not _is_replaced(each, snapshot)}
+        self._jobs[job] = {**kept, rank: {**taken, "by_group": groups, "recent": recent}}
 
     def state(self, job: str | None = None) -> Json:
         """The data that the page shows of a job. Default: the running job that began last."""
@@ -81,24 +81,10 @@ def _is_silent(rank: Json, now: float) -> bool:
     return bool(now - rank["heard"] > rank["silent_after"])
 
 
-def _is_replaced(held: Json, by: Json) -> bool:
-    """True if `held` is a rank of an earlier run of the same job, with another number of ranks."""
-    is_earlier = held["pid"] == by["pid"] or held["began"] < by["began"]
-    return is_earlier and held["n_ranks"] != by["n_ranks"]
-
-
-def _is_of_earlier_run(snapshot: Json, held: dict[int, Json]) -> bool:
-    """True for a late snapshot of a run if a run with another number of ranks has begun since."""
-    return any(
-        each["pid"] != snapshot["pid"] and each["began"] > snapshot["began"] and each["n_ranks"] != snapshot["n_ranks"]
-        for each in held.values()
-    )
-
-
-def _is_helper(snapshot: Json, held: Json) -> bool:
-    """True for a process that a rank started and that has its environment: it communicates with nobody, and the rank still lives."""
-    is_other = held["pid"] != snapshot["pid"]
-    return is_other and bool(held["groups"]) and not snapshot["groups"] and not _is_silent(held, time.time())
+def _is_replaced(snapshot: Json, by: Json) -> bool:
+    """True if `snapshot` is of an earlier run of the same job, with another number of ranks."""
+    is_earlier = snapshot["pid"] == by["pid"] or snapshot["began"] < by["began"]
+    return is_earlier and snapshot["n_ranks"] != by["n_ranks"]
 
 
 def _running(waits: list[Json], group: tuple[int, ...], is_recent: bool) -> float:
@@ -139,14 +125,9 @@ def slowest(ranks: list[Json]) -> int | None:
     for rank, per_group in lives.items():
         for rate in per_group:
             groups.setdefault(tuple(rate["ranks"]), {})[rank] = rate
-    late = {
-        _late({rank: known.get(rank, NOTHING) for rank in group if rank in lives}) for group, known in groups.items()
-    }
-    return min(
-        (rank for rank in late if rank is not None),
-        key=lambda rank: (sum(rate["busy"] for rate in lives[rank]), rank),
-        default=None,
-    )
+    members = ({rank: known.get(rank, NOTHING) for rank in group if rank in lives} for group, known in groups.items())
+    late = {rank for rank in map(_late, members) if rank is not None}
+    return min(late, key=lambda rank: (sum(rate["busy"] for rate in lives[rank]), rank), default=None)
 
 
 def _late(members: dict[int, Json]) -> int | None:

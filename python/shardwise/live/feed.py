@@ -35,14 +35,12 @@ class Feed:
 
     def __init__(self, port: int = DEFAULT_PORT, every: float = 1.0) -> None:
         check_settings(port, every)
-        self.port = port
-        self.every = every
+        self.port, self.every = port, every
         self._began = time.time()
         self._surveyor = Surveyor()
         self._meter = TrafficMeter()
         self._has_warned = False  # that the page does not take its snapshots
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
+        self._stop, self._lock = threading.Event(), threading.Lock()
         self._error = LastError()
         self._error.on_error = self.send
         self._thread = threading.Thread(target=self._run, name="shardwise watch", daemon=True)

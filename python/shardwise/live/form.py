@@ -1,6 +1,7 @@
 """Checks the form of a snapshot before the page shows it."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["FORM", "check"]
@@ -28,7 +29,11 @@ FORM: dict[str, Any] = {
     "n_tensors": int,
     "local_bytes": float,
 }
-NAMES: dict[type, str] = {str: "a text", int: "a whole number from 0 on", float: "a finite number"}
+KINDS: dict[type, tuple[Callable[[Any], bool], str]] = {
+    str: (lambda value: isinstance(value, str), "a text"),
+    int: (lambda value: type(value) is int and value >= 0, "a whole number from 0 on"),
+    float: (lambda value: type(value) in (int, float) and abs(value) < LARGEST, "a finite number"),
+}
 
 
 def check(snapshot: Any) -> None:
@@ -59,13 +64,5 @@ def _check(value: Any, form: Any, path: str) -> None:
     elif isinstance(form, tuple):
         if value is not None:
             _check(value, form[1], path)
-    elif not _is_a(value, form):
-        raise ValueError(f"{path} is not {NAMES[form]}")
-
-
-def _is_a(value: Any, kind: type) -> bool:
-    if kind is int:
-        return type(value) is int and value >= 0
-    if kind is float:
-        return type(value) in (int, float) and abs(value) < LARGEST
-    return isinstance(value, kind)
+    elif not KINDS[form][0](value):
+        raise ValueError(f"{path} is not {KINDS[form][1]}")

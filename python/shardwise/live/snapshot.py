@@ -25,10 +25,11 @@ Json = dict[str, Any]
 # A search of all objects stops the program, so it may take this share of the time.
 SHARE_OF_TIME = 0.01
 N_TENSORS = 40
+# The facts of a group, by their names in the snapshot.
+GROUP = {"ranks": "ranks", "calls": "n_calls", "sent": "bytes_sent", "received": "bytes_received", "seconds": "seconds"}
 
 
 def rank_and_size() -> tuple[int, int]:
-    """The rank of this process and the number of ranks."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -54,19 +55,8 @@ def snapshot(surveyor: Surveyor, meter: _C.TrafficMeter, error: LastError, began
         "time": time.time(),
         "began": began,
         "memory": peak_of_process(),
-        "groups": [
-            {
-                "ranks": group.ranks,
-                "calls": group.n_calls,
-                "sent": group.bytes_sent,
-                "received": group.bytes_received,
-                "seconds": group.seconds,
-            }
-            for group in meter.read()
-        ],
-        "waits": [
-            {"name": wait.name, "op": wait.op, "seconds": wait.seconds, "ranks": wait.ranks} for wait in meter.waits()
-        ],
+        "groups": [{key: getattr(group, name) for key, name in GROUP.items()} for group in meter.read()],
+        "waits": [{name: getattr(wait, name) for name in ("name", "op", "seconds", "ranks")} for wait in meter.waits()],
         "error": error.last,
         **surveyor.seen(rank),
     }
@@ -79,8 +69,7 @@ class LastError:
         self.last: Json | None = None
         self.on_error: Callable[[], object] = lambda: None
         self._of_program, self._of_threads = sys.excepthook, threading.excepthook
-        sys.excepthook = self._program_hook
-        threading.excepthook = self._thread_hook
+        sys.excepthook, threading.excepthook = self._program_hook, self._thread_hook
 
     def close(self) -> None:
         if sys.excepthook == self._program_hook:
@@ -138,16 +127,15 @@ class Surveyor:
                 modules.append(each)
         names = dict(reversed(list(_names(modules))))  # a tensor with several names gets the first
         rows = []
+        meshes: dict[int, Json] = {}
         for key, tensor in tensors.items():
             with contextlib.suppress(Exception):  # a tensor that cannot be described is left out
-                rows.append(self._row(tensor, names.get(key, ""), rank))
-        rows.sort(key=lambda row: (-row["local_bytes"], -row["bytes"], row["name"]))
-        meshes: dict[int, Json] = {}
-        for tensor in tensors.values():
-            with contextlib.suppress(Exception):
                 mesh = tensor.device_mesh
                 if id(mesh) not in meshes:
-                    meshes[id(mesh)] = _mesh(mesh)
+                    ranks, dim_names = mesh.mesh.flatten().tolist(), list(mesh.mesh_dim_names or ())
+                    meshes[id(mesh)] = {"shape": list(mesh.shape), "names": dim_names, "ranks": ranks}
+                rows.append(self._row(tensor, names.get(key, ""), rank))
+        rows.sort(key=lambda row: (-row["local_bytes"], -row["bytes"], row["name"]))
         return {
             "meshes": list(meshes.values()),
             "tensors": rows[:N_TENSORS],
@@ -156,19 +144,18 @@ class Surveyor:
         }
 
     def _row(self, tensor: DTensor, name: str, rank: int) -> Json:
-        n_local = self._n_local(tensor, rank)
+        n_bytes = tensor.element_size()
         return {
             "name": name,
             "shape": list(tensor.shape),
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "placements": [str(placement) for placement in tensor.placements],
             "mesh": list(tensor.device_mesh.shape),
-            "bytes": tensor.numel() * tensor.element_size(),
-            "local_bytes": n_local * tensor.element_size(),
+            "bytes": tensor.numel() * n_bytes,
+            "local_bytes": self._n_local(tensor, rank) * n_bytes,
         }
 
     def _n_local(self, tensor: DTensor, rank: int) -> int:
-        """The number of elements on this rank."""
         key = (tensor.shape, tensor.device_mesh, tensor.placements)
         if key not in self._layouts:
             if len(self._layouts) > 10_000:
@@ -182,9 +169,14 @@ def _names(modules: list[nn.Module]) -> Iterator[tuple[int, str]]:
     """The ids of parameters, buffers and their gradients, with their paths below the outermost module."""
     inner = {id(child) for module in modules for child in _children(module).values()}
     for root in modules:
-        if id(root) in inner:
-            continue
-        for prefix, module in _below(root, type(root).__name__, set()):
+        seen: set[int] = set()
+        below = [] if id(root) in inner else [(type(root).__name__, root)]
+        while below:
+            prefix, module = below.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            below += [(f"{prefix}.{name}", child) for name, child in reversed(_children(module).items())]
             for name, tensor in _tensors(module):
                 yield id(tensor), f"{prefix}.{name}"
                 if tensor.is_leaf and tensor.grad is not None:  # other tensors have none, and torch warns
@@ -196,15 +188,6 @@ def _children(module: nn.Module) -> dict[str, nn.Module]:
     return {name: child for name, child in vars(module).get("_modules", {}).items() if child is not None}
 
 
-def _below(module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
-    if id(module) in seen:
-        return
-    seen.add(id(module))
-    yield path, module
-    for name, child in _children(module).items():
-        yield from _below(child, f"{path}.{name}", seen)
-
-
 def _tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """The module's own parameters and buffers. If the program's class raises an error, only its own are missing."""
     found: list[tuple[str, torch.Tensor]] = []
@@ -213,7 +196,3 @@ def _tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     with contextlib.suppress(Exception):
         found += module.named_buffers(recurse=False)
     return found
-
-
-def _mesh(mesh: Any) -> Json:
-    return {"shape": list(mesh.shape), "names": list(mesh.mesh_dim_names or ()), "ranks": mesh.mesh.flatten().tolist()}

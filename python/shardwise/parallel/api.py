@@ -50,11 +50,11 @@ def parallelize_module(
         )
         return module
     applied = list(_resolved(module, parallelize_plan))
-    shared = _shared_parameters(module)
+    places = [place for place in places_of(module) if isinstance(place.original, nn.Parameter)]
     for submodule, style in applied:
         style.src_data_rank = src_data_rank
         style._apply(submodule, mesh)
-    _tie(shared)
+    _tie([group for group in by_tensor(places) if len(group) > 1])
     open_around_forward(module)
     return module
 
@@ -91,12 +91,6 @@ def _matches(module: nn.Module, path: str) -> list[nn.Module]:
     for part in path.split(".") if path else []:
         found = [child for parent in found for name, child in parent.named_children() if fnmatch(name, part)]
     return found
-
-
-def _shared_parameters(module: nn.Module) -> list[list[Place]]:
-    """The places of each parameter that has several."""
-    places = [place for place in places_of(module) if isinstance(place.original, nn.Parameter)]
-    return [group for group in by_tensor(places) if len(group) > 1]
 
 
 def _tie(shared: list[list[Place]]) -> None:

@@ -53,8 +53,6 @@ class ExpertParallel(ParallelStyle):
     torch.Size([9, 8])
     """
 
-    _shown = ("input_layouts", "use_local_output", "num_experts")
-
     def __init__(
         self, *, input_layouts: Placement | None = None, use_local_output: bool = True, num_experts: str = "num_experts"
     ) -> None:
@@ -140,11 +138,12 @@ class _Call(NamedTuple):
     def begin(
         layer: nn.Module, attribute: str, tokens: torch.Tensor, of_tokens: list[torch.Tensor], gives_plain: bool
     ) -> "_Call":
-        held: list[tuple[nn.Module, str, DTensor]] = []
-        for part in layer.modules():
-            for key, parameter in part._parameters.items():
-                if isinstance(parameter, DTensor):
-                    held.append((part, key, parameter))
+        held: list[tuple[nn.Module, str, Any]] = [
+            (part, key, parameter)
+            for part in layer.modules()
+            for key, parameter in part._parameters.items()
+            if isinstance(parameter, DTensor)
+        ]
         experts = held[0][2]
         is_by_counts = len(of_tokens) == 1
         mistake = None
@@ -168,22 +167,20 @@ class _Call(NamedTuple):
             assert routed.weights is not None  # of_tokens has them
             weights = routed.weights.to_local()
             inputs = (rows, own[:, None], (weights.new_zeros(1) if is_stand_in else weights)[:, None])
-        counter = None
+        call = _Call(routed, inputs, held, (attribute, len(experts)), is_stand_in, gives_plain)
         try:
             for part, key, expert in held:
-                part._parameters[key] = expert.to_local()  # type: ignore[assignment]
+                part._parameters[key] = expert.to_local()
             # An attribute computed from the parameters has changed with them.
-            if n_own != len(experts) and getattr(layer, attribute, None) == len(experts):
-                setattr(layer, attribute, n_own)
-                counter = (attribute, len(experts))
+            if n_own == len(experts) or getattr(layer, attribute, None) != len(experts):
+                return call._replace(counter=None)
+            setattr(layer, attribute, n_own)
         except BaseException:
-            for part, key, expert in held:
-                part._parameters[key] = expert  # type: ignore[assignment]
+            call._replace(counter=None).end(layer)
             raise
-        return _Call(routed, inputs, held, counter, is_stand_in, gives_plain)
+        return call
 
     def end(self, layer: nn.Module) -> None:
-        """Restores the module."""
         for part, key, parameter in self.held:
             part._parameters[key] = parameter  # type: ignore[assignment]
         if self.counter is not None:

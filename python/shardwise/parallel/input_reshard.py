@@ -40,32 +40,26 @@ def input_reshard(module: nn.Module, tp_device_mesh: DeviceMesh, input_reshard_d
     return module
 
 
-class _Kept(NamedTuple):
-    """A tensor that is saved as it is."""
+class _Saved(NamedTuple):
+    """A tensor that is saved as it is, or the shard of one."""
 
-    tensor: torch.Tensor
-
-
-class _Plain(NamedTuple):
-    """The shard of a plain tensor."""
-
-    shard: DTensor
+    tensor: Any
+    is_shard: bool
+    is_plain: bool  # whether the tensor was
 
 
 def _pack_hook_tp(mesh: DeviceMesh, dim: int, x: torch.Tensor) -> Any:
     with torch.no_grad():
         whole = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh)
         is_replica = whole.device_mesh == mesh and all(each.is_replicate() for each in whole.placements)
-        if not is_replica or not -x.dim() <= dim < x.dim() or x.numel() < mesh.size():
-            return _Kept(x)
-        shard = whole.redistribute(mesh, [Shard(dim)] * mesh.ndim)
-        return shard if isinstance(x, DTensor) else _Plain(shard)
+        is_kept = not is_replica or not -x.dim() <= dim < x.dim() or x.numel() < mesh.size()
+        saved = x if is_kept else whole.redistribute(mesh, [Shard(dim)] * mesh.ndim)
+        return _Saved(saved, not is_kept, not isinstance(x, DTensor))
 
 
 def _unpack_hook_tp(mesh: DeviceMesh, dim: int, saved: Any) -> torch.Tensor:
-    if isinstance(saved, _Kept):
+    if not saved.is_shard:
         return saved.tensor
     with torch.no_grad():
-        shard = saved.shard if isinstance(saved, _Plain) else saved
-        whole = shard.redistribute(mesh, [Replicate()] * mesh.ndim)
-        return whole.to_local() if isinstance(saved, _Plain) else whole
+        whole = saved.tensor.redistribute(mesh, [Replicate()] * mesh.ndim)
+        return whole.to_local() if saved.is_plain else whole

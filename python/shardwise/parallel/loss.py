@@ -1,12 +1,15 @@
-"""loss_parallel: losses of logits that are sharded by class, with plain labels."""
+"""Losses of logits that are sharded by class."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from shardwise import _C
+from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.placement_types import Placement, Replicate, Shard
 
@@ -46,10 +49,9 @@ class loss_parallel(TorchFunctionMode):
 
 def _distribute_labels(arguments: dict[str, Any]) -> None:
     """Makes DTensors of plain labels and class weights if the logits are a DTensor."""
-    logits = arguments["input"]
+    logits, labels, weight = arguments["input"], arguments["target"], arguments.get("weight")
     if not isinstance(logits, DTensor):
         return
-    labels, weight = arguments["target"], arguments.get("weight")
     if type(labels) is torch.Tensor:
         is_class = labels.dim() < logits.dim()
         _check_fit(labels, logits, is_class)
@@ -57,8 +59,7 @@ def _distribute_labels(arguments: dict[str, Any]) -> None:
         shape = _label_shape(logits.shape, logits, is_class)
         arguments["target"] = DTensor.from_local(labels, logits.device_mesh, placements, shape=shape)
     if isinstance(weight, torch.Tensor) and not isinstance(weight, DTensor):
-        replicas = [Replicate()] * logits.device_mesh.ndim
-        arguments["weight"] = DTensor.from_local(weight, logits.device_mesh, replicas)
+        arguments["weight"] = DTensor.from_local(weight, logits.device_mesh)
 
 
 def _check_fit(labels: torch.Tensor, logits: DTensor, is_class: bool) -> None:
@@ -92,3 +93,34 @@ def _of_labels(placement: Placement, n_dims: int, is_class: bool) -> Placement:
 
 def _class_dim(n_dims: int) -> int:
     return 1 if n_dims > 1 else 0
+
+
+class VocabParallelCrossEntropy(nn.Module):
+    """nn.CrossEntropyLoss with logits sharded along the classes: dim 1, or dim 0 if there is no batch dim. Logits are never moved.
+
+    Logits are a DTensor, with a DTensor of targets; or a torch.Tensor of this rank's classes, any number of them, with targets that are the
+    same on every rank. In the second case the loss is plain. `mesh`, `mesh_dim`: the mesh and mesh dim of plain logits; default: all ranks.
+
+    >>> logits = sw.zeros(2, 10, device_mesh=mesh, placements=[sw.Shard(1)])  # ten classes, sharded
+    >>> labels = sw.distribute_tensor(torch.tensor([3, 9]), mesh, [sw.Replicate()])
+    >>> round(sw.parallel.VocabParallelCrossEntropy()(logits, labels).item(), 4)  # the logarithm of 10
+    2.3026
+    """
+
+    def __init__(
+        self,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        *,
+        mesh: DeviceMesh | None = None,
+        mesh_dim: int | str = 0,
+    ) -> None:
+        super().__init__()
+        self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
+        self.mesh, self.mesh_dim = mesh, mesh_dim
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return _C.vocab_parallel_cross_entropy(
+            input, target, self.ignore_index, self.reduction, self.label_smoothing, self.mesh, self.mesh_dim
+        )

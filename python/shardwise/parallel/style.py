@@ -1,5 +1,6 @@
 """Parallel styles: how parallelize_module shards the parameters of a module and lays out its inputs and outputs."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from shardwise.dtensor import DTensor, distribute_tensor
 from shardwise.placement_types import Placement, Replicate, Shard
 
 Layouts = tuple[Placement | None, ...]
+LayOut = Callable[[Any, Placement | None, Placement | None], Any]
 
 
 class ParallelStyle(ABC):
@@ -34,11 +36,10 @@ class ParallelStyle(ABC):
     @abstractmethod
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module: ...
 
-    # The attributes that __repr__ shows.
-    _shown: tuple[str, ...] = ()
-
     def _described(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in self._shown}
+        """The attributes that __repr__ shows: those with the names of the constructor's parameters."""
+        names = inspect.signature(type(self)).parameters
+        return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in self._described().items())})"
@@ -81,7 +82,6 @@ class _ShardedModule(ParallelStyle):
 class _LayerStyle(_ShardedModule):
     """A linear layer or embedding table whose parameters are sharded, as _C.layer_placements() says."""
 
-    _shown = ("input_layouts", "output_layouts", "use_local_output")
     _is_rowwise: ClassVar[bool]
 
     def __init__(
@@ -104,8 +104,7 @@ class _LayerStyle(_ShardedModule):
                 "Name the linear layers and embeddings inside it, or write a ParallelStyle of your own."
             )
         is_embedding = isinstance(module, nn.Embedding)
-        if self._is_rowwise:  # the placement that it needs differs by the module
-            self.desired_input_layouts = (_C.layer_placements(is_embedding, True)[2],)
+        self.desired_input_layouts = (_C.layer_placements(is_embedding, self._is_rowwise)[2],)
         return (
             self._partition_embedding_fn if is_embedding else self._partition_linear_fn,
             partial(self._prepare_input_fn, self.input_layouts, self.desired_input_layouts),
@@ -113,16 +112,12 @@ class _LayerStyle(_ShardedModule):
         )
 
     def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
-        self._shard(module, device_mesh, is_embedding=False)
-
-    def _partition_embedding_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
-        self._shard(module, device_mesh, is_embedding=True)
-
-    def _shard(self, module: nn.Module, mesh: DeviceMesh, *, is_embedding: bool) -> None:
-        weight, other, _, _ = _C.layer_placements(is_embedding, self._is_rowwise)
+        weight, other, _, _ = _C.layer_placements(isinstance(module, nn.Embedding), self._is_rowwise)
         names = [name for name, _ in module.named_parameters(recurse=False)]
         layouts = {name: weight if name == "weight" else other for name in names}
-        shard_parameters(module, mesh, layouts, self.src_data_rank)
+        shard_parameters(module, device_mesh, layouts, self.src_data_rank)
+
+    _partition_embedding_fn = _partition_linear_fn
 
     @staticmethod
     def _prepare_input_fn(
@@ -192,7 +187,7 @@ class SequenceParallel(_ShardedModule):
     """
 
     def __init__(self, *, sequence_dim: int = 1, use_local_output: bool = False) -> None:
-        self.sequence_sharding = (Shard(sequence_dim),)
+        self.sequence_dim, self.sequence_sharding = sequence_dim, (Shard(sequence_dim),)
         self.use_local_output = use_local_output
 
     def _functions(self, module: nn.Module) -> tuple[PartitionFn, HookFn, HookFn]:
@@ -217,9 +212,6 @@ class SequenceParallel(_ShardedModule):
     def _prepare_output_fn(use_local_output: bool, mod: nn.Module, outputs: Any, device_mesh: DeviceMesh) -> Any:
         return _C.lay_out(outputs, device_mesh, None, None, True) if use_local_output else outputs
 
-    def _described(self) -> dict[str, object]:
-        return {"sequence_dim": self.sequence_sharding[0].dim, "use_local_output": self.use_local_output}
-
 
 class _PreparedModule(ParallelStyle):
     """The base of styles that lay out inputs or outputs alone."""
@@ -235,25 +227,16 @@ class _PreparedModule(ParallelStyle):
             )
 
     def _laid_out(
-        self,
-        what: str,
-        values: tuple[Any, ...],
-        mesh: DeviceMesh,
-        layouts: Layouts | None,
-        desired: Layouts | None,
-        lay_out: Callable[..., Any],
+        self, what: str, values: tuple[Any, ...], layouts: Layouts | None, desired: Layouts | None, lay_out: LayOut
     ) -> tuple[Any, ...]:
-        """`lay_out(value, mesh, layout, desired)` of each value. Raises ValueError if there is not one layout per value."""
+        """`lay_out(value, layout, desired)` of each value. Raises ValueError if there is not one layout per value."""
         layouts, desired = layouts or (), desired or ()
         if len(values) != len(layouts):
             raise ValueError(
                 f"[{type(self).__name__}] module {what} and {what[:-1]}_layouts should have same length! There are {len(values)} {what}, and "
                 f"the layouts {list(layouts)}. Give one per value, and None for values to leave unchanged."
             )
-        return tuple(
-            lay_out(value, mesh, layout, becomes)
-            for value, layout, becomes in zip(values, layouts, desired, strict=True)
-        )
+        return tuple(map(lay_out, values, layouts, desired))
 
 
 class PrepareModuleInput(_PreparedModule):
@@ -269,10 +252,6 @@ class PrepareModuleInput(_PreparedModule):
     >>> module(torch.ones(2, 3)).shape  # given this rank's 2 rows of 8
     torch.Size([8, 3])
     """
-
-    _shown = (
-        "input_layouts", "desired_input_layouts", "input_kwarg_layouts", "desired_input_kwarg_layouts", "use_local_output",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -302,13 +281,16 @@ class PrepareModuleInput(_PreparedModule):
     def _prepare_input_fn(self, inputs: Any, device_mesh: DeviceMesh) -> Any:
         if self.input_layouts is None:
             return inputs
-        layouts = self.input_layouts, self.desired_input_layouts
-        return self._laid_out("inputs", inputs, device_mesh, *layouts, self._prepare_input_arg)
+
+        def lay_out(value: Any, layout: Placement | None, desired: Placement | None) -> Any:
+            return self._prepare_input_arg(value, device_mesh, layout, desired)
+
+        return self._laid_out("inputs", inputs, self.input_layouts, self.desired_input_layouts, lay_out)
 
     def _prepare_input_arg(
         self, value: Any, mesh: DeviceMesh, input_layout: Placement | None, desired_layout: Placement | None
     ) -> Any:
-        return laid_out(value, mesh, input_layout, desired_layout, self.use_local_output)
+        return laid_out(value, input_layout, desired_layout, mesh, self.use_local_output)
 
     def _prepare_input_kwarg_fn(self, inputs: Any, kwarg_inputs: dict[str, Any], device_mesh: DeviceMesh) -> Any:
         named = dict(kwarg_inputs)
@@ -332,8 +314,6 @@ class PrepareModuleOutput(_PreparedModule):
     torch.Size([2, 3])
     """
 
-    _shown = ("output_layouts", "desired_output_layouts", "use_local_output")
-
     def __init__(
         self,
         *,
@@ -353,9 +333,8 @@ class PrepareModuleOutput(_PreparedModule):
 
     def _prepare_out_fn(self, outputs: Any, device_mesh: DeviceMesh) -> Any:
         given = outputs if isinstance(outputs, tuple) else (outputs,)
-        lay_out = partial(laid_out, to_local=self.use_local_output)
-        layouts = self.output_layouts, self.desired_output_layouts
-        results = self._laid_out("outputs", given, device_mesh, *layouts, lay_out)
+        lay_out = partial(laid_out, mesh=device_mesh, to_local=self.use_local_output)
+        results = self._laid_out("outputs", given, self.output_layouts, self.desired_output_layouts, lay_out)
         return results[0] if len(results) == 1 else results
 
 
@@ -434,7 +413,7 @@ def as_layouts(layouts: Placement | Sequence[Placement | None] | None) -> Layout
     return tuple(layouts) if isinstance(layouts, (tuple, list)) else (layouts,)  # type: ignore[return-value]
 
 
-def laid_out(value: Any, mesh: DeviceMesh, layout: Placement | None, desired: Placement | None, to_local: bool) -> Any:
+def laid_out(value: Any, layout: Placement | None, desired: Placement | None, mesh: DeviceMesh, to_local: bool) -> Any:
     """`value`, whose layout is `layout` if it is plain, laid out as `desired`; unchanged without a layout. Raises AssertionError, as torch does."""
     if layout is None:
         return value
