@@ -74,6 +74,12 @@ std::vector<int64_t> draw_ids(double zipf) {
   return ids;
 }
 
+std::vector<int64_t> bags_of_ids() {
+  std::vector<int64_t> bags(kIds);
+  for (int64_t k = 0; k < kIds; ++k) bags[k] = k / kBag;
+  return bags;
+}
+
 void report(const char* name, double time, double n_bytes, double copy_rate) {
   std::printf("  %-22s %8.3f ms  %7.0f GB/s  %4.0f %% of a copy's\n", name, time * 1e3, n_bytes / time / 1e9,
               100 * n_bytes / time / copy_rate);
@@ -82,7 +88,7 @@ void report(const char* name, double time, double n_bytes, double copy_rate) {
 void measure(Element element, const char* element_name, int64_t width, double zipf) {
   const int64_t row_bytes = width * size_of(element);
   const Array<char> table(kRows * row_bytes), results(kIds * row_bytes), grads(kIds * row_bytes);
-  const Array<int64_t> ids(draw_ids(zipf)), rows(kIds), starts(kIds + 1), order(kIds), bag_of(kIds);
+  const Array<int64_t> ids(draw_ids(zipf)), rows(kIds), starts(kIds + 1), order(kIds), bag_of(bags_of_ids());
   const Array<uint64_t> group_scratch(cuda::group_scratch(kIds));
   const GradRows per_id{grads.data, element, width, width, nullptr, nullptr, nullptr};
   const GradRows per_bag{grads.data, element, width, width, bag_of.data, nullptr, nullptr};
@@ -94,10 +100,9 @@ void measure(Element element, const char* element_name, int64_t width, double zi
   const Ids wanted{ids.data, false, kIds};
   const Bags bags{offsets.data, kBags, kIds, -1, nullptr};
   const GroupMemory memory{rows.data, starts.data, order.data, nullptr, group_scratch.data};
-  cuda::spread_bags(bags, wanted, Pooling::kSum, element, bag_of.data, nullptr, nullptr);
   int64_t n_groups = 0;
   const double grouping = seconds([&] { n_groups = cuda::group_ids(wanted, 0, kRows, -1, memory, nullptr); });
-  const cuda::Groups groups{order.data, starts.data, n_groups, kIds};
+  const Groups groups{order.data, starts.data, n_groups, kIds};
 
   const auto n = static_cast<double>(kIds), n_named = static_cast<double>(n_groups),
              bytes = static_cast<double>(row_bytes);
@@ -114,17 +119,17 @@ void measure(Element element, const char* element_name, int64_t width, double zi
   std::printf("  %-22s %8.3f ms\n", "group_ids", grouping * 1e3);
   time("look_up", 2 * n * bytes, [&] { cuda::look_up(piece, wanted, Miss::kZero, results.data, width, nullptr); });
   time("pool", (n + kBags) * bytes,
-       [&] { cuda::pool(piece, wanted, bags, Pooling::kSum, 0, results.data, nullptr, nullptr); });
+       [&] { cuda::pool(piece, wanted, bags, Pooling::kSum, results.data, nullptr, nullptr); });
   time("sum_groups", (n + n_named) * bytes,
-       [&] { cuda::sum_groups(per_id, groups, nullptr, results.data, width, scratch.data, nullptr); });
+       [&] { cuda::sum_groups(per_id, groups, results.data, scratch.data, nullptr); });
   time("sum_groups of bags", (n + n_named) * bytes,
-       [&] { cuda::sum_groups(per_bag, groups, nullptr, results.data, width, scratch.data, nullptr); });
+       [&] { cuda::sum_groups(per_bag, groups, results.data, scratch.data, nullptr); });
   using Method = RowUpdate::Method;
   for (const Method method : {Method::kSgd, Method::kRowWiseAdagrad})
     time(method == Method::kSgd ? "update_rows SGD" : "update_rows row-wise", (n + 2 * n_named) * bytes, [&] {
       const UpdatedPiece updated{
           piece, {method == Method::kSgd ? nullptr : state.data, nullptr}, {method, 0.01, 1e-8, 0, 0}};
-      cuda::update_rows(&updated, nullptr, 1, per_id, groups, rows.data, {}, scratch.data, nullptr);
+      cuda::update_rows({&updated, 1}, per_id, groups, rows.data, {}, scratch.data, nullptr);
     });
 }
 

@@ -4,6 +4,7 @@
 #include "kernels/elements.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace shardwise::kernels {
 namespace {
@@ -63,7 +64,7 @@ void sum_bags(const Rows table, const Bags bags, const Id* ids, bool is_mean, T*
 }
 
 template <class T, class Id>
-void max_bag(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, double none, T* result, int64_t* chosen) {
+void max_bag(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, T* result, int64_t* chosen) {
   const int64_t width = table.width;
   bool is_first = true;
   const auto take = [&](const T* row, int64_t place) {
@@ -77,15 +78,15 @@ void max_bag(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, do
   };
   for_each_row<T>(table, bags, ids, bag, 0, width, take);
   if (!is_first) return;
-  const double value = count(bags, ids, bag) > 0 ? none : 0;
-  std::fill_n(result, width, static_cast<T>(static_cast<Sum<T>>(value)));
+  const Sum<T> value = count(bags, ids, bag) > 0 ? -std::numeric_limits<Sum<T>>::infinity() : 0;
+  std::fill_n(result, width, static_cast<T>(value));
   if (chosen != nullptr) std::fill_n(chosen, width, -1);
 }
 
 }  // namespace
 
-SHARDWISE_KERNEL void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, double none,
-                           void* results, int64_t* chosen, int64_t begin, int64_t end) {
+SHARDWISE_KERNEL void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, void* results,
+                           int64_t* chosen, int64_t begin, int64_t end) {
   with_element(table.element, [&]<class T>(T) {
     with_ids(ids, [&](const auto* id) {
       T* rows = static_cast<T*>(results);
@@ -95,26 +96,8 @@ SHARDWISE_KERNEL void pool(const Rows& table, const Ids& ids, const Bags& bags, 
         return;
       }
       for (int64_t bag = begin; bag < end; ++bag)
-        max_bag(table, bags, id, bag, none, rows + bag * table.width,
+        max_bag(table, bags, id, bag, rows + bag * table.width,
                 chosen == nullptr ? nullptr : chosen + bag * table.width);
-    });
-  });
-}
-
-SHARDWISE_KERNEL void spread_bags(const Bags& bags, const Ids& ids, Pooling pooling, Element element, int64_t* bag_of,
-                                  void* factors, int64_t begin, int64_t end) {
-  with_element(element, [&]<class T>(T) {
-    with_ids(ids, [&](const auto* id) {
-      const auto* weights = static_cast<const T*>(bags.weights);
-      auto* factor = static_cast<Sum<T>*>(factors);
-      for (int64_t bag = begin; bag < end; ++bag) {
-        const Sum<T> n_ids =
-            pooling == Pooling::kMean ? static_cast<Sum<T>>(std::max<int64_t>(count(bags, id, bag), 1)) : 1;
-        for (int64_t k = bags.offsets[bag]; k < end_of(bags, bag); ++k) {
-          bag_of[k] = bag;
-          if (factor != nullptr) factor[k] = (weights == nullptr ? 1 : load(weights[k])) / n_ids;
-        }
-      }
     });
   });
 }

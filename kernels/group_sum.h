@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/column_blocks.h"
+#include "kernels/id_groups.h"
 
 #include <algorithm>
 
@@ -51,8 +52,8 @@ void prefetch_grad(const GradRows& grads, const int64_t* order, int64_t k) {
 /// Calls `use(first, block)` for the group g, block after block, with the sums of columns [first, first + block.n). Prefetches gradients of
 /// the groups up to `end`.
 template <class T, class Use>
-void for_each_block_of_group(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t g, int64_t end,
-                             const Use& use) {
+void for_each_block_of_group(const GradRows& grads, const Groups& groups, int64_t g, int64_t end, const Use& use) {
+  const auto [order, starts, n_groups, n_all] = groups;
   const int64_t n_ids = starts[g + 1] - starts[g], n_places = starts[end];
   const int64_t* ids = order + starts[g];
   for (int64_t k = starts[g] + kAhead; k < std::min(starts[g + 1] + kAhead, n_places); ++k)

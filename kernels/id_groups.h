@@ -7,13 +7,6 @@
 
 namespace shardwise::kernels {
 
-/// The lowest and the highest id; {INT64_MAX, INT64_MIN} if there are no ids.
-struct IdRange {
-  int64_t lowest;
-  int64_t highest;
-};
-IdRange range_of(const Ids& ids, int64_t begin, int64_t end);
-
 /// A 64-bit hash of the ids and their order. The digests of parts add up to the digest of the whole.
 uint64_t digest_of(const Ids& ids, int64_t begin, int64_t end);
 
@@ -24,6 +17,14 @@ SHARDWISE_ANYWHERE inline uint64_t mixed(int64_t id, int64_t place) {
   word = (word ^ (word >> 27)) * 0x94d049bb133111eb;
   return word ^ (word >> 31);
 }
+
+/// The result of group_ids() for `n_ids` ids.
+struct Groups {
+  const int64_t* order;
+  const int64_t* starts;
+  int64_t n;
+  int64_t n_ids;
+};
 
 /// Output and scratch memory for group_ids(): `ids.n` entries each, except one more for `starts` and twice as many for `scratch`.
 struct GroupMemory {

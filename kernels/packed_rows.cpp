@@ -3,13 +3,12 @@
 #include "kernels/elements.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 
 namespace shardwise::kernels {
 namespace {
 
 constexpr int64_t kPackedColumns = 64;  // columns pooled at a time
-constexpr int64_t kPackedAhead = 16;    // ids between the prefetch of a row and its use
 
 struct PackedRow {
   const uint8_t* bytes;
@@ -66,7 +65,7 @@ struct Bag {
 template <class Id, class Take>
 void for_each_packed(const PackedTable& table, const Bags& bags, const Bag& bag, const Id* ids, const Take& take) {
   for (int64_t k = bag.begin; k < bag.end; ++k) {
-    if (k + kPackedAhead < bags.n_ids) table.prefetch_row(ids[k + kPackedAhead]);
+    if (k + kAhead < bags.n_ids) table.prefetch_row(ids[k + kAhead]);
     if (int64_t{ids[k]} != bags.padding && table.has(ids[k])) take(k, table.row(ids[k]));
   }
 }
@@ -87,8 +86,8 @@ void sum_columns(const PackedTable& table, const Bags& bags, const Bag& bag, con
 }
 
 template <class T, class Id>
-void max_columns(const PackedTable& table, const Bags& bags, const Bag& bag, const Id* ids, int64_t width, double none,
-                 T* result, int64_t* chosen) {
+void max_columns(const PackedTable& table, const Bags& bags, const Bag& bag, const Id* ids, int64_t width, T* result,
+                 int64_t* chosen) {
   bool is_first = true;
   for_each_packed(table, bags, bag, ids, [&](int64_t k, const PackedRow& row) {
     for (int64_t c = 0; c < width; ++c) {
@@ -100,54 +99,31 @@ void max_columns(const PackedTable& table, const Bags& bags, const Bag& bag, con
     is_first = false;
   });
   if (!is_first) return;
-  std::fill_n(result, width, static_cast<T>(static_cast<Sum<T>>(bag.n_counting > 0 ? none : 0)));
+  const Sum<T> value = bag.n_counting > 0 ? -std::numeric_limits<Sum<T>>::infinity() : 0;
+  std::fill_n(result, width, static_cast<T>(value));
   if (chosen != nullptr) std::fill_n(chosen, width, -1);
 }
 
 }  // namespace
 
-SHARDWISE_KERNEL void pack_rows(const Rows& table, const float* ranges, void* packed, int64_t begin, int64_t end) {
-  with_element(table.element, [&]<class T>(T) {
-    const int64_t step = packed_words(table.width) * 4;
-    for (int64_t r = begin; r < end; ++r) {
-      const T* row = static_cast<const T*>(table.data) + r * table.step;
-      auto* bytes = static_cast<uint8_t*>(packed) + r * step;
-      const float least = ranges[2 * r],
-                  scale = ranges[2 * r + 1] / 255 - least / 255;  // not (largest - least) / 255, which may overflow
-      for (int64_t c = 0; c < table.width; ++c) {
-        const double above = static_cast<double>(load(row[c])) - static_cast<double>(least);
-        const double q = scale > 0 ? std::nearbyint(above / static_cast<double>(scale)) : 0;
-        bytes[c] = static_cast<uint8_t>(std::clamp(q, 0.0, 255.0));
-      }
-      std::memset(bytes + table.width, 0, static_cast<size_t>(step - 8 - table.width));
-      const float numbers[2] = {scale, least};
-      std::memcpy(bytes + step - 8, numbers, sizeof numbers);
-    }
-  });
-}
-
-SHARDWISE_KERNEL void look_up_packed(const PackedRows& table, const Ids& ids, Miss miss, Element element, void* results,
+SHARDWISE_KERNEL void look_up_packed(const PackedRows& table, const Ids& ids, Element element, void* results,
                                      int64_t result_step, int64_t begin, int64_t end) {
   with_element(element, [&]<class T>(T) {
     with_ids(ids, [&](const auto* id) {
       const PackedTable rows(table);
       for (int64_t i = begin; i < end; ++i) {
-        if (i + kPackedAhead < ids.n) rows.prefetch_row(id[i + kPackedAhead]);
+        if (i + kAhead < ids.n) rows.prefetch_row(id[i + kAhead]);
         T* into = static_cast<T*>(results) + i * result_step;
-        if (rows.has(id[i])) {
-          const PackedRow row = rows.row(id[i]);
-          for (int64_t c = 0; c < table.width; ++c) into[c] = static_cast<T>(unpacked<Sum<T>>(row, c));
-        } else if (miss == Miss::kZero) {
-          std::fill_n(into, table.width, static_cast<T>(Sum<T>{0}));
-        }
+        if (!rows.has(id[i])) continue;
+        const PackedRow row = rows.row(id[i]);
+        for (int64_t c = 0; c < table.width; ++c) into[c] = static_cast<T>(unpacked<Sum<T>>(row, c));
       }
     });
   });
 }
 
 SHARDWISE_KERNEL void pool_packed(const PackedRows& table, const Ids& ids, const Bags& bags, Pooling pooling,
-                                  double none, Element element, void* results, int64_t* chosen, int64_t begin,
-                                  int64_t end) {
+                                  Element element, void* results, int64_t* chosen, int64_t begin, int64_t end) {
   with_element(element, [&]<class T>(T) {
     with_ids(ids, [&](const auto* id) {
       const PackedTable rows(table);
@@ -155,8 +131,7 @@ SHARDWISE_KERNEL void pool_packed(const PackedRows& table, const Ids& ids, const
         const Bag bag(bags, id, b);
         T* result = static_cast<T*>(results) + b * table.width;
         if (pooling == Pooling::kMax) {
-          max_columns(rows, bags, bag, id, table.width, none, result,
-                      chosen == nullptr ? nullptr : chosen + b * table.width);
+          max_columns(rows, bags, bag, id, table.width, result, chosen == nullptr ? nullptr : chosen + b * table.width);
           continue;
         }
         const auto divisor =

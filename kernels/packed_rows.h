@@ -6,7 +6,6 @@
 #pragma once
 
 #include "kernels/bag_pool.h"
-#include "kernels/row_lookup.h"
 
 namespace shardwise::kernels {
 
@@ -21,14 +20,11 @@ struct PackedRows {
 /// The number of 32-bit words in a packed row.
 SHARDWISE_ANYWHERE constexpr int64_t packed_words(int64_t width) { return (width + 3) / 4 + 2; }
 
-/// Packs rows [begin, end) of `table`. `ranges`: [n_rows, 2], the smallest and the largest number of each row, finite. If a row is split
-/// over several pieces, they are those of the whole row, so that each part is packed like the whole.
-void pack_rows(const Rows& table, const float* ranges, void* packed, int64_t begin, int64_t end);
-
-/// look_up() and pool() for packed rows. `results` and weights are of type `element`; sums are float32 (double for doubles).
-void look_up_packed(const PackedRows& table, const Ids& ids, Miss miss, Element element, void* results,
-                    int64_t result_step, int64_t begin, int64_t end);
-void pool_packed(const PackedRows& table, const Ids& ids, const Bags& bags, Pooling pooling, double none,
-                 Element element, void* results, int64_t* chosen, int64_t begin, int64_t end);
+/// look_up() and pool() for packed rows. `results` and weights are of type `element`; sums are float32 (double for doubles). A lookup keeps
+/// the results of ids in other pieces.
+void look_up_packed(const PackedRows& table, const Ids& ids, Element element, void* results, int64_t result_step,
+                    int64_t begin, int64_t end);
+void pool_packed(const PackedRows& table, const Ids& ids, const Bags& bags, Pooling pooling, Element element,
+                 void* results, int64_t* chosen, int64_t begin, int64_t end);
 
 }  // namespace shardwise::kernels

@@ -201,14 +201,13 @@ class Updater {
 
 /// Calls `use(g, sums)` for each group in [begin, end). `use` may change the sums, which cover all columns.
 template <class T, class Use>
-void for_each_row_sum(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin, int64_t end,
-                      const Use& use) {
+void for_each_row_sum(const GradRows& grads, const Groups& groups, int64_t begin, int64_t end, const Use& use) {
   constexpr int64_t kShort = 256;
   alignas(64) Sum<T> few[kShort];
   std::vector<Sum<T>> many(static_cast<size_t>(grads.width > kShort ? grads.width : 0));
   Sum<T>* row = many.empty() ? few : many.data();
   for (int64_t g = begin; g < end; ++g) {
-    for_each_block_of_group<T>(grads, order, starts, g, end, [&](int64_t first, const auto& block) {
+    for_each_block_of_group<T>(grads, groups, g, end, [&](int64_t first, const auto& block) {
       block.give([&](auto n, const Sum<T>* sum) { std::copy_n(sum, static_cast<int64_t>(n), row + first); });
     });
     use(g, row);
@@ -217,15 +216,15 @@ void for_each_row_sum(const GradRows& grads, const int64_t* order, const int64_t
 
 /// Updates the rows of the groups [begin, end). Pre: all of them are in the piece.
 template <class T>
-void update_piece(const UpdatedPiece& piece, const GradRows& grads, const int64_t* order, const int64_t* starts,
-                  const int64_t* rows, const RowTotals& totals, int64_t begin, int64_t end) {
+void update_piece(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups, const int64_t* rows,
+                  const RowTotals& totals, int64_t begin, int64_t end) {
   const Updater<T> updater(piece);
   const int64_t first_row = piece.table.first_row;
   const auto prefetch_later = [&](int64_t g) {
     if (g + kAhead < end) updater.prefetch_row(rows[g + kAhead] - first_row);
   };
   if (is_row_wise(piece.update.method) || is_lamb(piece.update.method)) {
-    for_each_row_sum<T>(grads, order, starts, begin, end, [&](int64_t g, Sum<T>* sum) {
+    for_each_row_sum<T>(grads, groups, begin, end, [&](int64_t g, Sum<T>* sum) {
       prefetch_later(g);
       updater.add_l2(rows[g] - first_row, sum);
       updater.change_whole(g, rows[g] - first_row, sum, totals);
@@ -234,7 +233,7 @@ void update_piece(const UpdatedPiece& piece, const GradRows& grads, const int64_
   }
   for (int64_t g = begin; g < end; ++g) {
     prefetch_later(g);
-    for_each_block_of_group<T>(grads, order, starts, g, end, [&](int64_t first, const auto& block) {
+    for_each_block_of_group<T>(grads, groups, g, end, [&](int64_t first, const auto& block) {
       block.give([&](auto n, const Sum<T>* sum) { updater.change(rows[g] - first_row, first, n, sum); });
     });
   }
@@ -242,38 +241,25 @@ void update_piece(const UpdatedPiece& piece, const GradRows& grads, const int64_
 
 }  // namespace
 
-SHARDWISE_KERNEL void grad_squares(const UpdatedPiece& piece, const GradRows& grads, const int64_t* order,
-                                   const int64_t* starts, const int64_t* rows, double* results, int64_t begin,
+SHARDWISE_KERNEL void lamb_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups,
+                                   const int64_t* rows, const RowTotals& totals, double* results, int64_t begin,
                                    int64_t end) {
   with_element(grads.element, [&]<class T>(T) {
     const Updater<T> updater(piece);
-    for_each_row_sum<T>(grads, order, starts, begin, end, [&](int64_t g, Sum<T>* sum) {
-      updater.add_l2(rows[g] - piece.table.first_row, sum);
-      results[g] = static_cast<double>(square_sum(sum, grads.width));
-    });
-  });
-}
-
-SHARDWISE_KERNEL void lamb_squares(const UpdatedPiece& piece, const GradRows& grads, const int64_t* order,
-                                   const int64_t* starts, const int64_t* rows, const RowTotals& totals, double* results,
-                                   int64_t begin, int64_t end) {
-  with_element(grads.element, [&]<class T>(T) {
-    const Updater<T> updater(piece);
-    for_each_row_sum<T>(grads, order, starts, begin, end, [&](int64_t g, Sum<T>* sum) {
+    for_each_row_sum<T>(grads, groups, begin, end, [&](int64_t g, Sum<T>* sum) {
       updater.add_l2(rows[g] - piece.table.first_row, sum);
       updater.lamb_squares(g, rows[g] - piece.table.first_row, sum, totals, results + 2 * g);
     });
   });
 }
 
-SHARDWISE_KERNEL void update_rows(const UpdatedPiece* pieces, int64_t n_pieces, const GradRows& grads,
-                                  const int64_t* order, const int64_t* starts, const int64_t* rows,
-                                  const RowTotals& totals, int64_t begin, int64_t end) {
+SHARDWISE_KERNEL void update_rows(const UpdatedPieces& pieces, const GradRows& grads, const Groups& groups,
+                                  const int64_t* rows, const RowTotals& totals, int64_t begin, int64_t end) {
   const auto first_from = [&](int64_t row) { return std::lower_bound(rows + begin, rows + end, row) - rows; };
   with_element(grads.element, [&]<class T>(T) {
-    for (int64_t p = 0; p < n_pieces; ++p) {
-      const Rows& table = pieces[p].table;
-      update_piece<T>(pieces[p], grads, order, starts, rows, totals, first_from(table.first_row),
+    for (int64_t p = 0; p < pieces.n; ++p) {
+      const Rows& table = pieces.here[p].table;
+      update_piece<T>(pieces.here[p], grads, groups, rows, totals, first_from(table.first_row),
                       first_from(table.first_row + table.n_rows));
     }
   });

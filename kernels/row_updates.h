@@ -4,7 +4,7 @@
 // not change and neither does their state: as in torch.optim.SparseAdam, Adam's moments do not decay there, and weights do not decay.
 #pragma once
 
-#include "kernels/rows.h"
+#include "kernels/id_groups.h"
 #include "kernels/stochastic_rounding.h"
 
 #include <cmath>
@@ -67,23 +67,25 @@ struct UpdatedPiece {
   RowUpdate update;
 };
 
-/// row| / |u| from the squares of both; 1 if one of them is 0.
+/// Pieces that ascend by `first_row`, do not overlap, and have the gradients' width and element.
+struct UpdatedPieces {
+  const UpdatedPiece* here;  // in host memory
+  int64_t n;
+  const UpdatedPiece* there = nullptr;  // the same in device memory, for kernels on GPUs; needed if there are several
+};
+
+/// |row| / |u| from the squares of both; 1 if one of them is 0.
 SHARDWISE_ANYWHERE inline double trust_ratio(double row_squares, double step_squares) {
   return row_squares > 0 && step_squares > 0 ? std::sqrt(row_squares / step_squares) : 1.0;
 }
 
-/// For g in [begin, end): results[g] = the sum of squares of group g's gradient over these columns. l2 and, unless it is 0, the rows are
-/// read from `piece`.
-void grad_squares(const UpdatedPiece& piece, const GradRows& grads, const int64_t* order, const int64_t* starts,
-                  const int64_t* rows, double* results, int64_t begin, int64_t end);
-
 /// results[2 g], results[2 g + 1] = the sums of squares of the row and of LAMB's u over these columns. Changes no row or state.
-void lamb_squares(const UpdatedPiece& piece, const GradRows& grads, const int64_t* order, const int64_t* starts,
-                  const int64_t* rows, const RowTotals& totals, double* results, int64_t begin, int64_t end);
+void lamb_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups, const int64_t* rows,
+                  const RowTotals& totals, double* results, int64_t begin, int64_t end);
 
-/// Updates row `rows[g]` and its state for each group g in [begin, end); groups are those of group_ids(). The rows are divided among
-/// `n_pieces` pieces, which ascend by `first_row`, do not overlap, and have the gradients' width and element. Rows in no piece are skipped.
-void update_rows(const UpdatedPiece* pieces, int64_t n_pieces, const GradRows& grads, const int64_t* order,
-                 const int64_t* starts, const int64_t* rows, const RowTotals& totals, int64_t begin, int64_t end);
+/// Updates row `rows[g]` and its state for each group g in [begin, end). The rows are divided among the pieces. Rows in no piece are
+/// skipped.
+void update_rows(const UpdatedPieces& pieces, const GradRows& grads, const Groups& groups, const int64_t* rows,
+                 const RowTotals& totals, int64_t begin, int64_t end);
 
 }  // namespace shardwise::kernels

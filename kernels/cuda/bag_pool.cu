@@ -3,6 +3,8 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/launch.h"
 
+#include <cmath>
+
 namespace shardwise::kernels::cuda {
 namespace {
 
@@ -68,8 +70,7 @@ __global__ void __launch_bounds__(kThreads) sum_bags(Rows table, Ids ids, Bags b
 }
 
 template <class T, int kN>
-__global__ void __launch_bounds__(kThreads)
-    max_bags(Rows table, Ids ids, Bags bags, Sum<T> none, T* results, int64_t* chosen) {
+__global__ void __launch_bounds__(kThreads) max_bags(Rows table, Ids ids, Bags bags, T* results, int64_t* chosen) {
   const int64_t index = team_index();
   if (index >= bags.n) return;
   const Bag bag(bags, index);
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(kThreads)
     Sum<T> largest[kN];
     int64_t places[kN];
 #pragma unroll
-    for (int c = 0; c < kN; ++c) largest[c] = none, places[c] = -1;
+    for (int c = 0; c < kN; ++c) largest[c] = -INFINITY, places[c] = -1;
     const auto compare = [&](int64_t k, const Pack<T, kN>& pack) {
 #pragma unroll
       for (int c = 0; c < kN; ++c) {
@@ -97,30 +98,6 @@ __global__ void __launch_bounds__(kThreads)
     if (chosen == nullptr) continue;
 #pragma unroll
     for (int c = 0; c < kN; ++c) chosen[index * width + column + c] = places[c];
-  }
-}
-
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    write_spread(Bags bags, Ids ids, bool is_mean, int64_t* bag_of, Sum<T>* factors) {
-  const int64_t index = team_index();
-  if (index >= bags.n) return;
-  const Bag bag(bags, index);
-  int64_t n = 1;
-  if (is_mean && factors != nullptr) {
-    n = bag.end - bag.begin;
-    if (bags.padding >= 0) {
-      n = 0;
-      for (int64_t k = bag.begin + threadIdx.x; k < bag.end; k += blockDim.x) n += !is_padding(bags, id_at(ids, k));
-      n = team_sum(n);
-    }
-    n = n > 1 ? n : 1;
-  }
-  const auto* weights = static_cast<const T*>(bags.weights);
-  for (int64_t k = bag.begin + threadIdx.x; k < bag.end; k += blockDim.x) {
-    bag_of[k] = index;
-    if (factors != nullptr)
-      factors[k] = (weights == nullptr ? Sum<T>{1} : static_cast<Sum<T>>(weights[k])) / static_cast<Sum<T>>(n);
   }
 }
 
@@ -145,26 +122,17 @@ __global__ void __launch_bounds__(kThreads) dot(Rows table, Ids ids, int64_t pad
 
 }  // namespace
 
-void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, double none, void* results,
-          int64_t* chosen, void* stream) {
+void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, void* results, int64_t* chosen,
+          void* stream) {
   const int64_t alignment = std::min(alignment_of_rows(table), alignment_of({results}, {}));
   with_packs(table.element, alignment, [&]<class T, int kN>(T, Columns<kN>) {
     const Teams teams(divided_up(table.width, kN));
     auto* into = static_cast<T*>(results);
     if (pooling == Pooling::kMax)
-      launch("pool", max_bags<T, kN>, teams, bags.n, 1, false, stream, table, ids, bags, static_cast<Sum<T>>(none),
-             into, chosen);
+      launch("pool", max_bags<T, kN>, teams, bags.n, 1, false, stream, table, ids, bags, into, chosen);
     else
       launch("pool", sum_bags<T, kN>, teams, bags.n, 1, false, stream, table, ids, bags, pooling == Pooling::kMean,
              into);
-  });
-}
-
-void spread_bags(const Bags& bags, const Ids& ids, Pooling pooling, Element element, int64_t* bag_of, void* factors,
-                 void* stream) {
-  with_packs(element, 1, [&]<class T, int kN>(T, Columns<kN>) {
-    launch("spread_bags", write_spread<T>, Teams(8), bags.n, 1, true, stream, bags, ids, pooling == Pooling::kMean,
-           bag_of, static_cast<Sum<T>*>(factors));
   });
 }
 

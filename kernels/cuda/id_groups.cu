@@ -79,27 +79,6 @@ __global__ void write_groups(const uint64_t* words, const uint64_t* numbers, int
   *n_groups = number;
 }
 
-__global__ void set_empty(IdRange* range) { *range = {INT64_MAX, INT64_MIN}; }
-
-__global__ void __launch_bounds__(kThreads) find_range(Ids ids, IdRange* range) {
-  long long lowest = INT64_MAX, highest = INT64_MIN;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.y * blockDim.x + threadIdx.x; i < ids.n;
-       i += int64_t{gridDim.x} * kThreads) {
-    const long long id = id_at(ids, i);
-    lowest = id < lowest ? id : lowest;
-    highest = id > highest ? id : highest;
-  }
-  for (unsigned step = 16; step > 0; step /= 2) {
-    const long long other_lowest = __shfl_xor_sync(~0u, lowest, step),
-                    other_highest = __shfl_xor_sync(~0u, highest, step);
-    lowest = other_lowest < lowest ? other_lowest : lowest;
-    highest = other_highest > highest ? other_highest : highest;
-  }
-  if (threadIdx.x != 0) return;
-  atomicMin(reinterpret_cast<long long*>(&range->lowest), lowest);
-  atomicMax(reinterpret_cast<long long*>(&range->highest), highest);
-}
-
 __global__ void __launch_bounds__(kThreads) assert_rows(Ids ids, int64_t n_rows) {
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.y * blockDim.x + threadIdx.x; i < ids.n;
        i += int64_t{gridDim.x} * kThreads) {
@@ -122,12 +101,6 @@ __global__ void __launch_bounds__(kThreads) find_digest(Ids ids, uint64_t* diges
 constexpr int64_t kMostRows = 2048;  // of 32 ids each; warps loop over the rest, so that few atomics meet
 
 }  // namespace
-
-void range_of(const Ids& ids, IdRange* range, void* stream) {
-  const Teams one(1), warps(32);
-  launch("range_of", set_empty, one, 1, 1, true, stream, range);
-  launch("range_of", find_range, warps, std::min(kMostRows, divided_up(ids.n, 32)), 1, true, stream, ids, range);
-}
 
 void check_rows(const Ids& ids, int64_t n_rows, void* stream) {
   launch("check_rows", assert_rows, Teams(32), std::min(kMostRows, divided_up(ids.n, 32)), 1, true, stream, ids,

@@ -4,6 +4,8 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/stochastic_rounding.h"
 
+#include <cmath>
+
 namespace shardwise::kernels::cuda {
 namespace {
 
@@ -35,25 +37,23 @@ __device__ int64_t first_column() { return (int64_t{blockIdx.y} * blockDim.x + t
 __device__ int64_t column_step() { return int64_t{gridDim.y} * blockDim.x * kColumns; }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    unpack(PackedRows table, Ids ids, bool keeps, T* results, int64_t result_step) {
+__global__ void __launch_bounds__(kThreads) unpack(PackedRows table, Ids ids, T* results, int64_t result_step) {
   const int64_t i = team_index();
   if (i >= ids.n) return;
   const PackedRow row = packed_row(table, id_at(ids, i));
-  if (row.words == nullptr && keeps) return;
+  if (row.words == nullptr) return;
   for (int64_t column = first_column(); column < table.width; column += column_step()) {
-    const unsigned word = row.words == nullptr ? 0 : row.words[column / kColumns];
+    const unsigned word = row.words[column / kColumns];
 #pragma unroll
     for (int c = 0; c < kColumns; ++c)
       if (column + c < table.width)
-        results[i * result_step + column + c] =
-            static_cast<T>(row.words == nullptr ? Sum<T>{0} : unpacked<Sum<T>>(row, word, c));
+        results[i * result_step + column + c] = static_cast<T>(unpacked<Sum<T>>(row, word, c));
   }
 }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    pool_bags(PackedRows table, Ids ids, Bags bags, Pooling pooling, Sum<T> none, T* results, int64_t* chosen) {
+    pool_bags(PackedRows table, Ids ids, Bags bags, Pooling pooling, T* results, int64_t* chosen) {
   using S = Sum<T>;
   const int64_t b = team_index();
   if (b >= bags.n) return;
@@ -86,59 +86,28 @@ __global__ void __launch_bounds__(kThreads)
       if (column + c >= table.width) continue;
       const int64_t at = b * table.width + column + c;
       if (pooling == Pooling::kMean && n_counting > 1) values[c] /= static_cast<S>(n_counting);
-      if (pooling == Pooling::kMax && places[c] < 0) values[c] = n_counting > 0 ? none : S{0};
+      if (pooling == Pooling::kMax && places[c] < 0) values[c] = n_counting > 0 ? S{-INFINITY} : S{0};
       results[at] = static_cast<T>(values[c]);
       if (pooling == Pooling::kMax && chosen != nullptr) chosen[at] = places[c];
     }
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads) pack(Rows table, const float* ranges, unsigned* packed) {
-  const int64_t row = team_index();
-  if (row >= table.n_rows) return;
-  const T* elements = static_cast<const T*>(table.data) + row * table.step;
-  const float least = ranges[2 * row], scale = ranges[2 * row + 1] / 255 - least / 255;
-  unsigned* words = packed + row * packed_words(table.width);
-  for (int64_t column = int64_t{threadIdx.x} * kColumns; column < table.width;
-       column += int64_t{blockDim.x} * kColumns) {
-    unsigned word = 0;
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      if (column + c >= table.width || !(scale > 0)) continue;
-      const double above = static_cast<double>(static_cast<Sum<T>>(elements[column + c])) - static_cast<double>(least);
-      const double q = nearbyint(above / static_cast<double>(scale));
-      word |= static_cast<unsigned>(fmin(fmax(q, 0.0), 255.0)) << (8 * c);
-    }
-    words[column / kColumns] = word;
-  }
-  if (threadIdx.x > 0) return;
-  words[packed_words(table.width) - 2] = bits_of(scale);
-  words[packed_words(table.width) - 1] = bits_of(least);
-}
-
 }  // namespace
 
-void pack_rows(const Rows& table, const float* ranges, void* packed, void* stream) {
-  with_packs(table.element, 1, [&]<class T, int kN>(T, Columns<kN>) {
-    launch("pack_rows", pack<T>, Teams(std::max<int64_t>(1, divided_up(table.width, kColumns))), table.n_rows, 1, true,
-           stream, table, ranges, static_cast<unsigned*>(packed));
-  });
-}
-
-void look_up_packed(const PackedRows& table, const Ids& ids, Miss miss, Element element, void* results,
-                    int64_t result_step, void* stream) {
+void look_up_packed(const PackedRows& table, const Ids& ids, Element element, void* results, int64_t result_step,
+                    void* stream) {
   with_packs(element, 1, [&]<class T, int kN>(T, Columns<kN>) {
     launch("look_up_packed", unpack<T>, Teams(divided_up(table.width, kColumns)), ids.n, 1, false, stream, table, ids,
-           miss == Miss::kKeep, static_cast<T*>(results), result_step);
+           static_cast<T*>(results), result_step);
   });
 }
 
-void pool_packed(const PackedRows& table, const Ids& ids, const Bags& bags, Pooling pooling, double none,
-                 Element element, void* results, int64_t* chosen, void* stream) {
+void pool_packed(const PackedRows& table, const Ids& ids, const Bags& bags, Pooling pooling, Element element,
+                 void* results, int64_t* chosen, void* stream) {
   with_packs(element, 1, [&]<class T, int kN>(T, Columns<kN>) {
     launch("pool_packed", pool_bags<T>, Teams(divided_up(table.width, kColumns)), bags.n, 1, false, stream, table, ids,
-           bags, pooling, static_cast<Sum<T>>(none), static_cast<T*>(results), chosen);
+           bags, pooling, static_cast<T*>(results), chosen);
   });
 }
 

@@ -25,20 +25,18 @@ int64_t sum_scratch(const GradRows& grads, int64_t n_ids) {
   return divided_up(n_parts * grads.width * sum_bytes, 16) * 16 + 3 * n_ids * 8;
 }
 
-void sum_groups(const GradRows& grads, const Groups& groups, const int64_t* rows, void* results, int64_t result_step,
-                void* scratch, void* stream) {
-  const int64_t bytes = size_of(grads.element);
-  const int64_t alignment =
-      alignment_of({grads.data, results, scratch}, {grads.step * bytes, grads.width * bytes, result_step * bytes});
-  with_packs(grads.element, alignment, [&]<class T, int kN>(T, Columns<kN>) {
-    for_each_sum<T, kN>("sum_groups", grads, groups, false, scratch, stream,
-                        WrittenRows<T>{static_cast<T*>(results), rows, result_step});
-  });
+void sum_groups(const GradRows& grads, const Groups& groups, void* results, void* scratch, void* stream) {
+  sum_rows(grads, groups, nullptr, results, scratch, stream);
 }
 
-void clear(void* memory, int64_t n_bytes, void* stream) {
-  if (n_bytes > 0)
-    check(cudaMemsetAsync(memory, 0, static_cast<size_t>(n_bytes), static_cast<cudaStream_t>(stream)), "clear");
+void sum_rows(const GradRows& grads, const Groups& groups, const int64_t* rows, void* results, void* scratch,
+              void* stream) {
+  const int64_t bytes = size_of(grads.element);
+  const int64_t alignment = alignment_of({grads.data, results, scratch}, {grads.step * bytes, grads.width * bytes});
+  with_packs(grads.element, alignment, [&]<class T, int kN>(T, Columns<kN>) {
+    for_each_sum<T, kN>("sum_groups", grads, groups, false, scratch, stream,
+                        WrittenRows<T>{static_cast<T*>(results), rows, grads.width});
+  });
 }
 
 }  // namespace shardwise::kernels::cuda

@@ -280,11 +280,11 @@ double* numbers_in(void* scratch, const GradRows& grads, int64_t n_ids) {
   return reinterpret_cast<double*>(static_cast<char*>(scratch) + sum_scratch(grads, n_ids)) - 3 * n_ids;
 }
 
-int64_t alignment_of_all(const UpdatedPiece* pieces, int64_t n_pieces, const GradRows& grads, const void* scratch) {
+int64_t alignment_of_all(const UpdatedPieces& pieces, const GradRows& grads, const void* scratch) {
   const int64_t bytes = size_of(grads.element);
   int64_t alignment = alignment_of({grads.data, scratch}, {grads.step * bytes, grads.width * bytes});
-  for (int64_t p = 0; p < n_pieces; ++p) {
-    const UpdatedPiece& piece = pieces[p];
+  for (int64_t p = 0; p < pieces.n; ++p) {
+    const UpdatedPiece& piece = pieces.here[p];
     alignment = std::min(
         alignment, alignment_of({piece.table.data, piece.state.first, piece.state.second}, {piece.table.step * bytes}));
   }
@@ -314,18 +314,9 @@ Totals found_totals(const Source& source, bool any_row_wise, bool any_lamb, cons
 
 }  // namespace
 
-void grad_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups, const int64_t* rows,
-                  double* results, void* scratch, void* stream) {
-  with_packs(grads.element, alignment_of_all(&piece, 1, grads, scratch), [&]<class T, int kN>(T, Columns<kN>) {
-    using S = Sum<T>;
-    for_each_sum<T, kN>("grad_squares", grads, groups, true, scratch, stream,
-                        SquaresOf<T, OnePiece<S>>{{piece, Rates<S>(piece.update)}, rows, results});
-  });
-}
-
 void lamb_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups, const int64_t* rows,
                   const RowTotals& totals, double* results, void* scratch, void* stream) {
-  with_packs(grads.element, alignment_of_all(&piece, 1, grads, scratch), [&]<class T, int kN>(T, Columns<kN>) {
+  with_packs(grads.element, alignment_of_all({&piece, 1}, grads, scratch), [&]<class T, int kN>(T, Columns<kN>) {
     using S = Sum<T>;
     const OnePiece<S> source{piece, Rates<S>(piece.update)};
     Totals found = found_totals<T, kN>(source, is_row_wise(piece.update.method), false, grads, groups, rows, totals,
@@ -335,15 +326,15 @@ void lamb_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups
   });
 }
 
-void update_rows(const UpdatedPiece* pieces, const UpdatedPiece* pieces_there, int64_t n_pieces, const GradRows& grads,
-                 const Groups& groups, const int64_t* rows, const RowTotals& totals, void* scratch, void* stream) {
+void update_rows(const UpdatedPieces& pieces, const GradRows& grads, const Groups& groups, const int64_t* rows,
+                 const RowTotals& totals, void* scratch, void* stream) {
   const auto any = [&](bool (*is_so)(UpdateMethod)) {
-    return std::any_of(pieces, pieces + n_pieces,
+    return std::any_of(pieces.here, pieces.here + pieces.n,
                        [&](const UpdatedPiece& piece) { return is_so(piece.update.method); });
   };
   const bool any_row_wise = any([](UpdateMethod method) { return is_row_wise(method); });
   const bool any_lamb = any([](UpdateMethod method) { return is_lamb(method); });
-  with_packs(grads.element, alignment_of_all(pieces, n_pieces, grads, scratch), [&]<class T, int kN>(T, Columns<kN>) {
+  with_packs(grads.element, alignment_of_all(pieces, grads, scratch), [&]<class T, int kN>(T, Columns<kN>) {
     using S = Sum<T>;
     const auto update = [&](const auto& source) {
       const Totals found =
@@ -351,10 +342,10 @@ void update_rows(const UpdatedPiece* pieces, const UpdatedPiece* pieces_there, i
       for_each_sum<T, kN>("update_rows", grads, groups, any_row_wise || any_lamb, scratch, stream,
                           UpdatedRows<T, std::decay_t<decltype(source)>>{source, rows, found});
     };
-    if (n_pieces == 1)
-      update(OnePiece<S>{pieces[0], Rates<S>(pieces[0].update)});
-    else if (n_pieces > 1)
-      update(SomePieces<S>{pieces_there, n_pieces});
+    if (pieces.n == 1)
+      update(OnePiece<S>{pieces.here[0], Rates<S>(pieces.here[0].update)});
+    else if (pieces.n > 1)
+      update(SomePieces<S>{pieces.there, pieces.n});
   });
 }
 

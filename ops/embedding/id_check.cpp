@@ -3,15 +3,23 @@
 #include "ops/embedding/kernel_launch.h"
 #include "ops/embedding/row_kernels.h"
 #include "ops/support/agreed_range.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/tensor/dtensor_impl.h"
 #include "text/check.h"
+
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/stack.h>
 
 #include <algorithm>
 
 namespace shardwise {
 
 void IdBounds::add(const at::Tensor& ids) {
-  if (const auto range = range_of_ids(ids)) add(range->first, range->second);
+  check_not_traced("embedding lookup");
+  if (ids.numel() == 0) return;
+  const auto [least, most] = at::aminmax(ids);
+  const at::Tensor both = at::stack({least, most}).cpu();
+  add(both[0].item<int64_t>(), both[1].item<int64_t>());
 }
 
 void IdBounds::add(int64_t other_lowest, int64_t other_highest) {

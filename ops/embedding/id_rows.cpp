@@ -167,18 +167,6 @@ void IdRows::commit(const IdRowState& state, const IdUses& uses, int64_t step, c
   }
 }
 
-at::Tensor hashed_rows(const at::Tensor& ids, int64_t n_rows, int64_t seed) {
-  const at::Tensor source = ids.to(at::kCPU, at::kLong).contiguous();
-  at::Tensor rows = at::empty(ids.sizes(), source.options());
-  const auto* id = numbers_of(source);
-  auto* row = rows.mutable_data_ptr<int64_t>();
-  share_out(ids.numel(), sizeof(int64_t), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      row[i] = static_cast<int64_t>(kernels::mixed(id[i], seed) % static_cast<uint64_t>(n_rows));
-  });
-  return rows.to(ids.device());
-}
-
 namespace {
 
 /// A number in [0, 1) with 53 random bits.

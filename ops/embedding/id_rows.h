@@ -92,9 +92,6 @@ class IdRows {
   mutable std::vector<int32_t> arrival_of_;  // per bucket of this rank; -1 except within assign()
 };
 
-/// Rows of [0, n_rows) by the ids' hashes, int64 of the ids' shape. Ids may share rows. Cost: one pass.
-at::Tensor hashed_rows(const at::Tensor& ids, int64_t n_rows, int64_t seed);
-
 enum class Fill : uint8_t { kConstant, kUniform, kNormal };
 
 /// The values of new rows.

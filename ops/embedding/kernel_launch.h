@@ -1,8 +1,6 @@
 // ops/embedding/kernel_launch.h: runs a kernel of kernels/ on the device of its memory: on the CPU's threads, or on the current stream of a GPU.
 //
-//   run_parts(table.device(), n, bytes,
-//             [&](int64_t begin, int64_t end) { kernels::look_up(..., begin, end); },
-//             [&](auto stream) { kernels::cuda::look_up(..., stream); });
+//   run_parts(table.device(), n, bytes, [&](auto... where) { kernels::look_up(..., where...); });   // (begin, end), or (stream)
 #pragma once
 
 #include <c10/core/DeviceGuard.h>
@@ -53,10 +51,12 @@ std::invoke_result_t<OnCpu> run_kernel(c10::Device device, const OnCpu& on_cpu, 
   }
 }
 
-/// The same for a kernel that runs on several CPU threads: `on_cpu(begin, end)` works on a part of [0, n).
-template <class OnCpu, class OnGpu>
-void run_parts(c10::Device device, int64_t n, int64_t bytes_per_item, const OnCpu& on_cpu, const OnGpu& on_gpu) {
-  run_kernel(device, [&] { share_out(n, bytes_per_item, on_cpu); }, on_gpu);
+/// Calls `kernel(begin, end)` for parts of [0, n) on several CPU threads, or `kernel(stream)` on a GPU. `kernel` takes `auto...`.
+template <class Kernel>
+void run_parts(c10::Device device, int64_t n, int64_t bytes_per_item, const Kernel& kernel) {
+  run_kernel(
+      device, [&] { share_out(n, bytes_per_item, [&](int64_t begin, int64_t end) { kernel(begin, end); }); },
+      [&](auto stream) { kernel(stream); });
 }
 
 }  // namespace shardwise

@@ -8,10 +8,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
-#include <type_traits>
-#include <vector>
 
 namespace shardwise {
 
@@ -44,30 +41,19 @@ inline int64_t row_bytes(const kernels::Rows& rows) { return row_bytes(rows.widt
 inline int64_t row_bytes(const kernels::GradRows& rows) { return row_bytes(rows.width, rows.element); }
 inline int64_t ids_per_bag(const kernels::Bags& bags) { return 1 + bags.n_ids / std::max<int64_t>(bags.n, 1); }
 
-/// Copies `values` to the device of `like`, as bytes.
-template <class Value>
-at::Tensor on_device(const std::vector<Value>& values, const at::Tensor& like) {
-  static_assert(std::is_trivially_copyable_v<Value>);
-  const auto n_bytes = static_cast<int64_t>(values.size() * sizeof(Value));
-  const at::Tensor here = at::empty({n_bytes}, at::kByte);
-  std::memcpy(here.mutable_data_ptr(), values.data(), static_cast<size_t>(n_bytes));
-  return here.to(like.device());
-}
-
-/// Runs a kernel that sums gradients by groups: `on_cpu(order, starts, begin, end)` for parts of [0, n), or
-/// `on_gpu(groups, scratch, stream)`.
-template <class OnCpu, class OnGpu>
+/// Runs a kernel that sums gradients by groups: `kernel(groups, begin, end)` for parts of [0, n), or `kernel(groups, scratch, stream)`.
+template <class Kernel>
 void run_sums(const kernels::GradRows& grads, const IdGroups& id_groups, int64_t n, int64_t bytes_per_item,
-              const OnCpu& on_cpu, const OnGpu& on_gpu) {
-  const cuda::Groups groups{numbers_of(id_groups.order), numbers_of(id_groups.starts), id_groups.n(),
-                            id_groups.order.numel()};
-  run_parts(
-      id_groups.order.device(), n, bytes_per_item,
-      [&](int64_t begin, int64_t end) { on_cpu(groups.order, groups.starts, begin, end); },
+              const Kernel& kernel) {
+  const kernels::Groups groups{numbers_of(id_groups.order), numbers_of(id_groups.starts), id_groups.n(),
+                               id_groups.order.numel()};
+  run_kernel(
+      id_groups.order.device(),
+      [&] { share_out(n, bytes_per_item, [&](int64_t begin, int64_t end) { kernel(groups, begin, end); }); },
       [&](auto stream) {
         const at::Tensor scratch =
             at::empty({cuda::sum_scratch(grads, groups.n_ids)}, id_groups.order.options().dtype(at::kByte));
-        on_gpu(groups, scratch.mutable_data_ptr(), stream);
+        kernel(groups, scratch.mutable_data_ptr(), stream);
       });
 }
 

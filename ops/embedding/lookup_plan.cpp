@@ -119,19 +119,13 @@ LookupPlan make_plan(const Spec& table, const Spec& ids, const LookupOptions& op
   return plan;
 }
 
-/// A plan and the arguments that it was made for.
+/// The arguments of a plan.
 struct Planned {
   SpecPtr table, ids;
-  LookupExchange exchange;
+  LookupExchange exchange = LookupExchange::kAuto;
   std::vector<Link> links;
   std::optional<int64_t> n_results;
-  LookupPlanPtr plan;
-
-  bool is_of(const SpecPtr& of_table, const SpecPtr& of_ids, const LookupOptions& options,
-             std::optional<int64_t> of_results) const {
-    return table == of_table && ids == of_ids && exchange == options.exchange && n_results == of_results &&
-           links == options.links;
-  }
+  bool operator==(const Planned&) const = default;
 };
 
 constexpr size_t kCacheSlots = 256;  // direct-mapped: a plan replaces another one of the same hash
@@ -148,18 +142,19 @@ bool LookupPlan::splits_ids() const {
 
 LookupPlanPtr plan_lookup(const SpecPtr& table, const SpecPtr& ids, const LookupOptions& options,
                           std::optional<int64_t> n_results) {
-  static thread_local std::vector<Planned> plans(kCacheSlots);
+  static thread_local std::vector<std::pair<Planned, LookupPlanPtr>> plans(kCacheSlots);
   const auto hash = (reinterpret_cast<uintptr_t>(table.get()) * 31 + reinterpret_cast<uintptr_t>(ids.get())) *
                     uintptr_t{0x9E3779B97F4A7C15};
-  Planned& place = plans[hash >> 56];
-  if (place.is_of(table, ids, options, n_results)) return place.plan;
+  auto& [known, plan] = plans[hash >> 56];
+  Planned wanted{table, ids, options.exchange, options.links, n_results};
+  if (plan && known == wanted) return plan;
   drop_unused([](const UnusedMeshes& unused) {
-    for (Planned& known : plans)
-      if (unused.has(known.table) || unused.has(known.ids)) known = {};
+    for (auto& place : plans)
+      if (unused.has(place.first.table) || unused.has(place.first.ids)) place = {};
   });
-  place = {table,         ids,       options.exchange,
-           options.links, n_results, std::make_shared<const LookupPlan>(make_plan(*table, *ids, options, n_results))};
-  return place.plan;
+  plan = std::make_shared<const LookupPlan>(make_plan(*table, *ids, options, n_results));
+  known = std::move(wanted);
+  return plan;
 }
 
 LookupBackwardPlan plan_lookup_backward(const Spec& table, c10::ArrayRef<Placement> found,

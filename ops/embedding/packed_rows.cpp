@@ -3,29 +3,35 @@
 #include "ops/embedding/kernel_views.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 
-#include <limits>
+#include <algorithm>
 
 namespace shardwise {
-namespace {
 
-/// `words` are contiguous.
-kernels::PackedRows packed_rows_of(const at::Tensor& words, int64_t first_row, int64_t width) {
-  return {words.const_data_ptr(), first_row, words.size(0), width};
+at::Tensor codes_in(const at::Tensor& words, int64_t width) { return words.view(at::kByte).narrow(1, 0, width); }
+
+at::Tensor scales_and_offsets_in(const at::Tensor& words) {
+  return words.narrow(1, words.size(1) - 2, 2).view(at::kFloat);
 }
 
-}  // namespace
-
 at::Tensor pack_rows(const at::Tensor& rows, const at::Tensor& ranges) {
-  const at::Tensor from = with_dense_rows(rows), of_rows = ranges.to(at::kFloat).contiguous();
-  at::Tensor words = at::empty({rows.size(0), kernels::packed_words(rows.size(1))}, rows.options().dtype(at::kInt));
-  const kernels::Rows table = rows_of(from, 0);
-  const auto* range = of_rows.const_data_ptr<float>();
-  void* into = words.mutable_data_ptr();
-  run_parts(
-      rows.device(), table.n_rows, row_bytes(table),
-      [&](int64_t begin, int64_t end) { kernels::pack_rows(table, range, into, begin, end); },
-      [&](auto stream) { cuda::pack_rows(table, range, into, stream); });
+  constexpr int64_t kRowsAtOnce = 1 << 12;
+  const int64_t width = rows.size(1);
+  at::Tensor words = at::zeros({rows.size(0), kernels::packed_words(width)}, rows.options().dtype(at::kInt));
+  for (int64_t begin = 0; begin < rows.size(0); begin += kRowsAtOnce) {
+    const int64_t n = std::min(kRowsAtOnce, rows.size(0) - begin);
+    const at::Tensor least = ranges.narrow(0, begin, n).select(1, 0), largest = ranges.narrow(0, begin, n).select(1, 1);
+    const at::Tensor scale = largest / 255 - least / 255;  // not (largest - least) / 255, which may overflow
+    const auto per_row = [](const at::Tensor& numbers) { return numbers.to(at::kDouble).unsqueeze(1); };
+    const at::Tensor steps = rows.narrow(0, begin, n).to(at::kDouble).sub_(per_row(least)).div_(per_row(scale));
+    const at::Tensor codes = at::where(per_row(scale).gt(0), steps.round_().clamp_(0, 255), 0.0);
+    const at::Tensor into = words.narrow(0, begin, n);
+    codes_in(into, width).copy_(codes);
+    scales_and_offsets_in(into).copy_(at::stack({scale, least}, 1));
+  }
   return words;
 }
 
@@ -33,36 +39,28 @@ void lookup_packed_rows_into(const at::Tensor& results, const at::Tensor& words,
                              int64_t first_row) {
   if (results.numel() == 0) return;
   const at::Tensor all_ids = ids.contiguous();
-  const kernels::PackedRows table = packed_rows_of(words, first_row, results.size(-1));
+  const kernels::PackedRows table{words.const_data_ptr(), first_row, words.size(0), results.size(-1)};
   const kernels::Ids wanted = ids_of(all_ids);
   const kernels::Element element = element_of(results.scalar_type());
   const int64_t step = results.stride(-2);
   void* into = results.mutable_data_ptr();
-  run_parts(
-      words.device(), wanted.n, row_bytes(table.width, element),
-      [&](int64_t begin, int64_t end) {
-        kernels::look_up_packed(table, wanted, kernels::Miss::kKeep, element, into, step, begin, end);
-      },
-      [&](auto stream) { cuda::look_up_packed(table, wanted, kernels::Miss::kKeep, element, into, step, stream); });
+  run_parts(words.device(), wanted.n, row_bytes(table.width, element),
+            [&](auto... where) { kernels::look_up_packed(table, wanted, element, into, step, where...); });
 }
 
 at::Tensor pool_packed_rows(const at::Tensor& words, int64_t width, at::ScalarType dtype, int64_t first_row,
                             const IdBags& bags, kernels::Pooling pooling, at::Tensor* chosen) {
   at::Tensor results = at::empty({bags.offsets.numel(), width}, words.options().dtype(dtype));
   if (chosen != nullptr) *chosen = at::empty(results.sizes(), numbers_like(words));
-  const kernels::PackedRows table = packed_rows_of(words, first_row, width);
+  const kernels::PackedRows table{words.const_data_ptr(), first_row, words.size(0), width};
   const kernels::Ids ids = ids_of(bags.ids);
   const kernels::Bags raw_bags = bags_of(bags);
   const kernels::Element element = element_of(dtype);
-  constexpr double kNone = -std::numeric_limits<double>::infinity();
   void* into = results.mutable_data_ptr();
   auto* places = chosen == nullptr ? nullptr : chosen->mutable_data_ptr<int64_t>();
-  run_parts(
-      words.device(), raw_bags.n, row_bytes(width, element) * ids_per_bag(raw_bags),
-      [&](int64_t begin, int64_t end) {
-        kernels::pool_packed(table, ids, raw_bags, pooling, kNone, element, into, places, begin, end);
-      },
-      [&](auto stream) { cuda::pool_packed(table, ids, raw_bags, pooling, kNone, element, into, places, stream); });
+  run_parts(words.device(), raw_bags.n, row_bytes(width, element) * ids_per_bag(raw_bags), [&](auto... where) {
+    kernels::pool_packed(table, ids, raw_bags, pooling, element, into, places, where...);
+  });
   return results;
 }
 

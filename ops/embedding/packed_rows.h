@@ -1,6 +1,6 @@
-// ops/embedding/packed_rows.h: the kernels of kernels/packed_rows.h as functions of one rank's plain tensors; no messages.
+// ops/embedding/packed_rows.h: packed rows (kernels/packed_rows.h) as plain tensors of one rank; no messages.
 //
-// Packed rows are int32 words [n, kernels::packed_words(width)], so that functions that only copy rows work on them.
+// Packed rows are int32 words [n, kernels::packed_words(width)], contiguous, so that functions that only copy rows work on them.
 #pragma once
 
 #include "kernels/packed_rows.h"
@@ -8,7 +8,12 @@
 
 namespace shardwise {
 
-/// `ranges`: float32 [n, 2], the smallest and the largest number of each row; see kernels/packed_rows.h.
+/// The parts of packed rows, as views: uint8 [n, width]; float32 [n, 2].
+at::Tensor codes_in(const at::Tensor& words, int64_t width);
+at::Tensor scales_and_offsets_in(const at::Tensor& words);
+
+/// `ranges`: float32 [n, 2], the smallest and the largest number of each row, both finite. If a row is split over several pieces, they are those of
+/// the whole row, so that each part is packed like the whole.
 at::Tensor pack_rows(const at::Tensor& rows, const at::Tensor& ranges);
 
 /// lookup_rows_into() and pool_rows() for packed rows. Results have the dtype of `results`, or `dtype`.

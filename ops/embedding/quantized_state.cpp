@@ -1,7 +1,7 @@
 // ops/embedding/quantized_state.cpp: the checkpoint of a table of 8-bit rows: an 8-bit number per element, and a scale and an offset per row, in
 // DTensors that reshard like any others.
+#include "ops/embedding/packed_rows.h"
 #include "ops/embedding/quantized_table.h"
-#include "ops/embedding/row_ranges.h"
 #include "ops/embedding/split_rows.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/comm_scope.h"
@@ -20,12 +20,6 @@ namespace shardwise {
 namespace {
 
 constexpr const char* kLoad = "load_state_dict";
-
-/// The parts of packed rows, as views.
-at::Tensor codes_in(const at::Tensor& words, int64_t width) { return words.view(at::kByte).narrow(1, 0, width); }
-at::Tensor scales_and_offsets_in(const at::Tensor& words) {
-  return words.narrow(1, words.size(1) - 2, 2).view(at::kFloat);
-}
 
 SpecPtr spec_of_codes(const Spec& table) {
   return Spec::intern(table.mesh(), table.layout(), row_major_strides(table.sizes()), at::kByte);

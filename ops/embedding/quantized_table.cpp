@@ -2,7 +2,6 @@
 
 #include "ops/embedding/bag_lookup.h"
 #include "ops/embedding/packed_rows.h"
-#include "ops/embedding/row_ranges.h"
 #include "ops/embedding/split_rows.h"
 #include "placements/placement_list.h"
 #include "runtime/comm/comm_scope.h"
@@ -11,7 +10,11 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+
+#include <limits>
 
 namespace shardwise {
 namespace {
@@ -26,6 +29,14 @@ void check_quantizable(const at::Tensor& table) {
       !table.is_meta(),
       "[{}] the table is on meta and has no values. Give it memory with Module.to_empty() and load it first.",
       kQuantize);
+}
+
+/// The smallest number of each row and the negated largest, float32 [rows, 2]. Over the pieces of a row, the minimum of each gives the range of the
+/// whole row. Infinities if the piece has no columns.
+at::Tensor range_of_rows(const at::Tensor& piece) {
+  if (piece.size(1) == 0)
+    return at::full({piece.size(0), 2}, std::numeric_limits<float>::infinity(), piece.options().dtype(at::kFloat));
+  return at::stack({piece.amin({1}), piece.amax({1}).neg()}, 1).to(at::kFloat);
 }
 
 }  // namespace

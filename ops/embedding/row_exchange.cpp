@@ -8,7 +8,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <limits>
@@ -118,24 +118,12 @@ void RowExchange::find_requests() {
 
 /// Marks ids of rows that no partner owns. Ranks that differ along other mesh dims look them up.
 void RowExchange::drop_unowned() {
-  std::vector<std::pair<int64_t, int64_t>> owned;
-  for (const Request& request : requests_) owned.emplace_back(request.begin, request.end);
-  std::ranges::sort(owned);
-  at::Tensor is_unowned;
-  int64_t next = 0;
-  const auto drop = [&](int64_t begin, int64_t end) {
-    if (begin >= end) return;
-    if (!is_unowned.defined()) is_unowned = at::zeros({groups_.n()}, groups_.rows.options().dtype(at::kBool));
-    is_unowned.narrow(0, begin, end - begin).fill_(true);
-  };
-  for (const auto& [begin, end] : owned) {
-    drop(next, begin);
-    next = std::max(next, end);
-  }
-  drop(next, groups_.n());
-  if (is_unowned.defined())
-    groups_.group_of.masked_fill_(
-        is_unowned.index_select(0, groups_.group_of.clamp_min(0)).logical_and_(groups_.group_of.ge(0)), -1);
+  std::vector<uint8_t> is_unowned(static_cast<size_t>(groups_.n()), 1);
+  for (const Request& request : requests_) std::fill_n(is_unowned.begin() + request.begin, request.n(), 0);
+  if (std::ranges::find(is_unowned, 1) == is_unowned.end()) return;
+  const at::Tensor groups = at::tensor(is_unowned, at::kByte).to(groups_.rows.device(), at::kBool),
+                   &group_of = groups_.group_of;
+  group_of.masked_fill_(groups.index_select(0, group_of.clamp_min(0)).logical_and_(group_of.ge(0)), -1);
 }
 
 /// Reads the bounds from the groups, whose rows ascend, if all ids are in groups.

@@ -3,13 +3,13 @@
 #include "ops/embedding/kernel_views.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <atomic>
-#include <limits>
-#include <mutex>
 #include <vector>
 
 namespace shardwise {
@@ -35,10 +35,8 @@ bool copy_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t first_row,
   const kernels::Rows table = rows_of(from, first_row, element_of_copies(rows));
   const kernels::Ids wanted = ids_of(all_ids);
   void* into = results.mutable_data_ptr();
-  run_parts(
-      rows.device(), wanted.n, row_bytes(table),
-      [&](int64_t begin, int64_t end) { kernels::look_up(table, wanted, miss, into, step, begin, end); },
-      [&](auto stream) { cuda::look_up(table, wanted, miss, into, step, stream); });
+  run_parts(rows.device(), wanted.n, row_bytes(table),
+            [&](auto... where) { kernels::look_up(table, wanted, miss, into, step, where...); });
   return true;
 }
 
@@ -66,31 +64,6 @@ void lookup_rows_into(const at::Tensor& results, const at::Tensor& rows, const a
   const at::Tensor row = ids.reshape(-1) - first_row;
   const at::Tensor here = row.ge(0).logical_and_(row.lt(rows.size(0))).nonzero().view(-1);
   results.index_copy_(0, here, rows.index_select(0, row.index_select(0, here)));
-}
-
-std::optional<std::pair<int64_t, int64_t>> range_of_ids(const at::Tensor& ids) {
-  if (ids.numel() == 0) return {};
-  const at::Tensor all_ids = ids.contiguous();
-  const kernels::Ids all = ids_of(all_ids);
-  const kernels::IdRange range = run_kernel(
-      ids.device(),
-      [&] {
-        std::mutex mutex;
-        kernels::IdRange whole{std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()};
-        share_out(all.n, 8, [&](int64_t begin, int64_t end) {
-          const kernels::IdRange part = kernels::range_of(all, begin, end);
-          const std::lock_guard lock(mutex);
-          whole = {std::min(whole.lowest, part.lowest), std::max(whole.highest, part.highest)};
-        });
-        return whole;
-      },
-      [&](auto stream) {
-        const at::Tensor both = at::empty({2}, numbers_like(ids));
-        cuda::range_of(all, static_cast<kernels::IdRange*>(both.mutable_data_ptr()), stream);
-        const at::Tensor on_cpu = both.cpu();
-        return kernels::IdRange{on_cpu[0].item<int64_t>(), on_cpu[1].item<int64_t>()};
-      });
-  return std::pair{range.lowest, range.highest};
 }
 
 void assert_ids(const at::Tensor& ids, int64_t n_rows) {
@@ -166,34 +139,23 @@ void sum_groups_into(const at::Tensor& sums, const RowGrads& grads, const IdGrou
   }
   const kernels::GradRows rows = grad_rows_of(grads);
   void* into = sums.mutable_data_ptr();
-  run_sums(
-      rows, groups, groups.n(), row_bytes(rows),
-      [&](const int64_t* order, const int64_t* starts, int64_t begin, int64_t end) {
-        kernels::sum_groups(rows, order, starts, into, begin, end);
-      },
-      [&](const cuda::Groups& on_gpu, void* scratch, auto stream) {
-        cuda::sum_groups(rows, on_gpu, nullptr, into, rows.width, scratch, stream);
-      });
+  run_sums(rows, groups, groups.n(), row_bytes(rows),
+           [&](const kernels::Groups& all, auto... where) { kernels::sum_groups(rows, all, into, where...); });
 }
 
 at::Tensor sum_rows(const RowGrads& grads, const IdGroups& groups, int64_t n_rows) {
   const std::vector<int64_t> sizes{n_rows, grads.values.size(1)};
   if (!maybe_element(grads.values.scalar_type()))
     return at::zeros(sizes, grads.values.options()).index_copy_(0, groups.rows, sum_groups(grads, groups));
-  at::Tensor result = at::empty(sizes, grads.values.options());
+  // The CPU's kernel also writes the rows without ids.
+  at::Tensor result =
+      grads.values.is_cuda() ? at::zeros(sizes, grads.values.options()) : at::empty(sizes, grads.values.options());
   if (result.numel() == 0) return result;
   const kernels::GradRows rows = grad_rows_of(grads);
   const int64_t* numbers = numbers_of(groups.rows);
   void* into = result.mutable_data_ptr();
-  run_sums(
-      rows, groups, n_rows, row_bytes(rows),
-      [&](const int64_t* order, const int64_t* starts, int64_t begin, int64_t end) {
-        kernels::sum_rows(rows, order, starts, numbers, groups.n(), into, begin, end);
-      },
-      [&](const cuda::Groups& on_gpu, void* scratch, auto stream) {
-        cuda::clear(into, n_rows * row_bytes(rows), stream);
-        cuda::sum_groups(rows, on_gpu, numbers, into, rows.width, scratch, stream);
-      });
+  run_sums(rows, groups, n_rows, row_bytes(rows),
+           [&](const kernels::Groups& all, auto... where) { kernels::sum_rows(rows, all, numbers, into, where...); });
   return result;
 }
 
@@ -205,33 +167,31 @@ at::Tensor pool_rows(const at::Tensor& rows, int64_t first_row, const IdBags& ba
   const kernels::Rows table = rows_of(from, first_row);
   const kernels::Ids ids = ids_of(bags.ids);
   const kernels::Bags raw_bags = bags_of(bags);
-  constexpr double kNone = -std::numeric_limits<double>::infinity();
   void* into = results.mutable_data_ptr();
   auto* places = chosen == nullptr ? nullptr : chosen->mutable_data_ptr<int64_t>();
-  run_parts(
-      rows.device(), raw_bags.n, row_bytes(table) * ids_per_bag(raw_bags),
-      [&](int64_t begin, int64_t end) {
-        kernels::pool(table, ids, raw_bags, pooling, kNone, into, places, begin, end);
-      },
-      [&](auto stream) { cuda::pool(table, ids, raw_bags, pooling, kNone, into, places, stream); });
+  run_parts(rows.device(), raw_bags.n, row_bytes(table) * ids_per_bag(raw_bags),
+            [&](auto... where) { kernels::pool(table, ids, raw_bags, pooling, into, places, where...); });
   return results;
 }
 
+at::Tensor IdBags::lengths() const {
+  const at::Tensor end = at::full({1}, ids.numel(), offsets.options());
+  return at::cat({offsets.slice(0, 1), end}) - offsets;
+}
+
 RowGrads grads_of_bags(const at::Tensor& grad, const IdBags& bags, kernels::Pooling pooling, const at::Tensor& chosen) {
-  RowGrads grads{with_dense_rows(grad), at::empty({bags.ids.numel()}, numbers_like(grad)), {}, chosen};
-  if (bags.weights.defined() || pooling == kernels::Pooling::kMean)
-    grads.factors = at::empty({bags.ids.numel()}, grad.options().dtype(sum_type(grad.scalar_type())));
-  const kernels::Ids ids = ids_of(bags.ids);
-  const kernels::Bags raw_bags = bags_of(bags);
-  const kernels::Element element = element_of(grad.scalar_type());
-  auto* bag_of = grads.row_of.mutable_data_ptr<int64_t>();
-  void* factors = grads.factors.defined() ? grads.factors.mutable_data_ptr() : nullptr;
-  run_parts(
-      grad.device(), raw_bags.n, 16 * ids_per_bag(raw_bags),
-      [&](int64_t begin, int64_t end) {
-        kernels::spread_bags(raw_bags, ids, pooling, element, bag_of, factors, begin, end);
-      },
-      [&](auto stream) { cuda::spread_bags(raw_bags, ids, pooling, element, bag_of, factors, stream); });
+  const int64_t n_bags = bags.offsets.numel(), n_ids = bags.ids.numel();
+  const at::Tensor lengths = bags.lengths();
+  const at::Tensor bag_of = at::arange(n_bags, lengths.options()).repeat_interleave(lengths, 0, n_ids);
+  RowGrads grads{with_dense_rows(grad), bag_of, {}, chosen};
+  const at::TensorOptions of_factors = grad.options().dtype(sum_type(grad.scalar_type()));
+  if (bags.weights.defined()) grads.factors = bags.weights.to(of_factors.dtype());
+  if (pooling != kernels::Pooling::kMean) return grads;
+  const at::Tensor n_counting =
+      bags.padding < 0
+          ? lengths
+          : at::zeros({n_bags}, lengths.options()).index_add_(0, bag_of, bags.ids.ne(bags.padding).to(at::kLong));
+  grads.scale(n_counting.clamp_min(1).to(of_factors.dtype()).reciprocal_().index_select(0, bag_of));
   return grads;
 }
 
@@ -242,37 +202,9 @@ at::Tensor weights_grad(const at::Tensor& rows, int64_t first_row, const IdBags&
   const kernels::Ids ids = ids_of(bags.ids);
   const kernels::GradRows grad_rows = grad_rows_of(grads);
   void* into = result.mutable_data_ptr();
-  run_parts(
-      rows.device(), ids.n, row_bytes(table),
-      [&](int64_t begin, int64_t end) { kernels::dot_rows(table, ids, bags.padding, grad_rows, into, begin, end); },
-      [&](auto stream) { cuda::dot_rows(table, ids, bags.padding, grad_rows, into, stream); });
+  run_parts(rows.device(), ids.n, row_bytes(table),
+            [&](auto... where) { kernels::dot_rows(table, ids, bags.padding, grad_rows, into, where...); });
   return result;
-}
-
-at::Tensor row_powers(const at::Tensor& rows, const at::Tensor& numbers, double p) {
-  at::Tensor powers = at::empty({numbers.numel()}, rows.options().dtype(at::kDouble));
-  const at::Tensor from = with_dense_rows(rows);
-  const kernels::Rows table = rows_of(from, 0);
-  const int64_t *wanted = numbers_of(numbers), n = numbers.numel();
-  auto* into = powers.mutable_data_ptr<double>();
-  run_parts(
-      rows.device(), n, row_bytes(table),
-      [&](int64_t begin, int64_t end) { kernels::row_powers(table, wanted, p, into, begin, end); },
-      [&](auto stream) { cuda::row_powers(table, wanted, n, p, into, stream); });
-  return powers;
-}
-
-void shorten_rows(const at::Tensor& rows, const at::Tensor& numbers, double p, double max_norm,
-                  const at::Tensor& powers) {
-  const at::Tensor dense = with_dense_rows(rows);
-  const kernels::Rows table = rows_of(dense, 0);
-  const int64_t *wanted = numbers_of(numbers), n = numbers.numel();
-  const auto* of_rows = powers.const_data_ptr<double>();
-  run_parts(
-      rows.device(), n, row_bytes(table),
-      [&](int64_t begin, int64_t end) { kernels::shorten_rows(table, wanted, p, max_norm, of_rows, begin, end); },
-      [&](auto stream) { cuda::shorten_rows(table, wanted, n, p, max_norm, of_rows, stream); });
-  if (!dense.is_same(rows)) rows.copy_(dense);
 }
 
 }  // namespace shardwise

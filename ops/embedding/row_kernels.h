@@ -9,18 +9,12 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
-#include <optional>
-#include <utility>
-
 namespace shardwise {
 
 /// The row of each id, or zeros if another piece has the row: [..., width], contiguous. Any dtype. Cost: one pass over the result.
 at::Tensor lookup_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t first_row);
 /// The same into `results` [ids, width], whose last dim has stride 1. Result rows whose id is in another piece keep their values.
 void lookup_rows_into(const at::Tensor& results, const at::Tensor& rows, const at::Tensor& ids, int64_t first_row);
-
-/// The lowest and the highest id; nullopt without ids.
-std::optional<std::pair<int64_t, int64_t>> range_of_ids(const at::Tensor& ids);
 
 /// A device-side assertion for ids on a GPU: it fails for ids outside [0, n_rows). The host does not wait.
 void assert_ids(const at::Tensor& ids, int64_t n_rows);
@@ -66,10 +60,6 @@ void sum_groups_into(const at::Tensor& sums, const RowGrads& grads, const IdGrou
 /// The same as a dense gradient [n_rows, width], zeros in rows without ids. Nothing larger than the result is allocated.
 at::Tensor sum_rows(const RowGrads& grads, const IdGroups& groups, int64_t n_rows);
 
-/// The sum of squares of each group's summed gradient over these columns, float64 [groups]. With `l2`, the sum of squares of (gradient + l2 * row),
-/// from `rows`.
-at::Tensor grad_squares(const RowGrads& grads, const IdGroups& groups, const at::Tensor& rows = {}, double l2 = 0);
-
 /// A piece of a table and what an optimizer changes there, see kernels/row_updates.h.
 struct UpdatedRows {
   at::Tensor rows;                        // [n, width]; row 0 has the number `first_row` in groups
@@ -103,6 +93,8 @@ struct IdBags {
   int64_t padding = -1;     // an id that does not count
   at::Tensor weights = {};  // [n] of the table's dtype; undefined: 1
 
+  /// The number of ids of each bag, [bags] int64.
+  at::Tensor lengths() const;
   template <class Visit>
   void for_each_tensor(const Visit& visit) {
     for (at::Tensor* tensor : {&ids, &offsets, &weights}) visit(*tensor);
@@ -120,11 +112,5 @@ RowGrads grads_of_bags(const at::Tensor& grad, const IdBags& bags, kernels::Pool
 
 /// The gradient of the bags' weights, [n]: rows times `grad` [bags, width]; 0 for rows of other pieces.
 at::Tensor weights_grad(const at::Tensor& rows, int64_t first_row, const IdBags& bags, const RowGrads& grads);
-
-/// The sum of |x|^p over the columns of each row in `numbers` [groups], float64; the largest |x| if p is infinite.
-at::Tensor row_powers(const at::Tensor& rows, const at::Tensor& numbers, double p);
-/// Scales rows whose norm exceeds `max_norm` down to it. `powers`: row_powers() of whole rows, summed over all column pieces.
-void shorten_rows(const at::Tensor& rows, const at::Tensor& numbers, double p, double max_norm,
-                  const at::Tensor& powers);
 
 }  // namespace shardwise

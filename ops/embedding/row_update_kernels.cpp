@@ -2,6 +2,7 @@
 #include "ops/embedding/kernel_views.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <utility>
 #include <vector>
@@ -26,27 +27,6 @@ kernels::RowTotals totals_of(const RowSums& sums) {
 
 }  // namespace
 
-at::Tensor grad_squares(const RowGrads& grads, const IdGroups& groups, const at::Tensor& rows, double l2) {
-  at::Tensor squares = at::empty({groups.n()}, grads.values.options().dtype(at::kDouble));
-  const kernels::GradRows grad_rows = grad_rows_of(grads);
-  kernels::UpdatedPiece piece{{}, {}, {}};
-  const at::Tensor dense = l2 == 0 ? rows : with_dense_rows(rows);
-  if (l2 != 0) piece = {rows_of(dense, 0), {}, {}};
-  piece.table.width = grad_rows.width;
-  piece.update.l2 = l2;
-  const int64_t* numbers = numbers_of(groups.rows);
-  auto* into = squares.mutable_data_ptr<double>();
-  run_sums(
-      grad_rows, groups, groups.n(), row_bytes(grad_rows),
-      [&](const int64_t* order, const int64_t* starts, int64_t begin, int64_t end) {
-        kernels::grad_squares(piece, grad_rows, order, starts, numbers, into, begin, end);
-      },
-      [&](const cuda::Groups& on_gpu, void* scratch, auto stream) {
-        cuda::grad_squares(piece, grad_rows, on_gpu, numbers, into, scratch, stream);
-      });
-  return squares;
-}
-
 at::Tensor lamb_squares(const UpdatedRows& piece, const RowGrads& grads, const IdGroups& groups,
                         const at::Tensor& mean_squares) {
   at::Tensor squares = at::empty({groups.n(), 2}, grads.values.options().dtype(at::kDouble));
@@ -56,14 +36,9 @@ at::Tensor lamb_squares(const UpdatedRows& piece, const RowGrads& grads, const I
   const kernels::RowTotals totals = totals_of({mean_squares, {}});
   const int64_t* numbers = numbers_of(groups.rows);
   auto* into = squares.mutable_data_ptr<double>();
-  run_sums(
-      grad_rows, groups, groups.n(), 4 * row_bytes(grad_rows),
-      [&](const int64_t* order, const int64_t* starts, int64_t begin, int64_t end) {
-        kernels::lamb_squares(updated, grad_rows, order, starts, numbers, totals, into, begin, end);
-      },
-      [&](const cuda::Groups& on_gpu, void* scratch, auto stream) {
-        cuda::lamb_squares(updated, grad_rows, on_gpu, numbers, totals, into, scratch, stream);
-      });
+  run_sums(grad_rows, groups, groups.n(), 4 * row_bytes(grad_rows), [&](const kernels::Groups& all, auto... where) {
+    kernels::lamb_squares(updated, grad_rows, all, numbers, totals, into, where...);
+  });
   return squares;
 }
 
@@ -83,17 +58,16 @@ void update_rows(c10::ArrayRef<UpdatedRows> pieces, const RowGrads& grads, const
   }
   const kernels::RowTotals totals = totals_of(sums);
   const int64_t* numbers = numbers_of(groups.rows);
-  const auto n_pieces = static_cast<int64_t>(updated.size());
-  run_sums(
-      grad_rows, groups, groups.n(), 4 * row_bytes(grad_rows),
-      [&](const int64_t* order, const int64_t* starts, int64_t begin, int64_t end) {
-        kernels::update_rows(updated.data(), n_pieces, grad_rows, order, starts, numbers, totals, begin, end);
-      },
-      [&](const cuda::Groups& on_gpu, void* scratch, auto stream) {
-        const at::Tensor there = on_device(updated, groups.rows);
-        cuda::update_rows(updated.data(), static_cast<const kernels::UpdatedPiece*>(there.const_data_ptr()), n_pieces,
-                          grad_rows, on_gpu, numbers, totals, scratch, stream);
-      });
+  kernels::UpdatedPieces all_pieces{updated.data(), static_cast<int64_t>(updated.size())};
+  at::Tensor there;
+  if (groups.rows.is_cuda() && updated.size() > 1) {
+    const auto n_bytes = static_cast<int64_t>(updated.size() * sizeof(kernels::UpdatedPiece));
+    there = at::from_blob(updated.data(), {n_bytes}, at::kByte).to(groups.rows.device());
+    all_pieces.there = static_cast<const kernels::UpdatedPiece*>(there.const_data_ptr());
+  }
+  run_sums(grad_rows, groups, groups.n(), 4 * row_bytes(grad_rows), [&](const kernels::Groups& all, auto... where) {
+    kernels::update_rows(all_pieces, grad_rows, all, numbers, totals, where...);
+  });
   for (const auto& [copy, rows] : copies) rows.copy_(copy);
 }
 

@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <set>
 #include <utility>
 
 namespace shardwise {
@@ -30,47 +31,15 @@ bool has_part_of_rows(const Spec& table, const ShardMetadata& piece) {
   return piece.sizes[0] > 0 && piece.sizes[1] > 0 && piece.sizes[1] < table.sizes()[1];
 }
 
-/// A set of taken rows, as intervals that neither touch nor overlap.
-class TakenRows {
- public:
-  /// Takes the free rows of `wanted` and returns them.
-  std::vector<Interval> take(Interval wanted) {
-    std::vector<Interval> free;
-    if (wanted.begin >= wanted.end) return free;
-    int64_t next = wanted.begin;
-    auto at = ends_.upper_bound(wanted.begin);
-    if (at != ends_.begin() && std::prev(at)->second >= wanted.begin) --at;
-    Interval whole = wanted;
-    while (at != ends_.end() && at->first <= wanted.end) {
-      if (next < at->first) free.push_back({next, at->first});
-      next = std::max(next, at->second);
-      whole = {std::min(whole.begin, at->first), std::max(whole.end, at->second)};
-      at = ends_.erase(at);
-    }
-    if (next < wanted.end) free.push_back({next, wanted.end});
-    ends_[whole.begin] = whole.end;
-    return free;
-  }
-
- private:
-  std::map<int64_t, int64_t> ends_;  // by beginning
-};
-
 /// The positions in `sorted` (ascending rows) of the rows that lie in one of `intervals`.
 at::Tensor places_within(const at::Tensor& sorted, const std::vector<Interval>& intervals) {
-  TakenRows taken;
-  std::vector<Interval> apart;
-  for (const Interval& interval : intervals)
-    for (const Interval& free : taken.take(interval)) apart.push_back(free);
-  std::ranges::sort(apart, {}, &Interval::begin);
   std::vector<int64_t> bounds;
-  for (const Interval& interval : apart) bounds.insert(bounds.end(), {interval.begin, interval.end});
+  for (const Interval& interval : intervals) bounds.insert(bounds.end(), {interval.begin, interval.end});
   const at::Tensor found = at::searchsorted(sorted, at::tensor(bounds, at::kLong).to(sorted.device())).cpu();
   const auto* place = found.const_data_ptr<int64_t>();
-  std::vector<at::Tensor> places{at::empty({0}, sorted.options())};
-  for (size_t i = 0; i < apart.size(); ++i)
-    places.push_back(at::arange(place[2 * i], place[2 * i + 1], sorted.options()));
-  return at::cat(places);
+  const at::Tensor is_within = at::zeros(sorted.sizes(), sorted.options().dtype(at::kBool));
+  for (size_t i = 0; i < bounds.size(); i += 2) is_within.narrow(0, place[i], place[i + 1] - place[i]).fill_(true);
+  return is_within.nonzero().view(-1);
 }
 
 /// The numbers of the table's rows that groups name, per box.
@@ -194,6 +163,15 @@ KeptRows kept_rows(const Spec& table, Interval kept, c10::ArrayRef<BoxGroups> bo
   return {box, places, rows.index_select(0, places) - kept.begin};
 }
 
+/// The sum of squares of each group's summed gradient plus `l2` * row, over the columns of `rows`, float64 [groups, 1].
+at::Tensor grad_squares(const BoxGroups& box, const at::Tensor& rows, double l2) {
+  RowGrads grads = box.grads;
+  grads.values = grads.values.to(rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);  // sums are not rounded
+  const at::Tensor sums = sum_groups(grads, box.groups);
+  if (l2 != 0) sums.add_(rows.index_select(0, box.groups.rows), l2);
+  return sums.square().sum({1}, /*keepdim=*/true, at::kDouble);
+}
+
 /// One step of an optimizer that needs sums over whole rows, on a table whose pieces have parts of rows.
 class SplitUpdate {
  public:
@@ -208,8 +186,7 @@ class SplitUpdate {
   void find_mean_squares() {
     std::vector<at::Tensor> sums;
     for (size_t i = 0; i < boxes_.size(); ++i)
-      sums.push_back(
-          grad_squares(boxes_[i].grads, boxes_[i].groups, updated_[i].rows, updated_[i].update.l2).unsqueeze(1));
+      sums.push_back(grad_squares(boxes_[i], updated_[i].rows, updated_[i].update.l2));
     if (numbers_.defined()) add_numbers(sums);
     total_.find(sums);
     for (size_t i = 0; i < boxes_.size(); ++i) {
@@ -301,15 +278,36 @@ void reduce_split_rows(const Spec& table, std::vector<at::Tensor>& numbers, Redu
 
 Placements placements_of_rows(const Spec& table) {
   if (table.layout().has_one_box_each()) return whole_along(table.placements(), 1);
-  TakenRows taken;
+  std::vector<ShardMetadata> pieces = table.layout().pieces();
+  std::erase_if(pieces, [](const ShardMetadata& piece) { return piece.sizes[1] == 0; });
+  if (pieces.empty()) pieces.push_back({{0, 0}, Dims(table.sizes()), table.layout().grid().ranks[0]});
+  std::set<int64_t> bounds;  // between two of them, each piece has all rows or none
+  for (const ShardMetadata& piece : pieces)
+    for (const int64_t bound : {piece.offsets[0], piece.offsets[0] + piece.sizes[0]}) bounds.insert(bound);
   std::vector<ShardMetadata> kept;
-  const auto keep = [&](Interval rows, int64_t rank) {
-    for (const Interval& free : taken.take(rows)) kept.push_back({{free.begin}, {free.length()}, rank});
-  };
-  for (const ShardMetadata& piece : table.layout().pieces())
-    if (piece.sizes[1] > 0) keep(piece.box().interval(0), piece.rank);
-  keep({0, table.sizes()[0]}, table.layout().grid().ranks[0]);  // for a table without columns
+  const ShardMetadata* keeper = nullptr;
+  for (auto begin = bounds.begin(), end = std::next(begin); end != bounds.end(); begin = end++) {
+    const auto first = std::ranges::find_if(pieces, [&](const ShardMetadata& piece) {
+      return piece.offsets[0] <= *begin && *end <= piece.offsets[0] + piece.sizes[0];
+    });
+    if (&*first != keeper) kept.push_back({{*begin}, {0}, first->rank});
+    kept.back().sizes[0] += *end - *begin;
+    keeper = &*first;
+  }
   return {Placement::enumerable(std::move(kept))};
+}
+
+int64_t first_unbounded_row(const Spec& table, const std::vector<at::Tensor>& numbers) {
+  int64_t first = table.sizes()[0];
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (table.boxes()[i].sizes[1] == 0) continue;
+    const at::Tensor bad = numbers[i].isfinite().logical_not().any(1).nonzero();
+    if (bad.numel() > 0) first = std::min(first, table.boxes()[i].offsets[0] + bad[0].item<int64_t>());
+  }
+  if (!table.is_member()) return first;
+  const at::Tensor of_all = at::full({1}, first, at::TensorOptions().dtype(at::kLong).device(table.mesh()->device()));
+  all_reduce(*table.mesh()->group(), of_all, Reduce::kMin);
+  return of_all.item<int64_t>();
 }
 
 bool needs_whole_rows(const RowOptimizer& optimizer, const Spec& table) {

@@ -22,6 +22,10 @@ bool splits_rows(const Spec& table);
 /// or kMin. Collective over the mesh's members if rows are split.
 void reduce_split_rows(const Spec& table, std::vector<at::Tensor>& numbers, Reduce reduce);
 
+/// The number of a row of the table for which some rank has a number that is not finite; the table's row count if there is no such row. `numbers`:
+/// [rows, n] for each of this rank's pieces; pieces without columns do not count. Collective over the mesh's members.
+int64_t first_unbounded_row(const Spec& table, const std::vector<at::Tensor>& numbers);
+
 /// The placements of one number per row of `table`.
 Placements placements_of_rows(const Spec& table);
 

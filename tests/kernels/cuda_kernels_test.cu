@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
@@ -135,12 +136,8 @@ struct Case {
 
   void group(int64_t skipped) {
     now += " group_ids";
-    Both<IdRange> range(1);
-    cuda::range_of(ids_of(ids.there), range.there, nullptr);
-    const IdRange wanted = range_of(ids_of(ids.here.data()), 0, n), found = range.back()[0];
-    if (wanted.lowest != found.lowest || wanted.highest != found.highest)
-      complain("range", 0, found.lowest, wanted.lowest);
-    if (n > 0 && wanted.lowest >= 0) cuda::check_rows(ids_of(ids.there), wanted.highest + 1, nullptr);
+    if (n > 0 && *std::ranges::min_element(ids.here) >= 0)
+      cuda::check_rows(ids_of(ids.there), int64_t{*std::ranges::max_element(ids.here)} + 1, nullptr);
     Both<uint64_t> digest(1);
     cuda::digest_of(ids_of(ids.there), digest.there, nullptr);
     const uint64_t wanted_digest = digest_of(ids_of(ids.here.data()), 0, n), found_digest = digest.back()[0];
@@ -161,7 +158,8 @@ struct Case {
     compare("group_of", group_of);
   }
 
-  cuda::Groups groups() const { return {order.there, starts.there, n_groups, n}; }
+  Groups here_groups() const { return {order.here.data(), starts.here.data(), n_groups, n}; }
+  Groups groups() const { return {order.there, starts.there, n_groups, n}; }
 
   /// Gradients per id; per bag, with factors; per bag, chosen; one for all.
   void sums(const std::string& kind) {
@@ -197,12 +195,14 @@ struct Case {
   }
 
   void write_sums(const GradRows& here, const GradRows& there, bool to_rows) {
-    Both<T> results(numbers<T>((to_rows ? kRows : n_groups) * step));
-    std::vector<T> sums(n_groups * width);
-    sum_groups(here, order.here.data(), starts.here.data(), sums.data(), 0, n_groups);
-    for (int64_t g = 0; g < n_groups; ++g)
-      std::copy_n(sums.data() + g * width, width, results.here.data() + (to_rows ? rows.here[g] : g) * step);
-    cuda::sum_groups(there, groups(), to_rows ? rows.there : nullptr, results.there, step, sum_scratch.there, nullptr);
+    Both<T> results((to_rows ? kRows : n_groups) * width);
+    if (to_rows) {
+      sum_rows(here, here_groups(), rows.here.data(), results.here.data(), 0, kRows);
+      cuda::sum_rows(there, groups(), rows.there, results.there, sum_scratch.there, nullptr);
+    } else {
+      sum_groups(here, here_groups(), results.here.data(), 0, n_groups);
+      cuda::sum_groups(there, groups(), results.there, sum_scratch.there, nullptr);
+    }
     compare("sums", results, kClose);
   }
 
@@ -217,28 +217,21 @@ struct Case {
     Both<S> first(numbers<S>(kRows * width, 0.5, 1)), second(numbers<S>(kRows * width, 0.5, 1));
     const UpdatedPiece whole = piece_of(table.here.data(), first.here.data(), second.here.data());
     const UpdatedPiece whole_there = piece_of(table.there, first.there, second.there);
-    Both<double> squares(n_groups), pairs(2 * n_groups);
-    grad_squares(whole, here, order.here.data(), starts.here.data(), rows.here.data(), squares.here.data(), 0,
-                 n_groups);
-    cuda::grad_squares(whole_there, there, groups(), rows.there, squares.there, sum_scratch.there, nullptr);
-    compare(name + " squares", squares, 1e-4);
+    Both<double> pairs(2 * n_groups);
     if (is_lamb(update.method)) {
-      lamb_squares(whole, here, order.here.data(), starts.here.data(), rows.here.data(), {}, pairs.here.data(), 0,
-                   n_groups);
+      lamb_squares(whole, here, here_groups(), rows.here.data(), {}, pairs.here.data(), 0, n_groups);
       cuda::lamb_squares(whole_there, there, groups(), rows.there, {}, pairs.there, sum_scratch.there, nullptr);
       compare(name + " LAMB's squares", pairs, 1e-4);
     }
-    for (double& square : squares.here) square /= static_cast<double>(width);
-    const Both<double> means(squares.here), ratios(numbers<double>(n_groups, 0.5, 2));
+    const Both<double> means(numbers<double>(n_groups, 0.01, 3)), ratios(numbers<double>(n_groups, 0.5, 2));
     const RowTotals given{means.here.data(), ratios.here.data()}, given_there{means.there, ratios.there};
     for (const bool are_given : {false, true}) {
       Both<T> updated(table.here);
       Both<S> one(first.here), two(second.here);
       const UpdatedPiece piece = piece_of(updated.here.data(), one.here.data(), two.here.data());
       const UpdatedPiece piece_there = piece_of(updated.there, one.there, two.there);
-      update_rows(&piece, 1, here, order.here.data(), starts.here.data(), rows.here.data(),
-                  are_given ? given : RowTotals{}, 0, n_groups);
-      cuda::update_rows(&piece_there, nullptr, 1, there, groups(), rows.there, are_given ? given_there : RowTotals{},
+      update_rows({&piece, 1}, here, here_groups(), rows.here.data(), are_given ? given : RowTotals{}, 0, n_groups);
+      cuda::update_rows({&piece_there, 1}, there, groups(), rows.there, are_given ? given_there : RowTotals{},
                         sum_scratch.there, nullptr);
       // A number on the edge between two roundings may be rounded to either.
       compare(name + " rows", updated, update.rounding.is_on ? 3 * kClose : kClose);
@@ -272,9 +265,8 @@ struct Case {
     const auto grads_at = [&](const T* data) {
       return GradRows{data, kElement<T>, width, width, nullptr, nullptr, nullptr};
     };
-    update_rows(of_host.data(), 3, grads_at(grads.here.data()), order.here.data(), starts.here.data(), rows.here.data(),
-                {}, 0, n_groups);
-    cuda::update_rows(of_device.here.data(), of_device.there, 3, grads_at(grads.there), groups(), rows.there, {},
+    update_rows({of_host.data(), 3}, grads_at(grads.here.data()), here_groups(), rows.here.data(), {}, 0, n_groups);
+    cuda::update_rows({of_device.here.data(), 3, of_device.there}, grads_at(grads.there), groups(), rows.there, {},
                       sum_scratch.there, nullptr);
     compare("updated pieces", updated, 3 * kClose);
     compare("first of pieces", first, kClose < 1e-5 ? 1e-10 : 1e-4);
@@ -300,22 +292,17 @@ struct Case {
       Both<T> results(n_bags * width);
       Both<int64_t> chosen(n_bags * width);
       const bool is_max = pooling == Pooling::kMax;
-      pool(rows_of(values.here.data()), ids_of(ids.here.data()), here, pooling, -3, results.here.data(),
+      pool(rows_of(values.here.data()), ids_of(ids.here.data()), here, pooling, results.here.data(),
            is_max ? chosen.here.data() : nullptr, 0, n_bags);
-      cuda::pool(rows_of(values.there), ids_of(ids.there), there, pooling, -3, results.there,
+      cuda::pool(rows_of(values.there), ids_of(ids.there), there, pooling, results.there,
                  is_max ? chosen.there : nullptr, nullptr);
       compare(name, results, kClose);
       compare(name + " chosen", chosen);
-      Both<int64_t> bag_of(n);
-      Both<S> factors(n);
-      spread_bags(here, ids_of(ids.here.data()), pooling, kElement<T>, bag_of.here.data(), factors.here.data(), 0,
-                  n_bags);
-      cuda::spread_bags(there, ids_of(ids.there), pooling, kElement<T>, bag_of.there, factors.there, nullptr);
-      compare("spread_bags", bag_of);
-      compare("spread_bags factors", factors, 1e-6);
       if (pooling != Pooling::kSum) continue;
       const Both<T> grads(numbers<T>(n_bags * step));
-      const Both<int64_t> row_of(bag_of.here);
+      std::vector<int64_t> bag_of(n);
+      for (int64_t k = 0; k < n; ++k) bag_of[k] = below(n_bags);
+      const Both<int64_t> row_of(bag_of);
       Both<T> dots(n);
       dot_rows(rows_of(table.here.data()), ids_of(ids.here.data()), padding,
                GradRows{grads.here.data(), kElement<T>, width, step, row_of.here.data(), nullptr, nullptr},
@@ -329,28 +316,19 @@ struct Case {
 
   void packed_rows() {
     now += " packed rows";
-    const int64_t n_words = packed_words(width);
-    Both<float> ranges(2 * kRows);
-    for (int64_t r = 0; r < kRows; ++r) {
-      const auto [least, largest] =
-          std::minmax_element(table.here.begin() + r * step, table.here.begin() + r * step + width,
-                              [](const T& a, const T& b) { return static_cast<Sum<T>>(a) < static_cast<Sum<T>>(b); });
-      ranges.here[2 * r] = static_cast<float>(static_cast<Sum<T>>(*least));
-      ranges.here[2 * r + 1] = r == 3 ? ranges.here[2 * r] : static_cast<float>(static_cast<Sum<T>>(*largest));
+    std::vector<int32_t> words(kRows * packed_words(width));
+    for (int32_t& word : words) word = static_cast<int32_t>(below(1 << 30));
+    for (size_t row = 0; row < words.size(); row += packed_words(width)) {
+      const float numbers[2] = {static_cast<float>(below(100)) / 2e4f, -static_cast<float>(below(100)) / 100};
+      std::memcpy(&words[row + packed_words(width) - 2], numbers, sizeof numbers);
     }
-    const Both<float> ranges_there(ranges.here);
-    Both<int32_t> words(kRows * n_words);
-    pack_rows(rows_of(table.here.data()), ranges.here.data(), words.here.data(), 0, kRows);
-    cuda::pack_rows(rows_of(table.there), ranges_there.there, words.there, nullptr);
-    compare("words", words);
-    const Both<int32_t> same(words.here);
-    const PackedRows here{words.here.data(), kFirstRow, kRows, width}, there{same.there, kFirstRow, kRows, width};
-    for (const Miss miss : {Miss::kZero, Miss::kKeep}) {
-      Both<T> results(numbers<T>(n * step));
-      look_up_packed(here, ids_of(ids.here.data()), miss, kElement<T>, results.here.data(), step, 0, n);
-      cuda::look_up_packed(there, ids_of(ids.there), miss, kElement<T>, results.there, step, nullptr);
-      compare("unpacked", results, kClose);
-    }
+    const Both<int32_t> both(words);
+    Both<T> results(numbers<T>(n * step));
+    look_up_packed({both.here.data(), kFirstRow, kRows, width}, ids_of(ids.here.data()), kElement<T>,
+                   results.here.data(), step, 0, n);
+    cuda::look_up_packed({both.there, kFirstRow, kRows, width}, ids_of(ids.there), kElement<T>, results.there, step,
+                         nullptr);
+    compare("unpacked", results, kClose);
     std::vector<int64_t> offsets{0, 0};
     while (offsets.back() < n) offsets.push_back(std::min(n, offsets.back() + below(9) * below(9)));
     const auto n_bags = static_cast<int64_t>(offsets.size());
@@ -358,34 +336,16 @@ struct Case {
     const Both<T> weights(numbers<T>(n));
     for (const Pooling pooling : {Pooling::kSum, Pooling::kMean, Pooling::kMax}) {
       const bool is_weighted = pooling == Pooling::kSum;
-      Both<T> results(n_bags * width);
+      Both<T> pooled(n_bags * width);
       Both<int64_t> chosen(n_bags * width, -1);
-      pool_packed(here, ids_of(ids.here.data()),
-                  {begins.here.data(), n_bags, n, 17, is_weighted ? weights.here.data() : nullptr}, pooling, -3,
-                  kElement<T>, results.here.data(), nullptr, 0, n_bags);
-      cuda::pool_packed(there, ids_of(ids.there), {begins.there, n_bags, n, 17, is_weighted ? weights.there : nullptr},
-                        pooling, -3, kElement<T>, results.there, chosen.there, nullptr);
-      compare("packed bags", results, kClose);
+      pool_packed({both.here.data(), kFirstRow, kRows, width}, ids_of(ids.here.data()),
+                  {begins.here.data(), n_bags, n, 17, is_weighted ? weights.here.data() : nullptr}, pooling,
+                  kElement<T>, pooled.here.data(), nullptr, 0, n_bags);
+      cuda::pool_packed({both.there, kFirstRow, kRows, width}, ids_of(ids.there),
+                        {begins.there, n_bags, n, 17, is_weighted ? weights.there : nullptr}, pooling, kElement<T>,
+                        pooled.there, chosen.there, nullptr);
+      compare("packed bags", pooled, kClose);
     }
-  }
-
-  void norms(double p) {
-    now += " norm " + std::to_string(p);
-    std::vector<int64_t> some;
-    for (int64_t row = 0; row < kRows && n > 0; ++row)
-      if (below(3) > 0) some.push_back(row);
-    const auto n_some = static_cast<int64_t>(some.size());
-    const Both<int64_t> chosen(some);
-    Both<double> powers(n_some);
-    row_powers(rows_of(table.here.data()), chosen.here.data(), p, powers.here.data(), 0, n_some);
-    cuda::row_powers(rows_of(table.there), chosen.there, n_some, p, powers.there, nullptr);
-    compare("powers", powers, 1e-12);
-    const double most = p == 2 ? std::sqrt(static_cast<double>(width) / 3) : 0.9;  // about half of the rows are longer
-    Both<T> shortened(table.here);
-    shorten_rows(rows_of(shortened.here.data()), chosen.here.data(), p, most, powers.here.data(), 0, n_some);
-    const Both<double> same_powers(powers.here);
-    cuda::shorten_rows(rows_of(shortened.there), chosen.there, n_some, p, most, same_powers.there, nullptr);
-    compare("shortened", shortened, kClose);
   }
 };
 
@@ -416,9 +376,6 @@ void run_cases() {
       c.packed_rows();
       now = base;
       c.bags(turn % 2 == 0, turn % 4 < 2 ? -1 : 17);
-      const double norms[] = {1, 2, 3, std::numeric_limits<double>::infinity(), 0, 2.5};
-      now = base;
-      c.norms(norms[turn % 6]);
     }
 }
 

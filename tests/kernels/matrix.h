@@ -68,6 +68,8 @@ inline std::vector<int64_t> random_ids(int64_t n, int64_t below, int64_t seed) {
 struct Grouped {
   std::vector<int64_t> rows, starts, order, group_of;
   int64_t n;
+
+  Groups all() const { return {order.data(), starts.data(), n, static_cast<int64_t>(order.size())}; }
 };
 
 inline Grouped grouped(const Ids& ids, int64_t first_row, int64_t n_rows, int64_t skipped = -1) {

@@ -2,7 +2,6 @@
 #include "kernels/bag_pool.h"
 #include "kernels/id_groups.h"
 #include "kernels/row_lookup.h"
-#include "kernels/row_norms.h"
 #include "kernels/row_sums.h"
 #include "kernels/row_updates.h"
 #include "tests/kernels/matrix.h"
@@ -85,16 +84,6 @@ TEST(RowKernelsTest, GroupsOfNothingAndOfHugeRows) {
   EXPECT_EQ(groups.order, (std::vector<int64_t>{1, 2, 0, 3}));
 }
 
-TEST(RowKernelsTest, RangesOfIds) {
-  for (const bool as_int32 : {false, true}) {
-    const IdList ids({5, -3, 9, 9, 0}, as_int32);
-    EXPECT_EQ(range_of(ids.ids(), 0, 5).lowest, -3);
-    EXPECT_EQ(range_of(ids.ids(), 0, 5).highest, 9);
-    EXPECT_EQ(range_of(ids.ids(), 2, 4).lowest, 9);
-    EXPECT_GT(range_of(ids.ids(), 2, 2).lowest, range_of(ids.ids(), 2, 2).highest);
-  }
-}
-
 TEST(RowKernelsTest, DigestsOfIds) {
   for (const bool as_int32 : {false, true}) {
     const IdList ids({5, -3, 9, 9, 0}, as_int32);
@@ -113,9 +102,8 @@ TEST(RowKernelsTest, SumsAreRoundedOnce) {
     const Grouped groups = grouped(ids.ids(), 0, 12);
     std::ranges::fill(results.memory, char{1});  // rows without ids are to be cleared
     for (const auto& [first, end] : {std::pair{0, 5}, std::pair{5, 12}})
-      sum_rows(grads.grads(), groups.order.data(), groups.starts.data(), groups.rows.data(), groups.n,
-               results.memory.data(), first, end);
-    sum_groups(grads.grads(), groups.order.data(), groups.starts.data(), compact.memory.data(), 0, groups.n);
+      sum_rows(grads.grads(), groups.all(), groups.rows.data(), results.memory.data(), first, end);
+    sum_groups(grads.grads(), groups.all(), compact.memory.data(), 0, groups.n);
     for (int64_t g = 0; g < groups.n; ++g)
       for (int64_t c = 0; c < width; ++c) ASSERT_EQ(compact.get(g, c), results.get(groups.rows[g], c));
     Matrix expected(element, 12, width);
@@ -135,7 +123,7 @@ TEST(RowKernelsTest, SumsOfHalvesDoNotStandStill) {
     Matrix grads(element, 4096, 1), result(element, 1, 1);
     for (int64_t i = 0; i < 4096; ++i) grads.set(i, 0, 1);
     const Grouped groups = grouped(IdList(std::vector<int64_t>(4096, 0), false).ids(), 0, 1);
-    sum_groups(grads.grads(), groups.order.data(), groups.starts.data(), result.memory.data(), 0, 1);
+    sum_groups(grads.grads(), groups.all(), result.memory.data(), 0, 1);
     EXPECT_EQ(result.get(0, 0), 4096);
   }
 }
@@ -168,8 +156,7 @@ TEST(RowKernelsTest, BagsOfThePiecesRows) {
         const bool is_weighted = pooling == Pooling::kSum && padding == 5;
         const Bags bags{offsets.data(), 6, 50, padding, is_weighted ? weights.memory.data() : nullptr};
         Matrix results(element, 6, width);
-        pool(table.rows(2), ids.ids(), bags, pooling, -std::numeric_limits<double>::infinity(), results.memory.data(),
-             nullptr, 0, 6);
+        pool(table.rows(2), ids.ids(), bags, pooling, results.memory.data(), nullptr, 0, 6);
         for (int64_t bag = 0; bag < 6; ++bag)
           for (int64_t c = 0; c < width; ++c) {
             const double expected = pooled(table, 2, ids.wide, bags, pooling, is_weighted ? &weights : nullptr, bag, c);
@@ -188,37 +175,12 @@ TEST(RowKernelsTest, MaximaNameTheFirstIdThatHasThem) {
   const std::vector<int64_t> offsets{0, 3, 5};
   Matrix results(Element::kFloat, 3, 1);
   std::vector<int64_t> chosen(3);
-  pool(table.rows(), ids.ids(), {offsets.data(), 3, 5, -1, nullptr}, Pooling::kMax, -9, results.memory.data(),
+  pool(table.rows(), ids.ids(), {offsets.data(), 3, 5, -1, nullptr}, Pooling::kMax, results.memory.data(),
        chosen.data(), 0, 3);
   EXPECT_EQ(chosen, (std::vector<int64_t>{1, -1, -1}));
   EXPECT_EQ(results.get(0, 0), 5);
-  EXPECT_EQ(results.get(1, 0), -9);  // ids, none of them here
-  EXPECT_EQ(results.get(2, 0), 0);   // no ids
-}
-
-TEST(RowKernelsTest, NormsAndShorterRows) {
-  for (const Element element : kElements)
-    for (const int64_t width : kWidths)
-      for (const double p : {1.0, 2.0, 3.0, 0.0, std::numeric_limits<double>::infinity()}) {
-        Matrix table = Matrix(element, 6, width, 1).fill(9);
-        const Matrix before = table;
-        const std::vector<int64_t> rows{1, 4, 5};
-        std::vector<double> powers(3);
-        row_powers(table.rows(), rows.data(), p, powers.data(), 0, 3);
-        shorten_rows(table.rows(), rows.data(), p, 1.5, powers.data(), 0, 3);
-        for (int64_t row = 0; row < 6; ++row) {
-          double power = 0;
-          for (int64_t c = 0; c < width; ++c) {
-            const double x = std::abs(before.get(row, c));
-            power = std::isinf(p) ? std::max(power, x) : power + (p == 0 ? x != 0 : std::pow(x, p));
-          }
-          const double norm = p == 0 || std::isinf(p) ? power : std::pow(power, 1 / p);
-          const bool is_named = std::ranges::find(rows, row) != rows.end();
-          const double factor = is_named && norm > 1.5 ? 1.5 / (norm + 1e-7) : 1;
-          for (int64_t c = 0; c < width; ++c)
-            ASSERT_NEAR(table.get(row, c), before.get(row, c) * factor, size_of(element) == 2 ? 0.02 : 1e-6);
-        }
-      }
+  EXPECT_EQ(results.get(1, 0), -std::numeric_limits<double>::infinity());  // ids, none of them here
+  EXPECT_EQ(results.get(2, 0), 0);                                         // no ids
 }
 
 TEST(RowKernelsTest, OffsetsPass32Bits) {
@@ -232,14 +194,13 @@ TEST(RowKernelsTest, OffsetsPass32Bits) {
   Matrix grads = Matrix(Element::kFloat, 3, width).fill(1), results(Element::kFloat, 3, width);
   const Grouped groups = grouped(ids.ids(), 0, n_rows);
   const UpdatedPiece piece{table, {nullptr, nullptr}, {RowUpdate::Method::kSgd, 1, 0, 0, 0}};
-  update_rows(&piece, 1, grads.grads(), groups.order.data(), groups.starts.data(), groups.rows.data(), {}, 0, groups.n);
+  update_rows({&piece, 1}, grads.grads(), groups.all(), groups.rows.data(), {}, 0, groups.n);
   look_up(table, ids.ids(), Miss::kZero, results.memory.data(), width, 0, 3);
   for (int64_t c = 0; c < width; ++c) {
     EXPECT_EQ(results.get(0, c), -grads.get(0, c) - grads.get(2, c));
     EXPECT_EQ(results.get(1, c), -grads.get(1, c));
   }
-  sum_rows(grads.grads(), groups.order.data(), groups.starts.data(), groups.rows.data(), groups.n, memory, 35'000'000,
-           35'000'002);
+  sum_rows(grads.grads(), groups.all(), groups.rows.data(), memory, 35'000'000, 35'000'002);
   EXPECT_EQ(static_cast<float*>(memory)[35'000'000 * width + 5], grads.get(1, 5));
   munmap(memory, n_bytes);
 }

@@ -98,8 +98,8 @@ struct Batch {
 
   void update(const std::vector<UpdatedPiece>& pieces, const RowTotals& totals = {}) {
     for (const auto& [begin, end] : {std::pair{int64_t{0}, groups.n / 3}, std::pair{groups.n / 3, groups.n}})
-      update_rows(pieces.data(), static_cast<int64_t>(pieces.size()), grads.grads(), groups.order.data(),
-                  groups.starts.data(), groups.rows.data(), totals, begin, end);
+      update_rows({pieces.data(), static_cast<int64_t>(pieces.size())}, grads.grads(), groups.all(), groups.rows.data(),
+                  totals, begin, end);
   }
   std::vector<double> sum(int64_t row) const {
     std::vector<double> total(grads.width);
@@ -156,17 +156,17 @@ TEST(RowUpdatesTest, ColumnsApartNeedTotalsOfRows) {
     };
     if (is_row_wise(method)) set_numbers(has_moments(method) ? &Optimized::second : &Optimized::first);
     const int64_t n = batch.groups.n;
-    std::vector<double> means(n), ratios(n), squares(n), pairs(2 * n), row_squares(n), step_squares(n);
-    for (int p = 0; p < 3; ++p) {
-      grad_squares(parts[p].piece(), batches[p].grads.grads(), batch.groups.order.data(), batch.groups.starts.data(),
-                   batch.groups.rows.data(), squares.data(), 0, n);
-      for (int64_t g = 0; g < n; ++g) means[g] += squares[g] / kWidth;
+    std::vector<double> means(n), ratios(n), pairs(2 * n), row_squares(n), step_squares(n);
+    for (int64_t g = 0; g < n; ++g) {
+      const std::vector<double> sums = batch.sum(batch.groups.rows[g]);
+      for (int64_t c = 0; c < kWidth; ++c)
+        means[g] += std::pow(sums[c] + update.l2 * whole.table.get(batch.groups.rows[g], c), 2) / kWidth;
     }
     RowTotals totals{means.data(), nullptr};
     if (is_lamb(method)) {
       for (int p = 0; p < 3; ++p) {
-        lamb_squares(parts[p].piece(), batches[p].grads.grads(), batch.groups.order.data(), batch.groups.starts.data(),
-                     batch.groups.rows.data(), totals, pairs.data(), 0, n);
+        lamb_squares(parts[p].piece(), batches[p].grads.grads(), batch.groups.all(), batch.groups.rows.data(), totals,
+                     pairs.data(), 0, n);
         for (int64_t g = 0; g < n; ++g) row_squares[g] += pairs[2 * g], step_squares[g] += pairs[2 * g + 1];
       }
       for (int64_t g = 0; g < n; ++g) ratios[g] = trust_ratio(row_squares[g], step_squares[g]);
@@ -299,8 +299,7 @@ TEST(StochasticRoundingTest, DependsOnTheElementAndNotOnItsPiece) {
       RowUpdate update{Method::kSgd, 0.001, 0, 0, 0};
       update.rounding = {true, seed, 4, first_row, first_column};
       const UpdatedPiece piece{table.rows(), {nullptr, nullptr}, update};
-      update_rows(&piece, 1, grads.grads(), groups.order.data(), groups.starts.data(), groups.rows.data(), {}, 0,
-                  groups.n);
+      update_rows({&piece, 1}, grads.grads(), groups.all(), groups.rows.data(), {}, 0, groups.n);
       return table;
     };
     const Matrix whole = updated(0, 12, 0, kWidth, 9), other = updated(0, 12, 0, kWidth, 10);

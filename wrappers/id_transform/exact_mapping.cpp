@@ -11,7 +11,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <numeric>
+#include <array>
+#include <tuple>
+#include <utility>
 
 namespace shardwise {
 namespace {
@@ -88,13 +90,6 @@ const at::Tensor& piece_of(const at::Tensor& state) { return maybe_dtensor(state
 
 }  // namespace
 
-/// An error found by one rank, which all ranks throw.
-struct ExactMapping::Problem {
-  enum Kind : int64_t { kNone, kDtype, kOptions, kMisplaced };
-  Kind kind = kNone;
-  int64_t value = 0;
-};
-
 ExactMapping::ExactMapping(const ExactMappingOptions& options, const MeshPtr& mesh)
     : options_(checked(options, *mesh)),
       mesh_(mesh),
@@ -123,22 +118,30 @@ IdRowState ExactMapping::own(const IdMappingState& state) {
   return {piece_of(state.ids), piece_of(state.last_used), piece_of(state.counts)};
 }
 
-ExactMapping::Problem ExactMapping::refresh(const IdMappingState& state) {
+void ExactMapping::refresh(const IdMappingState& state) {
   const auto* header = piece_of(state.header).const_data_ptr<int64_t>();
-  if (header[1] != options_.n_rows) return {Problem::kOptions, 1};
-  if (header[2] != options_.n_buckets) return {Problem::kOptions, 2};
-  if (header[3] != options_.default_row) return {Problem::kOptions, 3};
+  const std::array<std::tuple<const char*, int64_t, int64_t>, 3> options{
+      {{"n_rows", options_.n_rows, header[1]},
+       {"n_buckets", options_.n_buckets, header[2]},
+       {"default_row", options_.default_row, header[3]}}};
+  for (const auto& [name, wanted, found] : options)
+    SW_CHECK_VALUE(
+        found == wanted,
+        "[{}] the state was made for another {} ({}). Make the mapping with n_rows={}, n_buckets={}, default_row={}.",
+        kExactMapping, name, found, header[1], header[2], header[3]);
   std::vector<uint64_t> versions;
   for (const at::Tensor* tensor : {&state.ids, &state.last_used})
     versions.insert(versions.end(),
                     {reinterpret_cast<uintptr_t>(piece_of(*tensor).const_data_ptr()),
                      static_cast<uint64_t>(tensor->_version()), static_cast<uint64_t>(piece_of(*tensor)._version())});
-  if (versions == versions_) return {};
+  if (versions == versions_) return;
   versions_.clear();
   const int64_t misplaced = rows_.read(own(state));
-  if (misplaced >= 0) return {Problem::kMisplaced, misplaced};
+  SW_CHECK_VALUE(misplaced < 0,
+                 "[{}] the state is corrupt: row {} of rank {} holds an id that belongs elsewhere or occurs twice. "
+                 "Load a checkpoint of this kind of state.",
+                 kExactMapping, misplaced, mesh_->rank());
   versions_ = std::move(versions);
-  return {};
 }
 
 void ExactMapping::check_layout(const IdMappingState& state) const {
@@ -157,31 +160,16 @@ void ExactMapping::check_layout(const IdMappingState& state) const {
   check(state.header, "header", {kHeaderSize}, {Placement::replicate()});
 }
 
-void ExactMapping::check_headers(const NumbersByMember& headers, const IdMappingState& state) const {
-  static constexpr const char* kOptionNames[] = {"", "n_rows", "n_buckets", "default_row"};
+void ExactMapping::check_headers(const NumbersByMember& headers, const RankError& error) const {
+  if (std::ranges::any_of(headers, [](const auto& header) { return header[0] != 0; }))
+    agree(*mesh_->group(), kExactMapping, Facts(), error);
   const auto& ranks = mesh_->group()->ranks;
-  for (size_t i = 0; i < headers.size(); ++i) {
-    const auto kind = static_cast<Problem::Kind>(headers[i][0]);
-    const int64_t value = headers[i][1];
-    TORCH_CHECK_TYPE(kind != Problem::kDtype,
-                     not_integers(kExactMapping, static_cast<at::ScalarType>(value), ranks[i]));
-    if (kind == Problem::kOptions) {
-      const auto* header = piece_of(state.header).const_data_ptr<int64_t>();
-      SW_CHECK_VALUE(
-          false,
-          "[{}] the state was made for another {} ({}). Make the mapping with n_rows={}, n_buckets={}, default_row={}.",
-          kExactMapping, kOptionNames[value], header[value], header[1], header[2], header[3]);
-    }
-    SW_CHECK_VALUE(kind != Problem::kMisplaced,
-                   "[{}] the state is corrupt: row {} of rank {} holds an id that belongs elsewhere or occurs twice. "
-                   "Load a checkpoint of this kind of state.",
-                   kExactMapping, value, ranks[i]);
+  for (size_t i = 0; i < headers.size(); ++i)
     SW_CHECK_VALUE(headers[i] == headers[0],
                    "[{}] rank {} is at step {} and {} ids, rank {} at step {} and {}: all ranks must call it together. "
                    "Put the module into the same mode on all ranks, and load the same state.",
-                   kExactMapping, ranks[0], headers[0][2], headers[0][3] ? "assigns" : "only finds", ranks[i],
-                   headers[i][2], headers[i][3] ? "assigns" : "only finds");
-  }
+                   kExactMapping, ranks[0], headers[0][1], headers[0][2] ? "assigns" : "only finds", ranks[i],
+                   headers[i][1], headers[i][2] ? "assigns" : "only finds");
 }
 
 void ExactMapping::check_verdicts(const NumbersByMember& verdicts) const {
@@ -202,12 +190,16 @@ at::Tensor ExactMapping::transform(const IdMappingState& state, const at::Tensor
     check_has_ranks(kExactMapping, *spec_of(ids)->mesh(), *mesh_);
   }
   check_layout(state);
-  Problem problem = refresh(state);
-  if (!is_integer(ids)) problem = {Problem::kDtype, static_cast<int64_t>(ids.scalar_type())};
+  const RankError error = RankError::of([&] {
+    SW_CHECK_TYPE(is_integer(ids),
+                  "[{}] ids of rank {} are {}: they must be integers of up to 64 bits. Convert them, or hash them.",
+                  kExactMapping, mesh_->rank(), c10::toString(ids.scalar_type()));
+    refresh(state);
+  });
   const CommScope scope(kExactMapping, CommScope::Cause::kProgram);
   IdExchange exchange(*mesh_->group(), owners_, is_integer(ids) ? flat_ids(ids) : at::empty({0}, at::kLong));
   auto* header = piece_of(state.header).mutable_data_ptr<int64_t>();
-  check_headers(exchange.send_headers({problem.kind, problem.value, header[0], assigns}), state);
+  check_headers(exchange.send_headers({static_cast<int64_t>(error.type), header[0], assigns}), error);
 
   const IdRowState own = this->own(state);
   const IdUses uses = exchange.send_ids(assigns, counts_here(ids));
@@ -225,9 +217,8 @@ at::Tensor ExactMapping::transform(const IdMappingState& state, const at::Tensor
   rows_.commit(own, uses, header[0], assignment);
   ++header[0];
   reassigned_ = std::move(assignment.reassigned);
-  n_reassigned_of_.clear();
-  for (const auto& verdict : verdicts) n_reassigned_of_.push_back(verdict[0]);
-  n_reassigned_ = std::accumulate(n_reassigned_of_.begin(), n_reassigned_of_.end(), int64_t{0});
+  n_reassigned_ = 0;
+  for (const auto& verdict : verdicts) n_reassigned_ += verdict[0];
   everywhere_.reset();
   return laid_out_as(ids, exchange.rows());
 }
@@ -246,20 +237,11 @@ bool ExactMapping::holds_own_rows(const Spec& spec) const {
 
 const std::vector<Reassigned>& ExactMapping::reassigned_everywhere() {
   if (everywhere_) return *everywhere_;
-  const Group& group = *mesh_->group();
   std::vector<int64_t> own;
   for (const Reassigned& each : reassigned_) own.insert(own.end(), {each.row, each.id});
-  const auto n_own = static_cast<int64_t>(own.size());
-  const at::Tensor sent = at::empty({n_own * group.size()}, at::kLong),
-                   arrived = at::empty({2 * n_reassigned_}, at::kLong);
-  auto* word = sent.mutable_data_ptr<int64_t>();
-  for (int64_t member = 0; member < group.size(); ++member) word = std::ranges::copy(own, word).out;
-  std::vector<int64_t> from;
-  for (const int64_t n : n_reassigned_of_) from.push_back(2 * n);
-  all_to_all(group, arrived, sent, from, std::vector<int64_t>(group.size(), n_own));
   everywhere_.emplace();
-  const auto* next = arrived.const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < n_reassigned_; ++i) everywhere_->push_back({next[2 * i], next[2 * i + 1]});
+  for (const auto& numbers : all_gather_numbers(*mesh_->group(), own))
+    for (size_t i = 0; i < numbers.size(); i += 2) everywhere_->push_back({numbers[i], numbers[i + 1]});
   return *everywhere_;
 }
 

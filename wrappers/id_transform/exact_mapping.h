@@ -12,6 +12,7 @@
 #pragma once
 
 #include "runtime/api/dtensor.h"
+#include "runtime/comm/agreement.h"
 #include "wrappers/id_transform/id_exchange.h"
 
 #include <optional>
@@ -66,19 +67,18 @@ class ExactMapping {
   int64_t n_reassigned() const { return n_reassigned_; }
 
   /// Fills the reassigned rows of `tensor`, [n_rows, ...] in any layout: a table, or its optimizer's state. Collective over the mesh if some rank
-  /// holds rows whose ids another rank knows: one exchange, at the first call after a step that reassigned rows.
+  /// holds rows whose ids another rank knows: one gather, at the first call after a step that reassigned rows.
   /// Throws: c10::ValueError for a tensor of another height, a Partial one, one on another mesh, and random numbers for more than two dims.
   void reset_rows(const at::Tensor& tensor, const RowFill& fill);
 
  private:
-  struct Problem;
-
   static IdRowState own(const IdMappingState& state);
   /// Throws: c10::ValueError for a state of another layout.
   void check_layout(const IdMappingState& state) const;
-  /// Reads the state if it was written to since the last call. Returns the problem found, if any.
-  Problem refresh(const IdMappingState& state);
-  void check_headers(const NumbersByMember& headers, const IdMappingState& state) const;
+  /// Reads the state if it was written to since the last call. Throws: c10::ValueError for a state of other options, and for a corrupt one.
+  void refresh(const IdMappingState& state);
+  /// `error`: of this rank, which all ranks throw.
+  void check_headers(const NumbersByMember& headers, const RankError& error) const;
   void check_verdicts(const NumbersByMember& verdicts) const;
   /// True if, under `spec`, each rank holds only rows whose ids it knows.
   bool holds_own_rows(const Spec& spec) const;
@@ -90,7 +90,6 @@ class ExactMapping {
   IdRows rows_;
   std::vector<uint64_t> versions_;  // versions of the state that rows_ has read
   std::vector<Reassigned> reassigned_;
-  std::vector<int64_t> n_reassigned_of_;  // per member of the group
   int64_t n_reassigned_ = 0;
   std::optional<std::vector<Reassigned>> everywhere_;  // of all ranks, once requested
 };

@@ -1,6 +1,7 @@
 #include "wrappers/id_transform/id_exchange.h"
 
 #include "ops/embedding/kernel_views.h"
+#include "runtime/comm/agreement.h"
 #include "runtime/comm/collectives.h"
 
 #include <ATen/ops/empty.h>
@@ -21,13 +22,6 @@ int64_t total_of(const std::vector<int64_t>& numbers) {
 
 /// The number of 64-bit words that hold `n` counts of 32 bits.
 int64_t words_for(int64_t n) { return (n + 1) / 2; }
-
-at::Tensor exchanged(const Group& group, const at::Tensor& sent, const std::vector<int64_t>& n_to,
-                     const std::vector<int64_t>& n_from) {
-  at::Tensor arrived = long_tensor(total_of(n_from));
-  all_to_all(group, arrived, sent, n_from, n_to);
-  return arrived;
-}
 
 }  // namespace
 
@@ -64,23 +58,15 @@ IdExchange::IdExchange(const Group& group, const IdOwners& owners, const at::Ten
 }
 
 NumbersByMember IdExchange::send_headers(const std::vector<int64_t>& numbers) {
-  const auto n_words = static_cast<int64_t>(numbers.size()) + 1;
-  const at::Tensor sent = long_tensor(n_words * group_.size());
-  auto* word = words_of(sent);
-  for (const int64_t n : n_to_) {
-    *word++ = n;
-    word = std::ranges::copy(numbers, word).out;
+  NumbersByMember sent(group_.size(), numbers);
+  for (size_t member = 0; member < sent.size(); ++member) sent[member].push_back(n_to_[member]);
+  const std::vector<int64_t> n_words(group_.size(), static_cast<int64_t>(numbers.size()) + 1);
+  NumbersByMember arrived = exchange_numbers(group_, at::kCPU, sent, n_words);
+  for (size_t member = 0; member < arrived.size(); ++member) {
+    n_from_[member] = arrived[member].back();
+    arrived[member].pop_back();
   }
-  const std::vector<int64_t> splits(group_.size(), n_words);
-  const at::Tensor arrived = exchanged(group_, sent, splits, splits);
-  NumbersByMember result;
-  const int64_t* from = words_of(arrived);
-  for (int64_t& n : n_from_) {
-    n = *from;
-    result.emplace_back(from + 1, from + n_words);
-    from += n_words;
-  }
-  return result;
+  return arrived;
 }
 
 IdUses IdExchange::send_ids(bool with_counts, bool counts_here) {
@@ -101,7 +87,8 @@ IdUses IdExchange::send_ids(bool with_counts, bool counts_here) {
     count += n_to_[member];
     word += to[member];
   }
-  const at::Tensor arrived = exchanged(group_, sent, to, from);
+  const at::Tensor arrived = long_tensor(total_of(from));
+  all_to_all(group_, arrived, sent, from, to);
   const at::Tensor ids = long_tensor(total_of(n_from_)), counts = long_tensor(ids.numel());
   const int64_t* next = words_of(arrived);
   int64_t *to_id = words_of(ids), *to_count = words_of(counts);
@@ -123,29 +110,23 @@ IdUses IdExchange::send_ids(bool with_counts, bool counts_here) {
 
 NumbersByMember IdExchange::send_rows(const at::Tensor& rows, const std::vector<int64_t>& numbers) {
   const auto n_numbers = static_cast<int64_t>(numbers.size());
-  std::vector<int64_t> to = n_from_, from = n_to_;
-  for (int64_t& n : to) n += n_numbers;
-  for (int64_t& n : from) n += n_numbers;
   const at::Tensor answers = place_of_incoming_.defined() ? rows.index_select(0, place_of_incoming_) : rows;
-  const at::Tensor sent = long_tensor(total_of(to));
   const int64_t* answer = words_of(answers);
-  auto* word = words_of(sent);
-  for (const int64_t n : n_from_) {
-    word = std::ranges::copy(numbers, word).out;
-    word = std::copy_n(answer, n, word);
-    answer += n;
+  NumbersByMember sent(group_.size(), numbers);
+  std::vector<int64_t> n_words;
+  for (size_t member = 0; member < sent.size(); ++member) {
+    sent[member].insert(sent[member].end(), answer, answer + n_from_[member]);
+    answer += n_from_[member];
+    n_words.push_back(n_numbers + n_to_[member]);
   }
-  const at::Tensor arrived = exchanged(group_, sent, to, from);
+  NumbersByMember arrived = exchange_numbers(group_, at::kCPU, sent, n_words);
   found_ = long_tensor(wanted_.numel());
-  NumbersByMember result;
-  const int64_t* next = words_of(arrived);
   auto* found = words_of(found_);
-  for (const int64_t n : n_to_) {
-    result.emplace_back(next, next + n_numbers);
-    found = std::copy_n(next + n_numbers, n, found);
-    next += n_numbers + n;
+  for (std::vector<int64_t>& words : arrived) {
+    found = std::copy(words.begin() + n_numbers, words.end(), found);
+    words.resize(numbers.size());
   }
-  return result;
+  return arrived;
 }
 
 at::Tensor IdExchange::rows() const { return found_.index_select(0, place_of_); }

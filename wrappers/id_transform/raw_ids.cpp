@@ -14,11 +14,6 @@ at::Tensor flat(const at::Tensor& ids) { return ids.detach().to(at::kCPU, at::kL
 
 }  // namespace
 
-std::string not_integers(const char* op, at::ScalarType dtype, int64_t rank) {
-  return fmt::format("[{}] ids of rank {} are {}: they must be integers of up to 64 bits. Convert them, or hash them.",
-                     op, rank, c10::toString(dtype));
-}
-
 void check_has_ranks(const char* op, const DeviceMesh& mesh, const DeviceMesh& other) {
   SW_CHECK_VALUE(has_all_ranks_of(mesh, other),
                  "[{}] the tensor is on {}, but some of its ranks are not in the mapping's mesh {}. Use a tensor on "

@@ -3,14 +3,9 @@
 
 #include "runtime/api/dtensor.h"
 
-#include <string>
-
 namespace shardwise {
 
 inline bool is_integer(const at::Tensor& ids) { return at::isIntegralType(ids.scalar_type(), /*includeBool=*/false); }
-
-/// The error's text, in the name of `op`, for ids of `dtype` on `rank`.
-std::string not_integers(const char* op, at::ScalarType dtype, int64_t rank);
 
 /// Throws: c10::ValueError if `mesh` lacks ranks of `other`.
 void check_has_ranks(const char* op, const DeviceMesh& mesh, const DeviceMesh& other);
