@@ -89,6 +89,8 @@ def run_program(rank, *, n_ranks, command, environment, folder, output, errors, 
         sys.argv = ["-c", *command[2:]]
         sys.path[0] = folder
         exec(compile(command[1], "<string>", "exec"), {"__name__": "__main__"})
+    elif not command[0].endswith(".py"):
+        os.execv(command[0], command)
     else:
         sys.argv = command
         sys.path[0] = os.path.dirname(os.path.join(folder, command[0]))
@@ -101,9 +103,10 @@ def end_after(run):
     try:
         run()
     except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if end.code is not None and not isinstance(end.code, int):
-            print(end.code, file=sys.stderr)
+        status = end.code or 0
+        if not isinstance(status, int):
+            print(status, file=sys.stderr)
+            status = 1
     except BaseException:
         status = 1
         sys.excepthook(*sys.exc_info())
