@@ -21,7 +21,7 @@ import torch.distributed.tensor
 import torch.nn.functional as F
 from error_cases import Case
 from torch.distributed.checkpoint.api import CheckpointException
-from torchrun import torchrun
+from torchrun import forked_ranks
 
 import shardwise as sw
 from shardwise.testing import run_ranks
@@ -134,7 +134,7 @@ def provoke(setup: str, case: Case) -> list[tuple[BaseException | None, bool]]:
 @functools.cache
 def of_processes() -> tuple[list[str], dict[str, tuple[str, str]]]:
     """What two processes complain about, and by title the type and the words of what only processes have: one launch."""
-    finished = torchrun("error_program.py", 2)
+    finished = forked_ranks("error_program.py", 2)
     assert finished.returncode == 0, finished.stderr
     complaints, messages = json.loads(finished.stdout)
     return complaints, messages

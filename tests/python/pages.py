@@ -21,7 +21,6 @@ import itertools
 import os
 import re
 import shlex
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -34,7 +33,7 @@ from typing import Any
 import pytest
 from command_line import finished_command
 from markdown_it import MarkdownIt
-from torchrun import run_command
+from torchrun import forked_python, run_command
 
 import shardwise
 from shardwise.testing import run_ranks
@@ -238,9 +237,7 @@ def printed_by(command: str, folder: Path) -> str:
             finished = finished_command(*words[3:])
         else:
             assert words[0] == "python", f"{command}: pages show the output of torchrun and python only"
-            finished = subprocess.run(
-                [sys.executable, *words[1:]], capture_output=True, text=True, timeout=300, check=False
-            )
+            finished = forked_python(*words[1:])
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
-from torchrun import expect_all_well, torchrun
+from torchrun import expect_all_well, forked_ranks
 
 import shardwise as sw
 from shardwise import LocalShardsWrapper, Replicate, Shard
@@ -32,7 +32,7 @@ def test_saved_by_four_ranks_and_loaded_by_others_and_as_torchs_dtensors(tmp_pat
 
 
 def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(tmp_path):
-    result = torchrun("checkpoint_program.py", 4, "killed", tmp_path)
+    result = forked_ranks("checkpoint_program.py", 4, "killed", tmp_path)
     assert result.returncode != 0 and "SIGKILL" in result.stderr and "killed-" not in result.stdout
     assert any(len(path.name) > 20 for path in tmp_path.glob("*.distcp"))
     expect_all_well("checkpoint_program.py", 4, "after_the_kill", tmp_path)

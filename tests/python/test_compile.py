@@ -1,13 +1,10 @@
 """Functions of DTensors, compiled: ranks are processes, and each launch runs several parts of compile_program.py."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torchrun import expect_all_well
+from torchrun import TORCHS, expect_all_well, forked_python
 
 import shardwise as sw
 from shardwise import Shard
@@ -65,7 +62,8 @@ def test_make_fx_traces_a_program_that_makes_its_dtensors(tmp_path):
         "assert torch.ops.shardwise.move.default in {node.target for node in graph.graph.nodes}\n"
         "assert graph(torch.ones(4, 3)).item() == 8  # the other rank does not exist\n"
     )
-    subprocess.run([sys.executable, program], check=True, timeout=300)
+    result = forked_python(program, imported=TORCHS)
+    assert result.returncode == 0, result.stderr
 
 
 def test_what_needs_values_is_refused_while_a_program_is_traced():

@@ -5,12 +5,12 @@ import os
 import re
 import resource
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from torchrun import LAUNCHER, TORCHS, forked_python
 
 import shardwise
 from shardwise import _build_facts, _torch_check
@@ -22,19 +22,17 @@ DOCTOR = ["-m", "shardwise", "doctor"]
 UNSET = {"GLOO_SOCKET_IFNAME", *doctor.TORCHRUN_VARIABLES}
 
 
-def run(*arguments, **variables):
-    environment = {name: value for name, value in os.environ.items() if name not in UNSET} | variables
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
+def environment(**variables):
+    return {name: value for name, value in os.environ.items() if name not in UNSET} | variables
 
 
 def findings(*arguments, **variables):
-    result = run(*DOCTOR, "--json", *arguments, **variables)
+    result = forked_python(*DOCTOR, "--json", *arguments, imported=TORCHS, env=environment(**variables))
     return {each["name"]: each for each in json.loads(result.stdout)}, result.returncode
 
 
 def test_the_report_has_all_sections_and_measures_a_link():
-    result = run(*DOCTOR)
+    result = forked_python(*DOCTOR, imported=TORCHS, env=environment())
     assert result.returncode == 0, result.stdout + result.stderr
     sections = [line.rstrip() for line in result.stdout.splitlines() if re.fullmatch(r"[a-z]+ *", line)]
     assert sections == ["versions", "backends", "devices", "memory", "limits", "network", "links", "environment"]
@@ -62,7 +60,8 @@ def test_variables_misspelt_and_missing_are_named():
 
 
 def test_under_torchrun_the_ranks_measure_their_links_and_one_reports():
-    result = run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", *DOCTOR)
+    command = [*LAUNCHER, "--nproc-per-node", "3", *DOCTOR]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment())
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("versions") == 1 and "two processes here" not in result.stdout
     assert len(re.findall(r"rank 0 .* - rank 1 .* us per|rank 1 .* - rank 2 .* us per", result.stdout)) == 2

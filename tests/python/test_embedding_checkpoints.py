@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from torchrun import expect_all_well, torchrun
+from torchrun import expect_all_well, forked_ranks
 
 import shardwise as sw
 from shardwise.testing import run_ranks
@@ -47,14 +47,14 @@ def test_wrong_checkpoints_are_errors_on_all_ranks_and_nothing_is_loaded(saved):
 
 def test_a_full_disk_and_a_killed_rank_leave_what_was_saved_before(saved):
     expect_all_well(PROGRAM, 2, "full_disk", saved)
-    result = torchrun(PROGRAM, 2, "killed", saved)
+    result = forked_ranks(PROGRAM, 2, "killed", saved)
     assert result.returncode != 0 and "SIGKILL" in result.stderr
     expect_all_well(PROGRAM, 2, "load_values", saved)
 
 
 def test_a_line_tells_of_progress_where_it_is_asked_for(saved):
     pytest.importorskip("tqdm")
-    result = torchrun(PROGRAM, 3, "progress", saved)
+    result = forked_ranks(PROGRAM, 3, "progress", saved)
     assert result.returncode == 0, result.stderr
     assert "loading: 100%" in result.stderr and "gathering" not in result.stderr
 

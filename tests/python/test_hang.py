@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from command_line import finished_command, is_error_in_a_line
+from torchrun import TORCHS, ForkedProcess, forked_python
 
 import shardwise as sw
 from shardwise import Shard
@@ -50,25 +49,15 @@ def processes(part, n_ranks, folder, **variables):
         "SHARDWISE_DUMP_FOLDER": str(folder),
         "SHARDWISE_DUMP_SIGNAL": "1",
         "SHARDWISE_WAIT_WARNING": "1",
-        "OMP_NUM_THREADS": "1",
         **variables,
     }
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(PROGRAM), part, str(folder), str(rank), str(n_ranks)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(n_ranks)
-    ]
+    started = [ForkedProcess(PROGRAM, part, folder, rank, n_ranks, env=environment) for rank in range(n_ranks)]
     try:
         yield started
     finally:
         for process in started:
             process.kill()
-        for process in started:
-            process.communicate()
+            process.wait(PATIENCE)
 
 
 def wait_for(condition, started):
@@ -223,18 +212,13 @@ def test_a_signal_that_nobody_asked_for_keeps_its_meaning(tmp_path):
         assert started[2].wait(PATIENCE) == -signal.SIGUSR1
 
 
-def test_files_that_nobody_named_a_folder_for_are_found_again(tmp_path):
+def test_files_that_nobody_named_a_folder_for_are_found_again(tmp_path, monkeypatch):
     """In a folder of temporary files, wherever the program has gone meanwhile; a relative name counts from where it began."""
     program = "import os, shardwise as sw; os.chdir('/'); print(sw._C.dump_folder())"
+    monkeypatch.chdir(tmp_path)
     for given, expected in (("", tmp_path / f"shardwise-dumps-{os.getuid()}"), ("here", tmp_path / "here")):
-        result = subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "TMPDIR": str(tmp_path), "SHARDWISE_DUMP_FOLDER": given},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        environment = {**os.environ, "TMPDIR": str(tmp_path), "SHARDWISE_DUMP_FOLDER": given}
+        result = forked_python("-c", program, imported=TORCHS, env=environment)
         assert result.stdout.strip() == str(expected)
 
 
@@ -253,9 +237,7 @@ def test_the_command_reads_that_folder_where_none_is_named(tmp_path, monkeypatch
 def test_a_signal_before_the_first_mesh_does_not_end_the_process():
     program = "import os, signal, shardwise; os.kill(os.getpid(), signal.SIGUSR1); print('goes on')"
     environment = {**os.environ, "SHARDWISE_DUMP_SIGNAL": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
+    result = forked_python("-c", program, imported=TORCHS, env=environment)
     assert result.stdout.strip() == "goes on"
 
 

@@ -1,14 +1,13 @@
 """`import shardwise` changes nothing of torch, and programs of torch's own tensors run beside ours as they run without them."""
 
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from torchrun import torchrun
+from torchrun import TORCHS, forked_ranks
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -122,8 +121,7 @@ def test_programs_of_torch_run_as_without_shardwise(when, tmp_path):
     for mode in ("none", when, *(["rank_0"] if when == "import" else [])):
         folder = tmp_path / mode
         folder.mkdir()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        result = torchrun("torchs_own_program.py", 2, mode, folder, timeout=200, env=environment)
+        result = forked_ranks("torchs_own_program.py", 2, mode, folder, timeout=200, imported=TORCHS)
         assert result.returncode == 0, result.stderr
         reports[mode] = [json.loads((folder / f"report-{rank}.json").read_text()) for rank in range(2)]
     for mode, report in reports.items():

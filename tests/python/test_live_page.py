@@ -20,7 +20,7 @@ import pytest
 import torch
 from browser import needs_browser, new_page, started_browser
 from command_line import finished_command, is_error_in_a_line
-from torchrun import LAUNCHER
+from torchrun import LAUNCHER, TORCHS, ForkedProcess, forked_python
 
 import shardwise as sw
 from shardwise import _torch_groups
@@ -42,13 +42,16 @@ WEIGHT = "Sequential.0.weight"
 @pytest.fixture
 def server():
     """A page's own process, and its port. It must not complain."""
-    command = [sys.executable, "-m", "shardwise", "watch", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
-        try:
-            yield started, int(started.stdout.readline().split(":")[2].split("/")[0])
-        finally:
-            started.terminate()
-        assert started.stderr.read() == ""
+    started = ForkedProcess("-m", "shardwise", "watch", "--port", "0")
+    try:
+        while not (line := started.stdout.readline()):
+            assert started.poll() is None, started.stderr.read()
+            time.sleep(0.01)
+        yield started, int(line.split(":")[2].split("/")[0])
+    finally:
+        started.send_signal(signal.SIGTERM)
+        started.wait(60)
+    assert started.stderr.read() == ""
 
 
 @pytest.fixture
@@ -249,8 +252,7 @@ def test_the_page_stands_alone(port):
 
 
 def test_a_taken_port_is_an_error(port):
-    command = [sys.executable, "-m", "shardwise", "watch", "--port", str(port)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    result = forked_python("-m", "shardwise", "watch", "--port", port, imported=TORCHS, timeout=60)
     assert result.returncode == 2 and "Address already in use" in result.stderr
     assert f"[watch] port {port} of 127.0.0.1 cannot be opened" in result.stderr and "--port 0" in result.stderr
 
@@ -557,18 +559,17 @@ def test_what_imports_shardwise_is_watched_where_it_is_a_rank(monkeypatch):
 def test_processes_that_a_rank_starts_are_not_shown_and_ranks_that_are_started_so_are(port, tmp_path):
     """A worker of a DataLoader has the rank's environment; torch.multiprocessing starts ranks."""
     environment = {**os.environ, "SHARDWISE_WATCH": f"{port}", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    command = [sys.executable, "-W", "ignore", str(PROGRAM.with_name("live_children.py")), str(tmp_path)]
-    with subprocess.Popen(command, env=environment) as program:
-        try:
-            state_when(port, lambda state: len(state["ranks"]) == 2 and len(list(tmp_path.glob("*-*"))) == 3)
-            time.sleep(1.5)  # a snapshot more of each
-            pids = {int(path.name.removeprefix("rank-")) for path in tmp_path.glob("rank-*")}
-            state = json.loads(ask(port, "GET", "/state")[1])
-            assert {each["pid"] for each in state["ranks"]} == pids and len(state["jobs"]) == 1
-            assert [each["n_ranks"] for each in state["ranks"]] == [2, 2]
-        finally:
-            (tmp_path / "over").touch()
-            program.wait(60)
+    program = ForkedProcess(PROGRAM.with_name("live_children.py"), tmp_path, env=environment)
+    try:
+        state_when(port, lambda state: len(state["ranks"]) == 2 and len(list(tmp_path.glob("*-*"))) == 3)
+        time.sleep(1.5)  # a snapshot more of each
+        pids = {int(path.name.removeprefix("rank-")) for path in tmp_path.glob("rank-*")}
+        state = json.loads(ask(port, "GET", "/state")[1])
+        assert {each["pid"] for each in state["ranks"]} == pids and len(state["jobs"]) == 1
+        assert [each["n_ranks"] for each in state["ranks"]] == [2, 2]
+    finally:
+        (tmp_path / "over").touch()
+        program.wait(60)
 
 
 LINKS = """

@@ -9,7 +9,7 @@ import torch
 from scaled import Scaled, scaled, wide
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
-from torchrun import torchrun
+from torchrun import forked_ranks
 
 import shardwise as sw
 from shardwise import Replicate, Shard
@@ -84,7 +84,7 @@ def test_a_whole_table_on_one_rank():
 
 @pytest.mark.parametrize("on_shardwise", [True, False], ids=["compat", "one import"])
 def test_a_program_with_its_own_local_shards(on_shardwise):
-    ended = torchrun("table_shards_program.py", 4, *([] if on_shardwise else ["ours"]), on_shardwise=on_shardwise)
+    ended = forked_ranks("table_shards_program.py", 4, *([] if on_shardwise else ["ours"]), on_shardwise=on_shardwise)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert re.search(r"3 +\[3, 16\] +\[5, 0\]", ended.stdout), ended.stdout  # of the uneven rows
 

@@ -2,9 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from torchrun import IMPORTED, ForkedProcess
 
 PROGRAM = Path(__file__).with_name("lone_calls_program.py")
 PATIENCE = 120
@@ -17,23 +17,13 @@ def line_of(comment):
 
 def errors_of(part, folder, codes=(0, 0), **variables):
     """What each rank of two wrote; nothing of one that wrote nothing."""
-    settings = {"SHARDWISE_CHECK": "0", "SHARDWISE_DUMP_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
-    environment = {**os.environ, **settings, **variables}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(PROGRAM), part, str(folder), str(rank), "2"],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    environment = {**os.environ, "SHARDWISE_CHECK": "0", "SHARDWISE_DUMP_FOLDER": str(folder), **variables}
+    started = [ForkedProcess(PROGRAM, part, folder, rank, 2, imported=IMPORTED, env=environment) for rank in range(2)]
     try:
         ended = [(process.wait(PATIENCE), process.stderr.read()) for process in started]
     finally:
         for process in started:
             process.kill()
-            process.communicate()
     assert [code for code, _ in ended] == list(codes), ended
     paths = [folder / f"errors-{rank}" for rank in range(2)]
     return [json.loads(path.read_text()) if path.exists() else [] for path in paths]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from layouts import by_name
 from torch import nn
+from torchrun import forked_python
 
 import shardwise as sw
 from shardwise import Layout, Partial, Replicate, Shard
@@ -264,7 +265,7 @@ assert "(dp=1, tp=1)" in moved.draw("svg")
 assert "(dp=1, tp=1)" in sw.debug.diff(x, sw.Layout((4, 6), (1,), [sw.Shard(0)])).draw("svg")
 dist.destroy_process_group()
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    result = forked_python("-c", program)
     assert result.returncode == 0, result.stderr
     for words in (
         "[4, 6] as [Shard(0), Replicate()] on (dp=1, tp=1), 96 bytes",
@@ -310,20 +311,21 @@ for show in (lambda: sw.debug.picture(here), lambda: sw.debug.diff(moved, uneven
         raise AssertionError("torch deals these rows otherwise")
 dist.destroy_process_group()
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    result = forked_python("-c", program)
     assert result.returncode == 0, result.stderr
 
 
-def test_the_commands_and_drawings_of_the_page_on_pictures(tmp_path):
+def test_the_commands_and_drawings_of_the_page_on_pictures(tmp_path, monkeypatch):
     """Its programs run with those of all pages (test_docs.py)."""
     page = Path(__file__).resolve().parents[2] / "docs" / "pictures.md"
     for drawn in re.findall(r"\((pictures/\w+\.svg)\)", page.read_text()):
         assert (page.parent / drawn).read_text().startswith("<svg ")
     commands = re.findall(r"^\$ (python -m shardwise .*)", page.read_text(), re.MULTILINE)
     assert len(commands) == 3
+    monkeypatch.chdir(tmp_path)
     for command in commands:
         words = shlex.split(command)
-        result = subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, capture_output=True, text=True, check=False)
+        result = forked_python(*words[1:])
         assert result.returncode == 0, result.stderr
 
 

@@ -1,11 +1,9 @@
 """Plans on paper: what a redistribution would send, in Python and from the command line."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from command_line import finished_command, is_error_in_a_line
+from torchrun import forked_python
 
 import shardwise as sw
 from shardwise import EnumerableShard, Layout, Partial, Replicate, Shard
@@ -179,8 +177,7 @@ PLAN = ["--shape", "4097x1023", "--mesh", "2x2", "--from", "S0,S1", "--to", "S1,
 
 
 def test_the_command_plan_prints_the_line():
-    command = [sys.executable, "-m", "shardwise", "plan", *PLAN]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = forked_python("-m", "shardwise", "plan", *PLAN)
     assert result.returncode == 0 and not result.stderr, result.stderr
     move, line = result.stdout.splitlines()
     assert move == (

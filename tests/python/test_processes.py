@@ -5,13 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from torchrun import forked_ranks, torchrun
+from torchrun import forked_python, forked_ranks
 
 PROGRAM = "gloo_program.py"
-
-
-def run(command):
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +32,7 @@ def run(command):
     ],
 )
 def test_four_processes_over_gloo(part, tmp_path):
-    result = forked_ranks(PROGRAM, 4, part, tmp_path, timeout=120)
+    result = forked_ranks(PROGRAM, 4, part, tmp_path, timeout=120, whole_end=part == "left_open")
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.split()) == [f"{part}-{rank}" for rank in range(4)]
     noise = [line for line in result.stderr.splitlines() if line.strip() and not is_expected(line)]
@@ -45,7 +41,7 @@ def test_four_processes_over_gloo(part, tmp_path):
 
 @pytest.mark.parametrize("seconds", ["0.5", "0"])
 def test_a_rank_that_waits_for_others_names_what_it_waits_for(seconds, tmp_path):
-    result = torchrun(
+    result = forked_ranks(
         PROGRAM,
         4,
         "waits",
@@ -96,12 +92,12 @@ def test_ranks_of_torchs_fake_group_send_zeros():
         "    assert x.full_tensor().sum(1).tolist() == [0.0] * n + [4.0] * n + [0.0] * n\n"
         "    assert x.redistribute(placements=[sw.Shard(1)]).to_local().sum() in (n, 2 * n)\n"
     )
-    result = run([sys.executable, "-c", program])
+    result = forked_python("-c", program)
     assert result.returncode == 0, result.stderr
 
 
 def test_without_torchrun_the_error_says_how_to_start():
-    result = run([sys.executable, "-c", ALONE])
+    result = forked_python("-c", ALONE)
     assert result.returncode == 0 and not result.stderr, result.stderr
     assert "[world] no ranks have been started" in result.stdout and "torchrun" in result.stdout
 
@@ -121,5 +117,6 @@ print("done")
 
 
 def test_tensors_of_thread_ranks_may_outlive_everything():
-    result = run([sys.executable, "-W", "ignore", "-c", ENDS_IN_THREADS])
+    command = [sys.executable, "-W", "ignore", "-c", ENDS_IN_THREADS]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")

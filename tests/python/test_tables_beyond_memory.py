@@ -3,15 +3,13 @@
 import copy
 import os
 import signal
-import subprocess
-import sys
 import warnings
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torchrun import expect_all_well
+from torchrun import expect_all_well, forked_python
 
 import shardwise as sw
 from shardwise.id_transform import ExactMapping
@@ -392,7 +390,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_killed_process_leaves_nothing(tmp_path):
-    killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path], capture_output=True, text=True, timeout=300)
+    killed = forked_python("-c", KILLED, tmp_path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert killed.stdout == "trained 0\n"
     assert os.listdir(tmp_path) == []

@@ -8,9 +8,11 @@ import functools
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,7 +22,9 @@ from rank_server import TIMED_OUT
 HERE = Path(__file__).parent
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 ON_SHARDWISE = ["-m", "shardwise.compat"]
-IMPORTED = ("torch.distributed.optim", "torch.distributed.checkpoint", "shardwise")  # what most programs here import
+# Imported by most programs here: optimizers import torch._dynamo, and compiled programs what inductor consists of.
+TORCHS = ("torch.distributed.optim", "torch.distributed.checkpoint", "torch._dynamo", "torch._inductor.compile_fx")
+IMPORTED = (*TORCHS, "shardwise")
 
 
 def torchrun(program, n_ranks, *arguments, timeout=300, on_shardwise=False, env=None):
@@ -48,34 +52,89 @@ def run_command(command, *, imported=IMPORTED, timeout=300):
     )
 
 
-def forked_ranks(program, n_ranks, *arguments, timeout=300, imported=IMPORTED, on_shardwise=False):
-    """The same as torchrun(), of ranks that begin where the modules `imported` are."""
+def forked_ranks(
+    program, n_ranks, *arguments, timeout=300, imported=IMPORTED, on_shardwise=False, env=None, whole_end=False
+):
+    """The same as torchrun(), of ranks that begin where the modules `imported` are. `whole_end`: they end as interpreters do."""
     if os.environ.get("SHARDWISE_TEST_TORCHRUN"):
-        return torchrun(program, n_ranks, *arguments, timeout=timeout, on_shardwise=on_shardwise)
+        return torchrun(program, n_ranks, *arguments, timeout=timeout, on_shardwise=on_shardwise, env=env)
     command = [*(ON_SHARDWISE if on_shardwise else []), str(HERE / program), *map(str, arguments)]
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # on a port that is free
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_RUN_ID": "tests"}
-    server = rank_server(imported)
     with tempfile.NamedTemporaryFile("r") as output, tempfile.NamedTemporaryFile("r") as errors:
-        request = {
-            "n_ranks": n_ranks,
-            "command": command,
-            "environment": {**os.environ, **meeting},
-            "folder": os.getcwd(),
-            "output": output.name,
-            "errors": errors.name,
-            "timeout": timeout,
-        }
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        answer = server.stdout.readline()
-        if not answer:
-            rank_server.cache_clear()
-            raise RuntimeError(f"rank_server.py ended, and with it the ranks: status {server.wait()}")
-        status = int(answer)
+        environment = {**(os.environ if env is None else env), **meeting}
+        status = answer_to(
+            imported,
+            n_ranks=n_ranks,
+            command=command,
+            environment=environment,
+            output=output.name,
+            errors=errors.name,
+            timeout=timeout,
+            whole_end=whole_end,
+        )
         if status == TIMED_OUT:
             raise subprocess.TimeoutExpired(command, timeout, output.read(), errors.read())
         return subprocess.CompletedProcess(command, status, output.read(), errors.read())
+
+
+def forked_python(*words, imported=IMPORTED, timeout=300, env=None):
+    """The finished process of `python words`, where words begin with a file, "-m" or "-c": no rank, and forked all the same."""
+    process = ForkedProcess(*words, imported=imported, env=env)
+    try:
+        status = process.wait(timeout)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(words, status, process.stdout.read(), process.stderr.read())
+
+
+class ForkedProcess:
+    """`python words` that runs, with the names of subprocess.Popen. Its outputs are files: what it has written so far is read."""
+
+    def __init__(self, *words, imported=TORCHS, env=None):
+        self.imported, self.returncode = imported, None
+        self.stdout, self.stderr = (tempfile.NamedTemporaryFile("r") for _ in range(2))  # noqa: SIM115
+        self.pid = answer_to(
+            imported,
+            n_ranks=0,
+            command=[*map(str, words)],
+            environment={**(os.environ if env is None else env)},
+            output=self.stdout.name,
+            errors=self.stderr.name,
+            whole_end=False,
+        )
+
+    def poll(self):
+        if self.returncode is None:
+            self.returncode = answer_to(self.imported, end_of=self.pid)
+        return self.returncode
+
+    def wait(self, timeout):
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.01)
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+
+def answer_to(imported, **request):
+    """Of the server that has imported these modules."""
+    server = rank_server(imported)
+    server.stdin.write(json.dumps({**request, "folder": os.getcwd()}) + "\n")
+    server.stdin.flush()
+    answer = server.stdout.readline()
+    if not answer:
+        rank_server.cache_clear()
+        raise RuntimeError(f"rank_server.py ended, and with it the ranks: status {server.wait()}")
+    return json.loads(answer)
 
 
 @functools.cache
