@@ -4,7 +4,6 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/events.h"
 #include "tests/support/ranks.h"
-#include "threads/strict_ranks.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -130,8 +129,7 @@ std::vector<Placements> layouts_of(const Dims& sizes, const RankGrid& grid, cons
   return result;
 }
 
-/// At most options.max_combinations of one layout per operand, spread evenly over all of them. On strict threads it is every second one,
-/// because the values have been compared on ordinary threads, and what remains are the orders of calls.
+/// At most `limit` combinations of one layout per operand, spread evenly over all of them.
 std::vector<std::vector<Placements>> combinations(const std::vector<Dims>& sizes, const RankGrid& grid,
                                                   const DenseOptions& options) {
   std::vector<std::vector<Placements>> layouts;
@@ -143,7 +141,7 @@ std::vector<std::vector<Placements>> combinations(const std::vector<Dims>& sizes
   int64_t step = std::max<int64_t>(total / options.max_combinations, 1);
   while (std::gcd(step, total) != 1) ++step;
   std::vector<std::vector<Placements>> result;
-  for (int64_t i = 0; i < std::min(total, options.max_combinations); i += strict_threads() ? 2 : 1) {
+  for (int64_t i = 0; i < std::min(total, options.max_combinations); ++i) {
     int64_t number = i * step % total;
     auto& combination = result.emplace_back();
     for (const auto& of_operand : layouts) {

@@ -32,7 +32,7 @@ struct DenseOptions {
   bool with_partial = true;
   bool with_enumerable = true;
   bool with_grad = true;
-  /// Of all combinations of the operands' layouts, at most so many per mesh, evenly spread. Half as many on strict threads.
+  /// Of all combinations of the operands' layouts, at most so many per mesh, evenly spread.
   int64_t max_combinations = 40;
 };
 
