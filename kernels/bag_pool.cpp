@@ -102,6 +102,24 @@ SHARDWISE_KERNEL void pool(const Rows& table, const Ids& ids, const Bags& bags, 
   });
 }
 
+SHARDWISE_KERNEL void spread_bags(const Bags& bags, const Ids& ids, Pooling pooling, Element element, int64_t* bag_of,
+                                  void* factors, int64_t begin, int64_t end) {
+  with_element(element, [&]<class T>(T) {
+    with_ids(ids, [&](const auto* id) {
+      const auto* weights = static_cast<const T*>(bags.weights);
+      auto* factor = static_cast<Sum<T>*>(factors);
+      for (int64_t bag = begin; bag < end; ++bag) {
+        const Sum<T> n_ids =
+            pooling == Pooling::kMean ? static_cast<Sum<T>>(std::max<int64_t>(count(bags, id, bag), 1)) : 1;
+        for (int64_t k = bags.offsets[bag]; k < end_of(bags, bag); ++k) {
+          bag_of[k] = bag;
+          if (factor != nullptr) factor[k] = (weights == nullptr ? 1 : load(weights[k])) / n_ids;
+        }
+      }
+    });
+  });
+}
+
 SHARDWISE_KERNEL void dot_rows(const Rows& table, const Ids& ids, int64_t padding, const GradRows& grads, void* results,
                                int64_t begin, int64_t end) {
   with_element(table.element, [&]<class T>(T) {

@@ -14,6 +14,11 @@ namespace shardwise::kernels {
 void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, void* results, int64_t* chosen,
           int64_t begin, int64_t end);
 
+/// Computes two inputs of GradRows for bags [begin, end): bag_of[k] is the bag of id k, and factors[k] the id's weight in the bag's result
+/// (for means divided by the number of ids that count). `factors`: float (double for double tables); may be null.
+void spread_bags(const Bags& bags, const Ids& ids, Pooling pooling, Element element, int64_t* bag_of, void* factors,
+                 int64_t begin, int64_t end);
+
 /// For k in [begin, end): the gradient of the factor of id k, which is the dot product of its row and its bag's gradient. 0 for rows of
 /// other pieces and for `padding`. Results have the table's element.
 void dot_rows(const Rows& table, const Ids& ids, int64_t padding, const GradRows& grads, void* results, int64_t begin,

@@ -155,7 +155,7 @@ auto described(Field OpDescription::* field) {
   return [field](const OpEvent& self) { return (*self.description).*field; };
 }
 
-/// What the page of `watch` shows of a process while it runs, and the files of a program that hangs.
+/// The readers behind the page of `watch` and the files of a program that hangs.
 void bind_live(py::module_& module) {
   py::class_<GroupTraffic>(module, "GroupTraffic")
       .def_readonly("ranks", &GroupTraffic::ranks)

@@ -101,6 +101,30 @@ __global__ void __launch_bounds__(kThreads) max_bags(Rows table, Ids ids, Bags b
   }
 }
 
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    write_spread(Bags bags, Ids ids, bool is_mean, int64_t* bag_of, Sum<T>* factors) {
+  const int64_t index = team_index();
+  if (index >= bags.n) return;
+  const Bag bag(bags, index);
+  int64_t n = 1;
+  if (is_mean && factors != nullptr) {
+    n = bag.end - bag.begin;
+    if (bags.padding >= 0) {
+      n = 0;
+      for (int64_t k = bag.begin + threadIdx.x; k < bag.end; k += blockDim.x) n += !is_padding(bags, id_at(ids, k));
+      n = team_sum(n);
+    }
+    n = n > 1 ? n : 1;
+  }
+  const auto* weights = static_cast<const T*>(bags.weights);
+  for (int64_t k = bag.begin + threadIdx.x; k < bag.end; k += blockDim.x) {
+    bag_of[k] = index;
+    if (factors != nullptr)
+      factors[k] = (weights == nullptr ? Sum<T>{1} : static_cast<Sum<T>>(weights[k])) / static_cast<Sum<T>>(n);
+  }
+}
+
 template <class T, int kN>
 __global__ void __launch_bounds__(kThreads) dot(Rows table, Ids ids, int64_t padding, GradRows grads, T* results) {
   const int64_t k = team_index();
@@ -133,6 +157,14 @@ void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, 
     else
       launch("pool", sum_bags<T, kN>, teams, bags.n, 1, false, stream, table, ids, bags, pooling == Pooling::kMean,
              into);
+  });
+}
+
+void spread_bags(const Bags& bags, const Ids& ids, Pooling pooling, Element element, int64_t* bag_of, void* factors,
+                 void* stream) {
+  with_packs(element, 1, [&]<class T, int kN>(T, Columns<kN>) {
+    launch("spread_bags", write_spread<T>, Teams(8), bags.n, 1, true, stream, bags, ids, pooling == Pooling::kMean,
+           bag_of, static_cast<Sum<T>*>(factors));
   });
 }
 

@@ -12,6 +12,7 @@
 #include "kernels/id_groups.h"
 #include "kernels/packed_rows.h"
 #include "kernels/row_lookup.h"
+#include "kernels/row_norms.h"
 #include "kernels/row_sums.h"
 #include "kernels/row_updates.h"
 
@@ -24,7 +25,14 @@ void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, 
           void* stream);
 void pool_packed(const PackedRows& table, const Ids& ids, const Bags& bags, Pooling pooling, Element element,
                  void* results, int64_t* chosen, void* stream);
+void spread_bags(const Bags& bags, const Ids& ids, Pooling pooling, Element element, int64_t* bag_of, void* factors,
+                 void* stream);
 void dot_rows(const Rows& table, const Ids& ids, int64_t padding, const GradRows& grads, void* results, void* stream);
+
+/// For the `n` rows at `rows`.
+void row_powers(const Rows& table, const int64_t* rows, int64_t n, double p, double* results, void* stream);
+void shorten_rows(const Rows& table, const int64_t* rows, int64_t n, double p, double max_norm, const double* powers,
+                  void* stream);
 
 /// An id outside [0, n_rows) fails a device assertion, as in torch's own lookups. All later CUDA calls of the process then return errors.
 void check_rows(const Ids& ids, int64_t n_rows, void* stream);
@@ -56,6 +64,6 @@ namespace shardwise::kernels {
 
 // Overloads of the CPU's kernels, so that one call serves both devices: run_parts() of ops/embedding/kernel_launch.h.
 using cuda::dot_rows, cuda::lamb_squares, cuda::look_up, cuda::look_up_packed, cuda::pool, cuda::pool_packed,
-    cuda::sum_groups, cuda::sum_rows, cuda::update_rows;
+    cuda::spread_bags, cuda::sum_groups, cuda::sum_rows, cuda::update_rows;
 
 }  // namespace shardwise::kernels

@@ -180,18 +180,16 @@ at::Tensor IdBags::lengths() const {
 }
 
 RowGrads grads_of_bags(const at::Tensor& grad, const IdBags& bags, kernels::Pooling pooling, const at::Tensor& chosen) {
-  const int64_t n_bags = bags.offsets.numel(), n_ids = bags.ids.numel();
-  const at::Tensor lengths = bags.lengths();
-  const at::Tensor bag_of = at::arange(n_bags, lengths.options()).repeat_interleave(lengths, 0, n_ids);
-  RowGrads grads{with_dense_rows(grad), bag_of, {}, chosen};
-  const at::TensorOptions of_factors = grad.options().dtype(sum_type(grad.scalar_type()));
-  if (bags.weights.defined()) grads.factors = bags.weights.to(of_factors.dtype());
-  if (pooling != kernels::Pooling::kMean) return grads;
-  const at::Tensor n_counting =
-      bags.padding < 0
-          ? lengths
-          : at::zeros({n_bags}, lengths.options()).index_add_(0, bag_of, bags.ids.ne(bags.padding).to(at::kLong));
-  grads.scale(n_counting.clamp_min(1).to(of_factors.dtype()).reciprocal_().index_select(0, bag_of));
+  RowGrads grads{with_dense_rows(grad), at::empty({bags.ids.numel()}, numbers_like(grad)), {}, chosen};
+  if (bags.weights.defined() || pooling == kernels::Pooling::kMean)
+    grads.factors = at::empty({bags.ids.numel()}, grad.options().dtype(sum_type(grad.scalar_type())));
+  const kernels::Ids ids = ids_of(bags.ids);
+  const kernels::Bags raw_bags = bags_of(bags);
+  const kernels::Element element = element_of(grad.scalar_type());
+  auto* bag_of = grads.row_of.mutable_data_ptr<int64_t>();
+  void* factors = grads.factors.defined() ? grads.factors.mutable_data_ptr() : nullptr;
+  run_parts(grad.device(), raw_bags.n, 16 * ids_per_bag(raw_bags),
+            [&](auto... where) { kernels::spread_bags(raw_bags, ids, pooling, element, bag_of, factors, where...); });
   return grads;
 }
 
@@ -205,6 +203,34 @@ at::Tensor weights_grad(const at::Tensor& rows, int64_t first_row, const IdBags&
   run_parts(rows.device(), ids.n, row_bytes(table),
             [&](auto... where) { kernels::dot_rows(table, ids, bags.padding, grad_rows, into, where...); });
   return result;
+}
+
+at::Tensor row_powers(const at::Tensor& rows, const at::Tensor& numbers, double p) {
+  const at::Tensor powers = at::empty({numbers.numel()}, rows.options().dtype(at::kDouble));
+  const at::Tensor from = with_dense_rows(rows);
+  const kernels::Rows table = rows_of(from, 0);
+  const int64_t *wanted = numbers_of(numbers), n = numbers.numel();
+  auto* into = powers.mutable_data_ptr<double>();
+  const auto part = [&](int64_t begin, int64_t end) { kernels::row_powers(table, wanted, p, into, begin, end); };
+  run_kernel(
+      rows.device(), [&] { share_out(n, row_bytes(table), part); },
+      [&](auto stream) { cuda::row_powers(table, wanted, n, p, into, stream); });
+  return powers;
+}
+
+void shorten_rows(const at::Tensor& rows, const at::Tensor& numbers, double p, double max_norm,
+                  const at::Tensor& powers) {
+  const at::Tensor dense = with_dense_rows(rows);
+  const kernels::Rows table = rows_of(dense, 0);
+  const int64_t *wanted = numbers_of(numbers), n = numbers.numel();
+  const auto* of_rows = powers.const_data_ptr<double>();
+  const auto part = [&](int64_t begin, int64_t end) {
+    kernels::shorten_rows(table, wanted, p, max_norm, of_rows, begin, end);
+  };
+  run_kernel(
+      rows.device(), [&] { share_out(n, row_bytes(table), part); },
+      [&](auto stream) { cuda::shorten_rows(table, wanted, n, p, max_norm, of_rows, stream); });
+  if (!dense.is_same(rows)) rows.copy_(dense);
 }
 
 }  // namespace shardwise

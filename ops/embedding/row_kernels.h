@@ -113,4 +113,10 @@ RowGrads grads_of_bags(const at::Tensor& grad, const IdBags& bags, kernels::Pool
 /// The gradient of the bags' weights, [n]: rows times `grad` [bags, width]; 0 for rows of other pieces.
 at::Tensor weights_grad(const at::Tensor& rows, int64_t first_row, const IdBags& bags, const RowGrads& grads);
 
+/// The sum of |x|^p over the columns of each row in `numbers` [groups], float64; the largest |x| if p is infinite.
+at::Tensor row_powers(const at::Tensor& rows, const at::Tensor& numbers, double p);
+/// Scales rows whose norm exceeds `max_norm` down to it. `powers`: row_powers() of whole rows, summed over all column pieces.
+void shorten_rows(const at::Tensor& rows, const at::Tensor& numbers, double p, double max_norm,
+                  const at::Tensor& powers);
+
 }  // namespace shardwise

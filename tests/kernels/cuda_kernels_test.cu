@@ -298,11 +298,16 @@ struct Case {
                  is_max ? chosen.there : nullptr, nullptr);
       compare(name, results, kClose);
       compare(name + " chosen", chosen);
+      Both<int64_t> bag_of(n);
+      Both<S> factors(n);
+      spread_bags(here, ids_of(ids.here.data()), pooling, kElement<T>, bag_of.here.data(), factors.here.data(), 0,
+                  n_bags);
+      cuda::spread_bags(there, ids_of(ids.there), pooling, kElement<T>, bag_of.there, factors.there, nullptr);
+      compare("spread_bags", bag_of);
+      compare("spread_bags factors", factors, 1e-6);
       if (pooling != Pooling::kSum) continue;
       const Both<T> grads(numbers<T>(n_bags * step));
-      std::vector<int64_t> bag_of(n);
-      for (int64_t k = 0; k < n; ++k) bag_of[k] = below(n_bags);
-      const Both<int64_t> row_of(bag_of);
+      const Both<int64_t> row_of(bag_of.here);
       Both<T> dots(n);
       dot_rows(rows_of(table.here.data()), ids_of(ids.here.data()), padding,
                GradRows{grads.here.data(), kElement<T>, width, step, row_of.here.data(), nullptr, nullptr},
@@ -347,6 +352,25 @@ struct Case {
       compare("packed bags", pooled, kClose);
     }
   }
+
+  void norms(double p) {
+    now += " norm " + std::to_string(p);
+    std::vector<int64_t> some;
+    for (int64_t row = 0; row < kRows && n > 0; ++row)
+      if (below(3) > 0) some.push_back(row);
+    const auto n_some = static_cast<int64_t>(some.size());
+    const Both<int64_t> chosen(some);
+    Both<double> powers(n_some);
+    row_powers(rows_of(table.here.data()), chosen.here.data(), p, powers.here.data(), 0, n_some);
+    cuda::row_powers(rows_of(table.there), chosen.there, n_some, p, powers.there, nullptr);
+    compare("powers", powers, 1e-12);
+    const double most = p == 2 ? std::sqrt(static_cast<double>(width) / 3) : 0.9;  // about half of the rows are longer
+    Both<T> shortened(table.here);
+    shorten_rows(rows_of(shortened.here.data()), chosen.here.data(), p, most, powers.here.data(), 0, n_some);
+    const Both<double> same_powers(powers.here);
+    cuda::shorten_rows(rows_of(shortened.there), chosen.there, n_some, p, most, same_powers.there, nullptr);
+    compare("shortened", shortened, kClose);
+  }
 };
 
 template <class T, class Id>
@@ -376,6 +400,9 @@ void run_cases() {
       c.packed_rows();
       now = base;
       c.bags(turn % 2 == 0, turn % 4 < 2 ? -1 : 17);
+      const double norms[] = {1, 2, 3, std::numeric_limits<double>::infinity(), 0, 2.5};
+      now = base;
+      c.norms(norms[turn % 6]);
     }
 }
 

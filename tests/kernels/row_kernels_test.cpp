@@ -2,6 +2,7 @@
 #include "kernels/bag_pool.h"
 #include "kernels/id_groups.h"
 #include "kernels/row_lookup.h"
+#include "kernels/row_norms.h"
 #include "kernels/row_sums.h"
 #include "kernels/row_updates.h"
 #include "tests/kernels/matrix.h"
@@ -181,6 +182,31 @@ TEST(RowKernelsTest, MaximaNameTheFirstIdThatHasThem) {
   EXPECT_EQ(results.get(0, 0), 5);
   EXPECT_EQ(results.get(1, 0), -std::numeric_limits<double>::infinity());  // ids, none of them here
   EXPECT_EQ(results.get(2, 0), 0);                                         // no ids
+}
+
+TEST(RowKernelsTest, NormsAndShorterRows) {
+  for (const Element element : kElements)
+    for (const int64_t width : kWidths)
+      for (const double p : {1.0, 2.0, 3.0, 0.0, std::numeric_limits<double>::infinity()}) {
+        Matrix table = Matrix(element, 6, width, 1).fill(9);
+        const Matrix before = table;
+        const std::vector<int64_t> rows{1, 4, 5};
+        std::vector<double> powers(3);
+        row_powers(table.rows(), rows.data(), p, powers.data(), 0, 3);
+        shorten_rows(table.rows(), rows.data(), p, 1.5, powers.data(), 0, 3);
+        for (int64_t row = 0; row < 6; ++row) {
+          double power = 0;
+          for (int64_t c = 0; c < width; ++c) {
+            const double x = std::abs(before.get(row, c));
+            power = std::isinf(p) ? std::max(power, x) : power + (p == 0 ? x != 0 : std::pow(x, p));
+          }
+          const double norm = p == 0 || std::isinf(p) ? power : std::pow(power, 1 / p);
+          const bool is_named = std::ranges::find(rows, row) != rows.end();
+          const double factor = is_named && norm > 1.5 ? 1.5 / (norm + 1e-7) : 1;
+          for (int64_t c = 0; c < width; ++c)
+            ASSERT_NEAR(table.get(row, c), before.get(row, c) * factor, size_of(element) == 2 ? 0.02 : 1e-6);
+        }
+      }
 }
 
 TEST(RowKernelsTest, OffsetsPass32Bits) {
