@@ -30,21 +30,27 @@ IMPORTED = (*TORCHS, "shardwise")
 def torchrun(program, n_ranks, *arguments, timeout=300, on_shardwise=False, env=None):
     """The finished process of `torchrun program arguments`, or of `torchrun -m shardwise.compat program arguments`."""
     launcher = [*LAUNCHER, "--nproc-per-node", str(n_ranks), *(ON_SHARDWISE if on_shardwise else [])]
+    if Path(program).suffix != ".py":
+        launcher.append("--no-python")
     command = [*launcher, str(HERE / program), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=env)
 
 
 def run_command(command, *, imported=IMPORTED, timeout=300):
-    """`torchrun words`, as documents show it: of forked ranks where the words say no more than how many, and name a program of Python."""
+    """`torchrun words`, as documents show it: of forked ranks where the words say no more than how many, and name a program."""
     launcher, *words = shlex.split(command)
     assert launcher == "torchrun", command
-    option, n_ranks, *of_program = words
+    option, n_ranks, *of_program = (word for word in words if word != "--no-python")
     on_shardwise = of_program[:2] == ON_SHARDWISE
     program, *arguments = of_program[2 * on_shardwise :]
     if option == "--nproc-per-node" and not program.startswith("-"):
-        program = Path.cwd() / program
         return forked_ranks(
-            program, int(n_ranks), *arguments, timeout=timeout, imported=imported, on_shardwise=on_shardwise
+            Path.cwd() / program,
+            int(n_ranks),
+            *arguments,
+            timeout=timeout,
+            imported=imported,
+            on_shardwise=on_shardwise,
         )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
@@ -61,6 +67,7 @@ def forked_ranks(
     command = [*(ON_SHARDWISE if on_shardwise else []), str(HERE / program), *map(str, arguments)]
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # on a port that is free
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_RUN_ID": "tests"}
+    meeting["OMP_NUM_THREADS"] = "1"  # for programs of C++: the server has it
     with tempfile.NamedTemporaryFile("r") as output, tempfile.NamedTemporaryFile("r") as errors:
         environment = {**(os.environ if env is None else env), **meeting}
         status = answer_to(
