@@ -1,10 +1,10 @@
 #include "wrappers/distributed_embedding/distributed_embedding.h"
 
-#include "runtime/api/redistribute.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/dispatch/gradient_layout.h"
 #include "runtime/tensor/below_autograd.h"
 #include "text/check.h"
+#include "wrappers/distributed_embedding/whole_tables.h"
 
 #include <algorithm>
 
@@ -190,13 +190,7 @@ at::Tensor DistributedEmbedding::gathered_rows(size_t table, Interval rows, std:
   const BelowAutograd guard;
   const CommScope scope("DistributedEmbedding.get_weights", CommScope::Cause::kProgram);
   flush();
-  const MeshPtr& mesh = layer_->lanes.mesh;
-  const at::Tensor part = layer_->memory.table(table).narrow(0, rows.begin, rows.length());
-  Placement to = Placement::replicate();
-  if (root)
-    to = Placement::enumerable({{{0, 0}, Dims(part.sizes()), mesh->group()->ranks[static_cast<size_t>(*root)]}});
-  const Shards pieces = maybe_dtensor(redistribute(part, {std::move(to)}))->shards();
-  return pieces.empty() ? at::Tensor() : pieces[0].contiguous();
+  return shardwise::gathered_rows(layer_->lanes, layer_->memory, table, rows, root);
 }
 
 void DistributedEmbedding::Lookup::fetch() {

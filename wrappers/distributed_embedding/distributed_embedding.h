@@ -51,9 +51,7 @@ class DistributedEmbedding {
   void flush() const { layer_->memory.write_back(); }
   /// The sum of the counts of this rank's caches of a table, since construction; nullopt for a table in memory.
   std::optional<HotRows::Counts> cache_counts(size_t table) const;
-  /// The rows [rows.begin, rows.end) of a table, all columns, on the rank `root` of the mesh, or on all ranks without a root; undefined elsewhere.
-  /// Collective: one exchange, no message longer than an owner's part of these rows. Cost: the memory of these rows. If this rank has all of them,
-  /// the result is a view of the table.
+  /// See whole_tables.h.
   at::Tensor gathered_rows(size_t table, Interval rows, std::optional<int64_t> root) const;
 
   /// The size of a lookup.

@@ -11,6 +11,11 @@
 namespace shardwise {
 namespace {
 
+/// The dtype of factors.
+at::ScalarType sum_dtype(const RowGrads& grads) {
+  return grads.values.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
 /// The same gradients, with a row of values for each id.
 RowGrads one_by_one(RowGrads grads, int64_t n_ids) {
   if (!grads.row_of.defined()) return grads;
@@ -49,14 +54,15 @@ RowGrads joined(std::vector<RowGrads> parts, const std::vector<int64_t>& n_ids) 
     rows.push_back((parts[i].row_of.defined() ? parts[i].row_of : at::arange(n_ids[i], numbers)) + first);
     first += parts[i].values.size(0);
     if (has_factors)
-      factors.push_back(parts[i].factors.defined() ? parts[i].factors
-                                                   : at::ones({n_ids[i]}, parts[i].values.options().dtype(at::kFloat)));
+      factors.push_back(parts[i].factors.defined()
+                            ? parts[i].factors
+                            : at::ones({n_ids[i]}, parts[i].values.options().dtype(sum_dtype(parts[i]))));
   }
   return {at::cat(values), at::cat(rows), has_factors ? at::cat(factors) : at::Tensor(), {}};
 }
 
 RowGrads scaled(RowGrads grads, double factor, int64_t n_ids) {
-  if (factor != 1) grads.scale(at::full({n_ids}, factor, grads.values.options().dtype(at::kDouble)));
+  if (factor != 1) grads.scale(at::full({n_ids}, factor, grads.values.options().dtype(sum_dtype(grads))));
   return grads;
 }
 

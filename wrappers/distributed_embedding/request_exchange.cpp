@@ -1,12 +1,9 @@
 #include "wrappers/distributed_embedding/request_exchange.h"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <limits>
-#include <utility>
 
 namespace shardwise {
 namespace {
@@ -22,15 +19,15 @@ int64_t next_room(int64_t n, int64_t room) {
 
 RequestExchange::RequestExchange(const TableLanes& lanes)
     : lanes_(&lanes),
-      words_(at::TensorOptions().dtype(at::kInt).device(lanes.mesh->device_type())),
+      word_(at::kInt),
       sent_room_(static_cast<size_t>(lanes.n_ranks())),
       received_room_(static_cast<size_t>(lanes.n_ranks())) {
   for (const Lane& lane : lanes.lanes)
     for (const int64_t height : lane.heights)
-      if (height > std::numeric_limits<int32_t>::max()) words_ = words_.dtype(at::kLong);
+      if (height > std::numeric_limits<int32_t>::max()) word_ = at::kLong;
 }
 
-at::Tensor RequestExchange::new_words(int64_t n) const { return at::empty({n}, words_); }
+at::Tensor RequestExchange::words(int64_t n) const { return at::empty({n}, word_); }
 
 std::vector<int64_t> RequestExchange::head_for(const Step& step, const RowRequests& requests, int64_t rank) const {
   std::vector<int64_t> head{static_cast<int64_t>(step.error_.type)};
@@ -40,17 +37,23 @@ std::vector<int64_t> RequestExchange::head_for(const Step& step, const RowReques
   return head;
 }
 
+template <class Word>
 RequestExchange::Outgoing RequestExchange::outgoing(const Step& step, const RowRequests& requests, int64_t rank) const {
-  std::vector<int64_t> numbers = head_for(step, requests, rank);
-  const int64_t n = n_rows(numbers), n_first = head_words() + sent_room_[static_cast<size_t>(rank)];
-  numbers.resize(static_cast<size_t>(std::max(n_first, head_words() + n)));
-  if (!step.error_) requests.write_rows(*lanes_, rank, numbers.data() + head_words());
-  const at::Tensor words = at::tensor(numbers, words_);
-  return {n, words.narrow(0, 0, n_first), words.narrow(0, n_first, words.numel() - n_first)};
+  const int64_t n_first = head_words() + sent_room_[static_cast<size_t>(rank)];
+  const std::vector<int64_t> head = head_for(step, requests, rank);
+  const int64_t n = n_rows(head);
+  const at::Tensor all = words(std::max(n_first, head_words() + n));
+  auto* first = all.mutable_data_ptr<Word>();
+  Word* const rows = std::ranges::transform(head, first, [](int64_t number) { return static_cast<Word>(number); }).out;
+  std::fill(rows + n, first + all.numel(), Word{0});
+  if (!step.error_) requests.write_rows(*lanes_, rank, rows);
+  const c10::Device device(lanes_->mesh->device_type());
+  return {n, all.narrow(0, 0, n_first).to(device), all.narrow(0, n_first, all.numel() - n_first).to(device)};
 }
 
 RequestExchange::Step RequestExchange::start(const RowRequests& requests, const RankError& error, OwnFacts own) {
   const Group& group = *lanes_->mesh->group();
+  const c10::Device device(lanes_->mesh->device_type());
   Step step;
   step.exchange_ = this;
   step.error_ = error;
@@ -64,18 +67,20 @@ RequestExchange::Step RequestExchange::start(const RowRequests& requests, const 
       step.received_.emplace_back();
       continue;
     }
-    step.sent_.push_back(outgoing(step, requests, rank));
-    step.received_.push_back(new_words(head_words() + received_room_[at]));
+    step.sent_.push_back(word_ == at::kInt ? outgoing<int32_t>(step, requests, rank)
+                                           : outgoing<int64_t>(step, requests, rank));
+    step.received_.push_back(words(head_words() + received_room_[at]).to(device));
     sends.push_back({group.ranks[at], step.sent_.back().first});
     receives.push_back({group.ranks[at], step.received_.back()});
   }
-  step.messages_ = exchange(group, words_.device(), std::move(sends), std::move(receives));
+  step.messages_ = exchange(group, device, std::move(sends), std::move(receives));
   return step;
 }
 
 IncomingRows RequestExchange::Step::finish(const RowRequests& requests) {
   messages_->wait();
-  return exchange_->read(*this, requests);
+  return exchange_->word_ == at::kInt ? exchange_->read<int32_t>(*this, requests)
+                                      : exchange_->read<int64_t>(*this, requests);
 }
 
 int64_t RequestExchange::n_rows(const std::vector<int64_t>& head) const {
@@ -84,18 +89,22 @@ int64_t RequestExchange::n_rows(const std::vector<int64_t>& head) const {
   return n;
 }
 
-IncomingRows RequestExchange::read(const Step& step, const RowRequests& requests) {
+template <class Word>
+IncomingRows RequestExchange::read(Step& step, const RowRequests& requests) {
   const Group& group = *lanes_->mesh->group();
+  const c10::Device device(lanes_->mesh->device_type());
   const auto own = static_cast<size_t>(lanes_->own_rank());
   const size_t n_lanes = lanes_->lanes.size(), n_ranks = step.received_.size();
   std::vector<std::vector<int64_t>> heads;
+  std::vector<at::Tensor> received;
   std::vector<StepFacts> facts;
   for (size_t rank = 0; rank < n_ranks; ++rank) {
+    received.push_back(rank == own ? at::Tensor() : step.received_[rank].cpu());
     if (rank == own) {
       heads.push_back(head_for(step, requests, lanes_->own_rank()));
     } else {
-      const at::Tensor head = step.received_[rank].narrow(0, 0, head_words()).to(at::kCPU, at::kLong);
-      heads.emplace_back(head.const_data_ptr<int64_t>(), head.const_data_ptr<int64_t>() + head.numel());
+      const auto* const head = received[rank].template const_data_ptr<Word>();
+      heads.emplace_back(head, head + head_words());
     }
     facts.push_back(StepFacts::of(heads[rank].data() + 1));
   }
@@ -111,41 +120,48 @@ IncomingRows RequestExchange::read(const Step& step, const RowRequests& requests
     const Outgoing& sent = step.sent_[rank];
     if (sent.rest.numel()) sends.push_back({group.ranks[rank], sent.rest});
     if (const int64_t room = step.received_room_[rank]; n_rows(heads[rank]) > room) {
-      rest[rank] = new_words(n_rows(heads[rank]) - room);
+      rest[rank] = words(n_rows(heads[rank]) - room).to(device);
       receives.push_back({group.ranks[rank], rest[rank]});
     }
     sent_room_[rank] = next_room(sent.n_rows, sent_room_[rank]);
     received_room_[rank] = next_room(n_rows(heads[rank]), received_room_[rank]);
   }
   if (!sends.empty() || !receives.empty())
-    exchange(group, words_.device(), std::move(sends), std::move(receives), /*by_all=*/false)->wait();
+    exchange(group, device, std::move(sends), std::move(receives), /*by_all=*/false)->wait();
 
   IncomingRows incoming;
-  incoming.counts.resize(n_lanes);
-  incoming.firsts.resize(n_lanes);
-  std::vector<std::vector<at::Tensor>> rows_of(n_lanes);
-  std::vector<int64_t> n_rows_of(n_lanes);
-  for (size_t rank = 0; rank < n_ranks; ++rank) {
-    const int64_t n = n_rows(heads[rank]);
-    at::Tensor rows;
-    if (rank == own) {
-      std::vector<int64_t> own_rows(static_cast<size_t>(n));
-      requests.write_rows(*lanes_, static_cast<int64_t>(rank), own_rows.data());
-      rows = at::tensor(own_rows, words_);
-    } else {
-      rows = step.received_[rank].narrow(0, head_words(), std::min(n, step.received_room_[rank]));
-      if (rest[rank].defined()) rows = at::cat({rows, rest[rank]});
+  std::vector<Word*> next;  // by lane
+  for (size_t lane = 0; lane < n_lanes; ++lane) {
+    incoming.counts.emplace_back();
+    incoming.firsts.emplace_back();
+    int64_t n = 0;
+    for (size_t rank = 0; rank < n_ranks; ++rank) {
+      incoming.firsts[lane].push_back(n);
+      incoming.counts[lane].push_back(heads[rank][kCounts + lane]);
+      n += heads[rank][kCounts + lane];
     }
-    int64_t begin = 0;
+    incoming.rows.push_back(words(n));
+    next.push_back(incoming.rows[lane].template mutable_data_ptr<Word>());
+  }
+  for (size_t rank = 0; rank < n_ranks; ++rank) {
+    std::vector<Word> rows(static_cast<size_t>(n_rows(heads[rank])));
+    if (rank == own) {
+      requests.write_rows(*lanes_, static_cast<int64_t>(rank), rows.data());
+    } else {
+      const auto n_first = std::min(n_rows(heads[rank]), step.received_room_[rank]);
+      std::copy_n(received[rank].template const_data_ptr<Word>() + head_words(), n_first, rows.begin());
+      if (rest[rank].defined()) {
+        const at::Tensor more = rest[rank].cpu();
+        std::copy_n(more.template const_data_ptr<Word>(), more.numel(), rows.begin() + n_first);
+      }
+    }
+    const Word* from = rows.data();
     for (size_t lane = 0; lane < n_lanes; ++lane) {
-      const int64_t count = heads[rank][kCounts + lane];
-      incoming.counts[lane].push_back(count);
-      incoming.firsts[lane].push_back(std::exchange(n_rows_of[lane], n_rows_of[lane] + count));
-      rows_of[lane].push_back(rows.narrow(0, begin, count));
-      begin += count;
+      next[lane] = std::copy_n(from, heads[rank][kCounts + lane], next[lane]);
+      from += heads[rank][kCounts + lane];
     }
   }
-  for (const auto& of_lane : rows_of) incoming.rows.push_back(at::cat(of_lane));
+  for (at::Tensor& rows : incoming.rows) rows = rows.to(device);
   return incoming;
 }
 

@@ -59,18 +59,20 @@ class RequestExchange {
   Step start(const RowRequests& requests, const RankError& error, OwnFacts own);
 
  private:
+  template <class Word>
   Outgoing outgoing(const Step& step, const RowRequests& requests, int64_t rank) const;
-  IncomingRows read(const Step& step, const RowRequests& requests);
+  template <class Word>
+  IncomingRows read(Step& step, const RowRequests& requests);
   int64_t n_rows(const std::vector<int64_t>& head) const;
   /// The type of this rank's error, the facts, and the number of rows of each lane that it requests from `rank`.
   std::vector<int64_t> head_for(const Step& step, const RowRequests& requests, int64_t rank) const;
   int64_t head_words() const { return kCounts + static_cast<int64_t>(lanes_->lanes.size()); }
-  at::Tensor new_words(int64_t n) const;
+  at::Tensor words(int64_t n) const;
 
   static constexpr int64_t kCounts = 1 + StepFacts::kSize;
 
   const TableLanes* lanes_;
-  at::TensorOptions words_;                         // of messages
+  at::ScalarType word_;
   std::vector<int64_t> sent_room_, received_room_;  // of the next step's messages
 };
 

@@ -4,6 +4,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -42,7 +43,10 @@ class Backward {
       sum = sum.defined() ? sum.add_(own) : own;
     }
     if (*feature.pooling != Pooling::kMean) return sum;
-    return sum.div_(feature.bags(feature.ids).lengths().to(sum.scalar_type()).index_select(0, grads.row_of));
+    const at::Tensor ends =
+        at::cat({feature.offsets.slice(0, 1), at::full({1}, sum.numel(), feature.offsets.options())});
+    const at::Tensor lengths = ends.sub(feature.offsets).to(sum.scalar_type());
+    return sum.div_(lengths.index_select(0, grads.row_of));
   }
 
  private:

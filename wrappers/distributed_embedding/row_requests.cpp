@@ -84,8 +84,9 @@ int64_t RowRequests::n_arrivals(size_t lane) const {
   return std::accumulate(counts_[lane].begin(), counts_[lane].end(), int64_t{0});
 }
 
-void RowRequests::write_rows(const TableLanes& lanes, int64_t rank, int64_t* words) const {
-  std::vector<int64_t*> next;  // by lane
+template <class Word>
+void RowRequests::write_rows(const TableLanes& lanes, int64_t rank, Word* words) const {
+  std::vector<Word*> next;  // by lane
   for (size_t lane = 0; lane < lanes.lanes.size(); ++lane) {
     next.push_back(words);
     words += n_from(lane, rank);
@@ -97,10 +98,12 @@ void RowRequests::write_rows(const TableLanes& lanes, int64_t rank, int64_t* wor
       if (slice.rank != rank) continue;
       const int64_t shift = slice.first_row - slice.rows.begin;
       next[slice.lane] = std::transform(rows + request.begin, rows + request.end, next[slice.lane],
-                                        [&](int64_t row) { return row + shift; });
+                                        [&](int64_t row) { return static_cast<Word>(row + shift); });
     }
   }
 }
+template void RowRequests::write_rows(const TableLanes&, int64_t, int32_t*) const;
+template void RowRequests::write_rows(const TableLanes&, int64_t, int64_t*) const;
 
 at::Tensor RowRequests::arrivals(const TableLanes& lanes, const TableRequests& table, size_t feature,
                                  size_t part) const {

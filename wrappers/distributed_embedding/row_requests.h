@@ -54,7 +54,8 @@ class RowRequests {
   int64_t first_from(size_t lane, int64_t rank) const;
 
   /// Writes the numbers of the requested rows of `rank`'s block, lane by lane, in the order of their arrivals. `words`: has room for all.
-  void write_rows(const TableLanes& lanes, int64_t rank, int64_t* words) const;
+  template <class Word>
+  void write_rows(const TableLanes& lanes, int64_t rank, Word* words) const;
 
   /// The arrival of each of a feature's ids in the columns of part number `part`: [ids] int64, on the CPU.
   at::Tensor arrivals(const TableLanes& lanes, const TableRequests& table, size_t feature, size_t part) const;

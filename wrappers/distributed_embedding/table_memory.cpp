@@ -82,17 +82,18 @@ std::vector<TablePart> TableMemory::pieces(size_t t) const {
   return pieces;
 }
 
-at::Tensor TableMemory::table(size_t t) const {
+Shards TableMemory::shards_of(size_t t) const {
   Shards shards;
   for (const TablePart& piece : pieces(t)) shards.push_back(piece.values.alias());
-  at::Tensor table = wrap(lanes_->tables[t].spec, std::move(shards));
-  maybe_dtensor(table)->set_memory(memories_[t]);
-  return table;
+  return shards;
 }
 
 std::vector<at::Tensor> TableMemory::tables() const {
   std::vector<at::Tensor> tables;
-  for (size_t t = 0; t < lanes_->tables.size(); ++t) tables.push_back(table(t));
+  for (size_t t = 0; t < lanes_->tables.size(); ++t) {
+    tables.push_back(wrap(lanes_->tables[t].spec, shards_of(t)));
+    maybe_dtensor(tables.back())->set_memory(memories_[t]);
+  }
   return tables;
 }
 

@@ -25,9 +25,8 @@ class TableMemory {
   /// Allocates uninitialised memory on the mesh's device. Throws: as mapped_zeros(), on the rank whose disk is full.
   explicit TableMemory(const TableLanes& lanes);
 
-  /// The tables, distributed, and one of them. Each call returns new tensors over the same memory.
+  /// The tables, distributed. Each call returns new tensors over the same memory.
   std::vector<at::Tensor> tables() const;
-  at::Tensor table(size_t table) const;
 
   /// The dtype and device of a table's values.
   at::TensorOptions options(size_t table) const;
@@ -51,6 +50,7 @@ class TableMemory {
   void check(c10::ArrayRef<at::Tensor> tables) const;
 
  private:
+  Shards shards_of(size_t table) const;
   void watch_writes();
 
   const TableLanes* lanes_;
