@@ -241,6 +241,17 @@ void update_piece(const UpdatedPiece& piece, const GradRows& grads, const Groups
 
 }  // namespace
 
+SHARDWISE_KERNEL void grad_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups,
+                                   const int64_t* rows, double* results, int64_t begin, int64_t end) {
+  with_element(grads.element, [&]<class T>(T) {
+    const Updater<T> updater(piece);
+    for_each_row_sum<T>(grads, groups, begin, end, [&](int64_t g, Sum<T>* sum) {
+      updater.add_l2(rows[g] - piece.table.first_row, sum);
+      results[g] = static_cast<double>(square_sum(sum, grads.width));
+    });
+  });
+}
+
 SHARDWISE_KERNEL void lamb_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups,
                                    const int64_t* rows, const RowTotals& totals, double* results, int64_t begin,
                                    int64_t end) {

@@ -79,6 +79,11 @@ SHARDWISE_ANYWHERE inline double trust_ratio(double row_squares, double step_squ
   return row_squares > 0 && step_squares > 0 ? std::sqrt(row_squares / step_squares) : 1.0;
 }
 
+/// For g in [begin, end): results[g] = the sum of squares of group g's gradient over these columns. l2 and, unless it is 0, the rows are
+/// read from `piece`.
+void grad_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups, const int64_t* rows,
+                  double* results, int64_t begin, int64_t end);
+
 /// results[2 g], results[2 g + 1] = the sums of squares of the row and of LAMB's u over these columns. Changes no row or state.
 void lamb_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups, const int64_t* rows,
                   const RowTotals& totals, double* results, int64_t begin, int64_t end);

@@ -84,6 +84,8 @@ struct ConversionBackward final : torch::autograd::Node {
 /// Records that `result` was converted from `source`, if autograd records.
 void record_conversion(const at::Tensor& source, const at::Tensor& result, const ShardsForm& form, const SpecPtr& spec,
                        const std::optional<Placements>& grad_placements, bool to_local) {
+  SW_CHECK_NOT_IMPLEMENTED(!source._fw_grad(0).defined(),
+                           "[LocalShardsWrapper] its conversions have no forward mode. Use reverse mode: backward().");
   if (!records(source)) return;
   auto node = make_node<ConversionBackward>();
   node->set_next_edges(torch::autograd::collect_next_edges(source));

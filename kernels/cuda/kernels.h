@@ -53,6 +53,8 @@ void sum_groups(const GradRows& grads, const Groups& groups, void* results, void
 /// Writes no other rows.
 void sum_rows(const GradRows& grads, const Groups& groups, const int64_t* rows, void* results, void* scratch,
               void* stream);
+void grad_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups, const int64_t* rows,
+                  double* results, void* scratch, void* stream);
 void lamb_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups, const int64_t* rows,
                   const RowTotals& totals, double* results, void* scratch, void* stream);
 void update_rows(const UpdatedPieces& pieces, const GradRows& grads, const Groups& groups, const int64_t* rows,
@@ -63,7 +65,7 @@ void update_rows(const UpdatedPieces& pieces, const GradRows& grads, const Group
 namespace shardwise::kernels {
 
 // Overloads of the CPU's kernels, so that one call serves both devices: run_parts() of ops/embedding/kernel_launch.h.
-using cuda::dot_rows, cuda::lamb_squares, cuda::look_up, cuda::look_up_packed, cuda::pool, cuda::pool_packed,
+using cuda::dot_rows, cuda::grad_squares, cuda::lamb_squares, cuda::look_up, cuda::look_up_packed, cuda::pool, cuda::pool_packed,
     cuda::spread_bags, cuda::sum_groups, cuda::sum_rows, cuda::update_rows;
 
 }  // namespace shardwise::kernels

@@ -314,6 +314,15 @@ Totals found_totals(const Source& source, bool any_row_wise, bool any_lamb, cons
 
 }  // namespace
 
+void grad_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups, const int64_t* rows,
+                  double* results, void* scratch, void* stream) {
+  with_packs(grads.element, alignment_of_all({&piece, 1}, grads, scratch), [&]<class T, int kN>(T, Columns<kN>) {
+    using S = Sum<T>;
+    for_each_sum<T, kN>("grad_squares", grads, groups, true, scratch, stream,
+                        SquaresOf<T, OnePiece<S>>{{piece, Rates<S>(piece.update)}, rows, results});
+  });
+}
+
 void lamb_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups, const int64_t* rows,
                   const RowTotals& totals, double* results, void* scratch, void* stream) {
   with_packs(grads.element, alignment_of_all({&piece, 1}, grads, scratch), [&]<class T, int kN>(T, Columns<kN>) {

@@ -18,7 +18,8 @@ void IdBounds::add(const at::Tensor& ids) {
   check_not_traced("embedding lookup");
   if (ids.numel() == 0) return;
   const auto [least, most] = at::aminmax(ids);
-  const at::Tensor both = at::stack({least, most}).cpu();
+  if (ids.is_cpu()) return add(least.item<int64_t>(), most.item<int64_t>());
+  const at::Tensor both = at::stack({least, most}).cpu();  // one wait for the device
   add(both[0].item<int64_t>(), both[1].item<int64_t>());
 }
 

@@ -18,15 +18,14 @@ at::Tensor scales_and_offsets_in(const at::Tensor& words) {
 }
 
 at::Tensor pack_rows(const at::Tensor& rows, const at::Tensor& ranges) {
-  constexpr int64_t kRowsAtOnce = 1 << 12;
-  const int64_t width = rows.size(1);
+  const int64_t width = rows.size(1), n_at_once = std::max<int64_t>((int64_t{1} << 18) / std::max<int64_t>(width, 1), 1);
   at::Tensor words = at::zeros({rows.size(0), kernels::packed_words(width)}, rows.options().dtype(at::kInt));
-  for (int64_t begin = 0; begin < rows.size(0); begin += kRowsAtOnce) {
-    const int64_t n = std::min(kRowsAtOnce, rows.size(0) - begin);
+  for (int64_t begin = 0; begin < rows.size(0); begin += n_at_once) {
+    const int64_t n = std::min(n_at_once, rows.size(0) - begin);
     const at::Tensor least = ranges.narrow(0, begin, n).select(1, 0), largest = ranges.narrow(0, begin, n).select(1, 1);
     const at::Tensor scale = largest / 255 - least / 255;  // not (largest - least) / 255, which may overflow
     const auto per_row = [](const at::Tensor& numbers) { return numbers.to(at::kDouble).unsqueeze(1); };
-    const at::Tensor steps = rows.narrow(0, begin, n).to(at::kDouble).sub_(per_row(least)).div_(per_row(scale));
+    const at::Tensor steps = rows.narrow(0, begin, n).to(at::kDouble).sub(per_row(least)).div_(per_row(scale));
     const at::Tensor codes = at::where(per_row(scale).gt(0), steps.round_().clamp_(0, 255), 0.0);
     const at::Tensor into = words.narrow(0, begin, n);
     codes_in(into, width).copy_(codes);

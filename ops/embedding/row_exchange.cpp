@@ -118,6 +118,8 @@ void RowExchange::find_requests() {
 
 /// Marks ids of rows that no partner owns. Ranks that differ along other mesh dims look them up.
 void RowExchange::drop_unowned() {
+  if (std::ranges::any_of(requests_, [&](const Request& each) { return each.begin == 0 && each.end == groups_.n(); }))
+    return;
   std::vector<uint8_t> is_unowned(static_cast<size_t>(groups_.n()), 1);
   for (const Request& request : requests_) std::fill_n(is_unowned.begin() + request.begin, request.n(), 0);
   if (std::ranges::find(is_unowned, 1) == is_unowned.end()) return;

@@ -60,6 +60,9 @@ void sum_groups_into(const at::Tensor& sums, const RowGrads& grads, const IdGrou
 /// The same as a dense gradient [n_rows, width], zeros in rows without ids. Nothing larger than the result is allocated.
 at::Tensor sum_rows(const RowGrads& grads, const IdGroups& groups, int64_t n_rows);
 
+/// The sum of squares of each group's summed gradient plus `l2` * row, over these columns, float64 [groups, 1].
+at::Tensor grad_squares(const RowGrads& grads, const IdGroups& groups, const at::Tensor& rows, double l2);
+
 /// A piece of a table and what an optimizer changes there, see kernels/row_updates.h.
 struct UpdatedRows {
   at::Tensor rows;                        // [n, width]; row 0 has the number `first_row` in groups

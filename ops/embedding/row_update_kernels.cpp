@@ -27,6 +27,22 @@ kernels::RowTotals totals_of(const RowSums& sums) {
 
 }  // namespace
 
+at::Tensor grad_squares(const RowGrads& grads, const IdGroups& groups, const at::Tensor& rows, double l2) {
+  at::Tensor squares = at::empty({groups.n(), 1}, grads.values.options().dtype(at::kDouble));
+  const kernels::GradRows grad_rows = grad_rows_of(grads);
+  kernels::UpdatedPiece piece{{}, {}, {}};
+  const at::Tensor dense = l2 == 0 ? rows : with_dense_rows(rows);
+  if (l2 != 0) piece = {rows_of(dense, 0), {}, {}};
+  piece.table.width = grad_rows.width;
+  piece.update.l2 = l2;
+  const int64_t* numbers = numbers_of(groups.rows);
+  auto* into = squares.mutable_data_ptr<double>();
+  run_sums(grad_rows, groups, groups.n(), row_bytes(grad_rows), [&](const kernels::Groups& all, auto... where) {
+    kernels::grad_squares(piece, grad_rows, all, numbers, into, where...);
+  });
+  return squares;
+}
+
 at::Tensor lamb_squares(const UpdatedRows& piece, const RowGrads& grads, const IdGroups& groups,
                         const at::Tensor& mean_squares) {
   at::Tensor squares = at::empty({groups.n(), 2}, grads.values.options().dtype(at::kDouble));

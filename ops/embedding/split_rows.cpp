@@ -163,15 +163,6 @@ KeptRows kept_rows(const Spec& table, Interval kept, c10::ArrayRef<BoxGroups> bo
   return {box, places, rows.index_select(0, places) - kept.begin};
 }
 
-/// The sum of squares of each group's summed gradient plus `l2` * row, over the columns of `rows`, float64 [groups, 1].
-at::Tensor grad_squares(const BoxGroups& box, const at::Tensor& rows, double l2) {
-  RowGrads grads = box.grads;
-  grads.values = grads.values.to(rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);  // sums are not rounded
-  const at::Tensor sums = sum_groups(grads, box.groups);
-  if (l2 != 0) sums.add_(rows.index_select(0, box.groups.rows), l2);
-  return sums.square().sum({1}, /*keepdim=*/true, at::kDouble);
-}
-
 /// One step of an optimizer that needs sums over whole rows, on a table whose pieces have parts of rows.
 class SplitUpdate {
  public:
@@ -186,7 +177,7 @@ class SplitUpdate {
   void find_mean_squares() {
     std::vector<at::Tensor> sums;
     for (size_t i = 0; i < boxes_.size(); ++i)
-      sums.push_back(grad_squares(boxes_[i], updated_[i].rows, updated_[i].update.l2));
+      sums.push_back(grad_squares(boxes_[i].grads, boxes_[i].groups, updated_[i].rows, updated_[i].update.l2));
     if (numbers_.defined()) add_numbers(sums);
     total_.find(sums);
     for (size_t i = 0; i < boxes_.size(); ++i) {

@@ -61,8 +61,9 @@ std::string difference(const std::string& name, const Arguments& arguments, cons
   const auto all = gather_numbers(group, "compare arguments", own);
   const auto other = std::ranges::find_if(all, [&](const auto& each) { return each != all[0]; });
   if (other == all.end()) return "";
+  const bool are_as_many = std::ranges::all_of(all, [&](const auto& each) { return each.size() == own.size(); });
   const auto k = std::ranges::mismatch(*other, all[0]).in1 - other->begin();
-  const std::string what = other->size() == all[0].size() ? arguments[k].path : "arguments";
+  const std::string what = are_as_many ? arguments[k].path : "arguments";
   return fmt::format(
       "ranks {} and {} called {} with different {}. Give all ranks the same, or wrap each rank's part of a batch "
       "before the call: DTensor.from_local(x, mesh, [Shard(0)]).",

@@ -1,8 +1,6 @@
 // runtime/api/outside_mesh.h: results that ranks outside a tensor's mesh get for operations that give members values.
 #pragma once
 
-#include <atomic>
-
 namespace shardwise {
 
 /// A process-wide switch, off by default, that must be the same on all ranks. On: a rank outside the mesh behaves as in
@@ -10,11 +8,8 @@ namespace shardwise {
 /// tensor returns a zero. Off: equal() is an error there and to_local() returns an empty tensor, so no value is used that nobody computed.
 class AnswersOutside {
  public:
-  static void set(bool are_on) { are_on_ = are_on; }
-  static bool are_on() { return are_on_; }
-
- private:
-  inline static std::atomic<bool> are_on_ = false;
+  static void set(bool are_on);
+  static bool are_on();
 };
 
 }  // namespace shardwise

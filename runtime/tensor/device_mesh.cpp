@@ -131,7 +131,7 @@ MeshPtr DeviceMesh::create_by_members(std::shared_ptr<World> world, c10::DeviceT
   if (auto other = place.lock()) return other;  // another thread has made it, over the same groups
   mesh->ascending_ranks_ = shared_list(mesh->grid_->ranks);
   place = mesh;
-  n_meshes_made.fetch_add(1, std::memory_order_relaxed);
+  count_mesh();
   return mesh;
 }
 

@@ -1,8 +1,15 @@
 #include "runtime/tensor/unused_meshes.h"
 
+#include <atomic>
 #include <unordered_map>
 
 namespace shardwise {
+namespace {
+
+std::atomic<uint64_t> n_made{0};
+
+}  // namespace
+
 UnusedMeshes::UnusedMeshes() {
   const std::vector<SpecPtr> specs = living_specs();  // keeps the meshes alive; itself holds no reference to one
   std::unordered_map<const DeviceMesh*, int64_t> n_owners;
@@ -16,5 +23,9 @@ UnusedMeshes::UnusedMeshes() {
   for (const auto& [mesh, with_memory] : on_meta)
     if (meshes_.contains(with_memory)) meshes_.insert(mesh);
 }
+
+uint64_t n_meshes_made() { return n_made.load(std::memory_order_relaxed); }
+
+void count_mesh() { n_made.fetch_add(1, std::memory_order_relaxed); }
 
 }  // namespace shardwise

@@ -7,7 +7,6 @@
 #include "runtime/comm/gil_release.h"
 #include "runtime/tensor/spec.h"
 
-#include <atomic>
 #include <cstdint>
 #include <unordered_set>
 #include <utility>
@@ -27,13 +26,15 @@ class UnusedMeshes {
 };
 
 /// How many meshes this process has made.
-inline std::atomic<uint64_t> n_meshes_made{0};
+uint64_t n_meshes_made();
+/// Called when a mesh was made.
+void count_mesh();
 
 /// Calls `drop(unused)` if a mesh was made since this thread's last call with a `drop` of this type.
 template <class Drop>
 void drop_unused(const Drop& drop) {
   static thread_local uint64_t n_seen = 0;
-  const uint64_t n_made = n_meshes_made.load(std::memory_order_relaxed);
+  const uint64_t n_made = n_meshes_made();
   if (std::exchange(n_seen, n_made) == n_made) return;
   const UnusedMeshes unused;
   const GilRelease no_gil;  // a mesh may end here

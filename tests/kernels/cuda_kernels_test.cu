@@ -217,13 +217,17 @@ struct Case {
     Both<S> first(numbers<S>(kRows * width, 0.5, 1)), second(numbers<S>(kRows * width, 0.5, 1));
     const UpdatedPiece whole = piece_of(table.here.data(), first.here.data(), second.here.data());
     const UpdatedPiece whole_there = piece_of(table.there, first.there, second.there);
-    Both<double> pairs(2 * n_groups);
+    Both<double> squares(n_groups), pairs(2 * n_groups);
+    grad_squares(whole, here, here_groups(), rows.here.data(), squares.here.data(), 0, n_groups);
+    cuda::grad_squares(whole_there, there, groups(), rows.there, squares.there, sum_scratch.there, nullptr);
+    compare(name + " squares", squares, 1e-4);
     if (is_lamb(update.method)) {
       lamb_squares(whole, here, here_groups(), rows.here.data(), {}, pairs.here.data(), 0, n_groups);
       cuda::lamb_squares(whole_there, there, groups(), rows.there, {}, pairs.there, sum_scratch.there, nullptr);
       compare(name + " LAMB's squares", pairs, 1e-4);
     }
-    const Both<double> means(numbers<double>(n_groups, 0.01, 3)), ratios(numbers<double>(n_groups, 0.5, 2));
+    for (double& square : squares.here) square /= static_cast<double>(width);
+    const Both<double> means(squares.here), ratios(numbers<double>(n_groups, 0.5, 2));
     const RowTotals given{means.here.data(), ratios.here.data()}, given_there{means.there, ratios.there};
     for (const bool are_given : {false, true}) {
       Both<T> updated(table.here);

@@ -44,6 +44,7 @@ ELSEWHERE = {
     ),
     "forward mode, whose level belongs to the process and not to a rank that is a thread": (
         "torch has no forward mode of this",
+        "its conversions have no forward mode",
     ),
     "a build of the core alone": (" in this build, which has the core alone",),
     "a process group of one's own, without a store": ("and cannot read its members' pieces",),

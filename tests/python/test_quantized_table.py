@@ -52,7 +52,9 @@ def test_every_layout_gives_the_formula(case, dtype):
     assert ((expected - dense.double()).abs() <= scale / 2 + 1e-6).all()
 
     def body(rank):
-        table = sw.quantize_rows(sw.distribute_tensor(dense, case.mesh(), case.placements))
+        source = sw.distribute_tensor(dense, case.mesh(), case.placements)
+        table = sw.quantize_rows(source)
+        assert_equal(source, dense)
         assert table.shape == TABLE_SHAPE and table.placements == tuple(case.placements)
         assert "int8" in repr(table)
         whole = table.dequantize()

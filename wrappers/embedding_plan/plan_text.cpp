@@ -173,7 +173,7 @@ std::string picture(const EmbeddingPlan& plan) {
   std::vector<TextTable::Column> text_columns{{"table"}};
   for (const std::string& head : heads) text_columns.push_back({head});
   TextTable lines(std::move(text_columns));
-  // `words(begin, end)` are those of the column of these ranks.
+  // `words(begin, end)` is the text of the column that shows ranks [begin, end).
   const auto add = [&](const std::string& name, const auto& words) {
     std::vector<std::string> line{name};
     for (int64_t c = 0; c < n_columns; ++c) {
@@ -190,8 +190,8 @@ std::string picture(const EmbeddingPlan& plan) {
         cells[slice.rank] = cell(plan.tables[t], plan.table_plans[t].treatment, slice, in_words);
     add(plan.tables[t].name, [&](int64_t begin, int64_t end) -> std::string {
       if (n_columns == plan.n_ranks) return cells[begin];
-      const auto n_empty = std::count(cells.begin() + begin, cells.begin() + end, kNothing);
-      return shade(1 - static_cast<double>(n_empty) / static_cast<double>(end - begin));
+      const auto n_empty = std::count(cells.begin() + begin, cells.begin() + end, kNothing), n = end - begin;
+      return shade(static_cast<double>(n - n_empty) / static_cast<double>(n));
     });
   };
   const auto add_bars = [&](const char* name, const auto& amount) {

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -217,8 +218,9 @@ at::Tensor ExactMapping::transform(const IdMappingState& state, const at::Tensor
   rows_.commit(own, uses, header[0], assignment);
   ++header[0];
   reassigned_ = std::move(assignment.reassigned);
-  n_reassigned_ = 0;
-  for (const auto& verdict : verdicts) n_reassigned_ += verdict[0];
+  n_reassigned_of_.clear();
+  for (const auto& verdict : verdicts) n_reassigned_of_.push_back(verdict[0]);
+  n_reassigned_ = std::accumulate(n_reassigned_of_.begin(), n_reassigned_of_.end(), int64_t{0});
   everywhere_.reset();
   return laid_out_as(ids, exchange.rows());
 }
@@ -237,10 +239,12 @@ bool ExactMapping::holds_own_rows(const Spec& spec) const {
 
 const std::vector<Reassigned>& ExactMapping::reassigned_everywhere() {
   if (everywhere_) return *everywhere_;
-  std::vector<int64_t> own;
+  std::vector<int64_t> own, n_words;
   for (const Reassigned& each : reassigned_) own.insert(own.end(), {each.row, each.id});
+  for (const int64_t n : n_reassigned_of_) n_words.push_back(2 * n);
   everywhere_.emplace();
-  for (const auto& numbers : all_gather_numbers(*mesh_->group(), own))
+  for (const auto& numbers :
+       exchange_numbers(*mesh_->group(), at::kCPU, NumbersByMember(mesh_->group()->size(), own), n_words))
     for (size_t i = 0; i < numbers.size(); i += 2) everywhere_->push_back({numbers[i], numbers[i + 1]});
   return *everywhere_;
 }

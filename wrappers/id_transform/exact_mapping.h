@@ -67,7 +67,7 @@ class ExactMapping {
   int64_t n_reassigned() const { return n_reassigned_; }
 
   /// Fills the reassigned rows of `tensor`, [n_rows, ...] in any layout: a table, or its optimizer's state. Collective over the mesh if some rank
-  /// holds rows whose ids another rank knows: one gather, at the first call after a step that reassigned rows.
+  /// holds rows whose ids another rank knows: one exchange, at the first call after a step that reassigned rows.
   /// Throws: c10::ValueError for a tensor of another height, a Partial one, one on another mesh, and random numbers for more than two dims.
   void reset_rows(const at::Tensor& tensor, const RowFill& fill);
 
@@ -90,6 +90,7 @@ class ExactMapping {
   IdRows rows_;
   std::vector<uint64_t> versions_;  // versions of the state that rows_ has read
   std::vector<Reassigned> reassigned_;
+  std::vector<int64_t> n_reassigned_of_;  // per member of the group
   int64_t n_reassigned_ = 0;
   std::optional<std::vector<Reassigned>> everywhere_;  // of all ranks, once requested
 };

@@ -23,6 +23,13 @@ int64_t total_of(const std::vector<int64_t>& numbers) {
 /// The number of 64-bit words that hold `n` counts of 32 bits.
 int64_t words_for(int64_t n) { return (n + 1) / 2; }
 
+at::Tensor exchanged(const Group& group, const at::Tensor& sent, const std::vector<int64_t>& n_to,
+                     const std::vector<int64_t>& n_from) {
+  at::Tensor arrived = long_tensor(total_of(n_from));
+  all_to_all(group, arrived, sent, n_from, n_to);
+  return arrived;
+}
+
 }  // namespace
 
 int64_t IdOwners::member_of(int64_t id) const {
@@ -87,8 +94,7 @@ IdUses IdExchange::send_ids(bool with_counts, bool counts_here) {
     count += n_to_[member];
     word += to[member];
   }
-  const at::Tensor arrived = long_tensor(total_of(from));
-  all_to_all(group_, arrived, sent, from, to);
+  const at::Tensor arrived = exchanged(group_, sent, to, from);
   const at::Tensor ids = long_tensor(total_of(n_from_)), counts = long_tensor(ids.numel());
   const int64_t* next = words_of(arrived);
   int64_t *to_id = words_of(ids), *to_count = words_of(counts);
@@ -110,23 +116,29 @@ IdUses IdExchange::send_ids(bool with_counts, bool counts_here) {
 
 NumbersByMember IdExchange::send_rows(const at::Tensor& rows, const std::vector<int64_t>& numbers) {
   const auto n_numbers = static_cast<int64_t>(numbers.size());
+  std::vector<int64_t> to = n_from_, from = n_to_;
+  for (int64_t& n : to) n += n_numbers;
+  for (int64_t& n : from) n += n_numbers;
   const at::Tensor answers = place_of_incoming_.defined() ? rows.index_select(0, place_of_incoming_) : rows;
+  const at::Tensor sent = long_tensor(total_of(to));
   const int64_t* answer = words_of(answers);
-  NumbersByMember sent(group_.size(), numbers);
-  std::vector<int64_t> n_words;
-  for (size_t member = 0; member < sent.size(); ++member) {
-    sent[member].insert(sent[member].end(), answer, answer + n_from_[member]);
-    answer += n_from_[member];
-    n_words.push_back(n_numbers + n_to_[member]);
+  auto* word = words_of(sent);
+  for (const int64_t n : n_from_) {
+    word = std::ranges::copy(numbers, word).out;
+    word = std::copy_n(answer, n, word);
+    answer += n;
   }
-  NumbersByMember arrived = exchange_numbers(group_, at::kCPU, sent, n_words);
+  const at::Tensor arrived = exchanged(group_, sent, to, from);
   found_ = long_tensor(wanted_.numel());
+  NumbersByMember result;
+  const int64_t* next = words_of(arrived);
   auto* found = words_of(found_);
-  for (std::vector<int64_t>& words : arrived) {
-    found = std::copy(words.begin() + n_numbers, words.end(), found);
-    words.resize(numbers.size());
+  for (const int64_t n : n_to_) {
+    result.emplace_back(next, next + n_numbers);
+    found = std::copy_n(next + n_numbers, n, found);
+    next += n_numbers + n;
   }
-  return arrived;
+  return result;
 }
 
 at::Tensor IdExchange::rows() const { return found_.index_select(0, place_of_); }
