@@ -42,6 +42,9 @@ void Communicator::launch(int64_t member, const LaunchPtr& launch) {
   }
   const std::function<bool()> is_made = [this] { return this->is_made(); };
   program_->block(lock, {this, member, launch->offer.op, is_made}, std::chrono::milliseconds(0));
+  if (!program_->is_strict())  // the others have given up
+    SW_CHECK_WITH(DistBackendError, failure_.empty(), "[{}] rank {} was waiting, but {}", launch->offer.op,
+                  ranks_[member], failure_);
   streams_[member].push_back(launch);
   run_ready();
   program_->changed_.notify_all();

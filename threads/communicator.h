@@ -1,4 +1,4 @@
-// threads/communicator.h: the order in which the calls on one group run, for ranks that are threads of one process: that of NCCL.
+// threads/communicator.h: runs the calls on one group in NCCL's order, for ranks that are threads of one process.
 //
 // The first calls of strict members create the communicator together. Each member has a stream of launches. A launch is a collective, or a
 // group of sends and receives. Launching does not wait. A launch runs when it is the first of its stream and its counterparts are the first

@@ -19,7 +19,7 @@ namespace shardwise {
 ///   - a call only starts the work: until wait(), its outputs hold garbage and its inputs must not change;
 ///   - tensors are contiguous and on the CPU; dtypes and reductions are those of NCCL.
 ///
-/// Throws, from strict ranks' wait(): c10::ValueError on all ranks if their calls or sizes differ (for send and recv: on the receiver), or an
+/// Throws, from strict ranks' wait() and from other ranks' calls: c10::ValueError on all ranks if their calls or sizes differ (for send and recv: on the receiver), or an
 /// input or output was written to before the wait; c10::DistBackendError if a rank is gone. Cost: copies of all inputs.
 class ThreadBackend : public c10d::Backend {
  public:

@@ -65,7 +65,7 @@ void update_rows(const UpdatedPieces& pieces, const GradRows& grads, const Group
 namespace shardwise::kernels {
 
 // Overloads of the CPU's kernels, so that one call serves both devices: run_parts() of ops/embedding/kernel_launch.h.
-using cuda::dot_rows, cuda::grad_squares, cuda::lamb_squares, cuda::look_up, cuda::look_up_packed, cuda::pool, cuda::pool_packed,
-    cuda::spread_bags, cuda::sum_groups, cuda::sum_rows, cuda::update_rows;
+using cuda::dot_rows, cuda::grad_squares, cuda::lamb_squares, cuda::look_up, cuda::look_up_packed, cuda::pool,
+    cuda::pool_packed, cuda::spread_bags, cuda::sum_groups, cuda::sum_rows, cuda::update_rows;
 
 }  // namespace shardwise::kernels

@@ -18,7 +18,8 @@ at::Tensor scales_and_offsets_in(const at::Tensor& words) {
 }
 
 at::Tensor pack_rows(const at::Tensor& rows, const at::Tensor& ranges) {
-  const int64_t width = rows.size(1), n_at_once = std::max<int64_t>((int64_t{1} << 18) / std::max<int64_t>(width, 1), 1);
+  const int64_t width = rows.size(1),
+                n_at_once = std::max<int64_t>((int64_t{1} << 18) / std::max<int64_t>(width, 1), 1);
   at::Tensor words = at::zeros({rows.size(0), kernels::packed_words(width)}, rows.options().dtype(at::kInt));
   for (int64_t begin = 0; begin < rows.size(0); begin += n_at_once) {
     const int64_t n = std::min(n_at_once, rows.size(0) - begin);

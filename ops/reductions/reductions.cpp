@@ -63,6 +63,10 @@ at::Tensor mean_dim(const at::Tensor& self, at::OptionalIntArrayRef dims, bool k
   return at::sum(self, dims, keepdim, sum_dtype(to)).div_(n_reduced(self, dims)).to(to);
 }
 
+at::Tensor mean(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
+  return mean_dim(self, {}, false, dtype);
+}
+
 /// Throws: torch's errors for powers whose norm of an empty tensor is undefined.
 void check_not_empty(const at::Tensor& self, double p, c10::IntArrayRef dims) {
   TORCH_CHECK(!dims.empty() || self.numel() > 0, "linalg.vector_norm cannot compute the ", p,
@@ -165,11 +169,12 @@ void register_reductions(RuleTable& table) {
   table.add("shardwise::identity_like", Rule("ij->ij").localized(localize_diagonal));
   aten_kernels().impl("trace", &trace_of);
   aten_autograd_kernels().impl("trace", &differentiable_trace);
+  aten_kernels().impl("mean", &mean);
   aten_kernels().impl("mean.dim", &mean_dim);
   aten_kernels().impl("linalg_vector_norm", &vector_norm);
   aten_kernels().impl("norm.ScalarOpt_dim", &norm_of_dims);
   aten_kernels().impl("norm.ScalarOpt_dim_dtype", &norm_of_dims_to);
-  add_torch_compositions({"mean", "norm.Scalar", "norm.ScalarOpt_dtype", "dist", "_foreach_powsum.Scalar"});
+  add_torch_compositions({"norm.Scalar", "norm.ScalarOpt_dtype", "dist", "_foreach_powsum.Scalar"});
 }
 
 }  // namespace shardwise

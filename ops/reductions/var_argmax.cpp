@@ -1,5 +1,5 @@
 // ops/reductions/var_argmax.cpp: reductions along sharded dims that combine a few numbers per shard: variances, argmax
-// and argmin, logsumexp. The tensor does not move.
+// and argmin, logsumexp, complex products. The tensor does not move.
 //
 // Each rank reduces its shard to one entry. The entries of [5, 4] as Shard(0) on 3 ranks are [3, 4] as Shard(0), and
 // torch's reductions combine these.
@@ -112,6 +112,12 @@ std::tuple<at::Tensor, at::Tensor> best(const at::Tensor& self, c10::IntArrayRef
 at::Tensor log_of_sum(const at::Tensor& self, c10::IntArrayRef dims) {
   if (self.numel() == 0) return at::full(one_entry(self, dims), -INFINITY, self.options());
   return at::logsumexp(self, dims, /*keepdim=*/true);
+}
+
+at::Tensor product(const at::Tensor& self, c10::IntArrayRef dims) {
+  at::Tensor result = self;
+  for (int64_t dim : dims) result = at::prod(result, dim, /*keepdim=*/true);
+  return result;
 }
 
 Moments moments_shape(const at::Tensor& self, c10::IntArrayRef dims) {
@@ -288,13 +294,14 @@ at::Tensor logsumexp(const at::Tensor& self, c10::IntArrayRef dim, bool keepdim)
   return finished(at::sum((entries - finite).exp_(), dims, /*keepdim=*/true).log() + finite, dims, keepdim).to(to);
 }
 
-/// There is no Partial of complex products, so the dims are gathered.
+/// There is no Partial of complex products: the products of the shards are gathered instead.
 at::Tensor to_multiply(const at::Tensor& self, const std::vector<int64_t>& dims) {
+  static const auto op = operator_of<decltype(product)>("shardwise::piece_product");
   if (!self.is_complex()) return self;
-  const Spec& spec = *spec_of(self);
-  const Placements everywhere(spec.placements().size());
-  return redistribute(
-      self, spec.layout().has_one_box_each() ? without_partial(whole_along(spec.placements(), dims)) : everywhere);
+  if (!spec_of(self)->layout().has_one_box_each())
+    return redistribute(self, Placements(spec_of(self)->placements().size()));
+  const at::Tensor products = is_sharded_along(self, dims) ? op.call(self, dims) : reduced(self);
+  return redistribute(products, whole_along(spec_of(products)->placements(), dims));
 }
 
 at::Tensor prod_dim(const at::Tensor& self, int64_t dim, bool keepdim, std::optional<at::ScalarType> dtype) {
@@ -317,9 +324,11 @@ void register_var_argmax(RuleTable& table) {
   define_operator(
       "piece_best(Tensor self, int[] dim, bool largest, int[] offsets, int[] sizes) -> (Tensor values, Tensor places)",
       {&best, &best_shape});
+  define_operator("piece_product(Tensor self, int[] dim) -> Tensor", {&product});
   define_operator("piece_logsumexp(Tensor self, int[] dim) -> Tensor", {&log_of_sum, &entry_shape});
-  table.add({"shardwise::piece_moments", "shardwise::piece_best", "shardwise::piece_logsumexp"},
-            Rule::placed("one entry per shard", place).localized(localize_offsets));
+  table.add(
+      {"shardwise::piece_moments", "shardwise::piece_best", "shardwise::piece_product", "shardwise::piece_logsumexp"},
+      Rule::placed("one entry per shard", place).localized(localize_offsets));
   aten_kernels().impl("var.correction", &var<false>);
   aten_kernels().impl("std.correction", &var<true>);
   aten_kernels().impl("var_mean.correction", &var_mean<false>);

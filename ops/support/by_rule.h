@@ -54,6 +54,8 @@ bool is_sharded_along(const at::Tensor& tensor, c10::IntArrayRef dims);
 at::Tensor reduced(const at::Tensor& tensor);
 
 /// The tensor in the dtype in which torch computes: float32 for half precision.
-inline at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); }
+inline at::Tensor widened(const at::Tensor& tensor) {
+  return at::isReducedFloatingType(tensor.scalar_type()) ? tensor.to(at::kFloat) : tensor;
+}
 
 }  // namespace shardwise

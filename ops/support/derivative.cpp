@@ -49,6 +49,7 @@ at::Tensor with_derivative(c10::ArrayRef<at::Tensor> inputs, at::Tensor result, 
   TORCH_INTERNAL_ASSERT(inputs.size() <= std::tuple_size_v<Wanted>, name, " has too many inputs");
   auto node = make_node<OwnBackward>();
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
+  node->saved.reserve(saved.size());
   for (const at::Tensor& tensor : saved) node->saved.emplace_back(tensor, /*is_output=*/false);
   node->name_in_graph = name;
   node->derivative = std::move(derivative);

@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
+#include <functional>
 
 namespace shardwise {
 namespace {
@@ -56,18 +57,30 @@ std::string difference(const std::string& name, const Arguments& arguments, cons
   const OutsideTracers values;
   const OutsideTransforms plain;
   const CommScope scope("forward", CommScope::Cause::kProgram);
-  std::vector<int64_t> own;
-  for (const ForwardArgument& argument : arguments) own.push_back(digest_of(argument));
-  const auto all = gather_numbers(group, "compare arguments", own);
-  const auto other = std::ranges::find_if(all, [&](const auto& each) { return each != all[0]; });
-  if (other == all.end()) return "";
-  const bool are_as_many = std::ranges::all_of(all, [&](const auto& each) { return each.size() == own.size(); });
-  const auto k = std::ranges::mismatch(*other, all[0]).in1 - other->begin();
-  const std::string what = are_as_many ? arguments[k].path : "arguments";
+  std::vector<int64_t> digests;
+  Digest all;
+  for (const ForwardArgument& argument : arguments) all.add(digests.emplace_back(digest_of(argument)));
+  const auto n_arguments = static_cast<int64_t>(arguments.size());
+  const auto totals = gather_alike(group, "compare arguments", {all.value(), n_arguments});
+  const auto differs = [](const auto& rows, auto number) {
+    return std::ranges::find_if(rows, [&](const auto& row) { return number(row) != number(rows[0]); }) - rows.begin();
+  };
+  const auto n_ranks = static_cast<int64_t>(totals.size());
+  int64_t other = differs(totals, std::identity());
+  if (other == n_ranks) return "";
+  std::string what = "arguments";
+  if (differs(totals, [](const auto& row) { return row[1]; }) == n_ranks) {
+    const auto each = gather_alike(group, "compare arguments", digests);
+    for (int64_t k = 0, at = n_ranks; k < n_arguments && at == n_ranks; ++k)
+      if (at = differs(each, [&](const auto& row) { return row[k]; }); at < n_ranks) {
+        other = at;
+        what = arguments[k].path;
+      }
+  }
   return fmt::format(
       "ranks {} and {} called {} with different {}. Give all ranks the same, or wrap each rank's part of a batch "
       "before the call: DTensor.from_local(x, mesh, [Shard(0)]).",
-      group.ranks[0], group.ranks[other - all.begin()], name, what);
+      group.ranks[0], group.ranks[other], name, what);
 }
 
 }  // namespace

@@ -62,7 +62,9 @@ at::Tensor detach(c10::DispatchKeySet keys, const at::Tensor& tensor) {
 
 }  // namespace
 
-void set_local_class(const LocalClass& known) { local_class = &known; }
+void set_local_class(const LocalClass& known) {
+  TORCH_INTERNAL_ASSERT(!local_class.exchange(&known), "there is one class of local tensors in C++");
+}
 
 const LocalClass* local_class_of(const at::TensorBase& local) {
   const LocalClass* const known = local_class.load(std::memory_order_acquire);

@@ -7,9 +7,14 @@
 #include "runtime/comm/communication.h"
 #include "runtime/comm/order_check.h"
 #include "runtime/comm/tracing.h"
+#include "runtime/tensor/below_autograd.h"
 #include "text/check.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Dispatch.h>
+
+#include <algorithm>
+#include <limits>
 
 namespace shardwise {
 namespace {
@@ -51,6 +56,19 @@ void check_drawable(const char* op, const Placements& placements, at::ScalarType
                 c10::toString(dtype));
 }
 
+/// A new tensor after `fill(piece, box, seed)` for each of this rank's pieces.
+template <typename Fill>
+at::Tensor drawn(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype,
+                 const Fill& fill) {
+  at::Tensor tensor = empty(sizes, mesh, std::move(placements), dtype);
+  if (mesh->is_meta()) return tensor;
+  const uint64_t seed = next_seed(*mesh);
+  BelowAutograd guard;
+  const auto* impl = maybe_dtensor(tensor);
+  for (size_t i = 0; i < impl->shards().size(); ++i) fill(impl->shards()[i], impl->spec()->boxes()[i], seed);
+  return tensor;
+}
+
 }  // namespace
 
 uint64_t next_seed(const DeviceMesh& mesh, const std::optional<at::Generator>& generator) {
@@ -64,12 +82,21 @@ uint64_t next_seed(const DeviceMesh& mesh, const std::optional<at::Generator>& g
 
 at::Tensor rand(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype) {
   check_drawable("rand", placements, dtype);
-  return empty(sizes, mesh, std::move(placements), dtype).uniform_();
+  return drawn(sizes, mesh, std::move(placements), dtype, [&](const at::Tensor& piece, const Box& box, uint64_t seed) {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "rand", [&] {
+      fill_box<scalar_t>(piece, sizes, box, seed, each_of_pair([](uint64_t bits) {
+                           return fraction(bits, std::numeric_limits<scalar_t>::digits);
+                         }));
+    });
+  });
 }
 
 at::Tensor randn(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype) {
   check_drawable("randn", placements, dtype);
-  return empty(sizes, mesh, std::move(placements), dtype).normal_();
+  return drawn(sizes, mesh, std::move(placements), dtype, [&](const at::Tensor& piece, const Box& box, uint64_t seed) {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "randn",
+                                    [&] { fill_box<scalar_t>(piece, sizes, box, seed, normals_of); });
+  });
 }
 
 }  // namespace shardwise

@@ -61,7 +61,7 @@ class FactReader {
 
 /// An exception of one rank, in a form that other ranks can throw too.
 struct RankError {
-  /// The types of c10's errors; kOther stands for c10::Error. Those from kValue to kNotImplemented are for a caller's mistake.
+  /// The types of c10's errors; kOther stands for c10::Error. A caller's mistake has a type from kValue to kNotImplemented.
   enum class Type : int64_t { kNone, kOther, kDistBackend, kOutOfMemory, kValue, kIndex, kType, kNotImplemented };
   Type type = Type::kNone;
   std::string text;

@@ -32,7 +32,7 @@ struct GroupCalls {
 /// One communication as one rank sees it. Times are of c10::getApproximateTime(); 0 means that it has not happened.
 struct FlightRecord {
   enum class Outcome : uint8_t { kUnderWay, kDone, kFailed };
-  static constexpr size_t kOpBytes = 64;
+  static constexpr size_t kOpBytes = 69;  // the record has no padding
 
   uint64_t number = 0;                // among the rank's communications, from 1
   uint64_t call = 0;                  // among those with this group, from 1; 0 if members may stay away
@@ -51,7 +51,7 @@ struct FlightRecord {
 
 /// The last communications of one rank. The rank's threads write without a lock; other threads may read at any time.
 ///
-/// Cost of a communication: two counters, two readings of the processor's clock, and some 15 words (benchmarks/flight_recorder.cpp).
+/// Cost of a communication: two counters, two readings of the processor's clock, and 18 words (benchmarks/flight_recorder.cpp).
 class FlightRecorder {
  public:
   static constexpr uint64_t kRecords = 1024;

@@ -66,7 +66,7 @@ TaggedWorks exchange_tagged(const Communication& communication, c10d::Backend& b
   const at::Tensor &own = parts[group.index], &place = places[group.index];
   auto works = exchange(backend, group, parts, places,
                         [&](const at::Tensor& bytes) { return tag_of(communication, bytes.numel()); });
-  if (own.defined() && place.defined() && !place.is_alias_of(own)) place.copy_(own.view_as(place));
+  if (own.defined() && place.defined() && place.data_ptr() != own.data_ptr()) place.copy_(own.view_as(place));
   return works;
 }
 

@@ -262,7 +262,7 @@ void add_user_rule(const std::string& op, const Rule& rule) {
                  "aten::add.Tensor.",
                  op);
   const std::lock_guard lock(rules_mutex());
-  SW_CHECK_VALUE(is_unanswered(*handle),
+  SW_CHECK_VALUE(is_unanswered(*handle) && !is_collective(handle->operator_name()),
                  "[register_rule] Shardwise already handles {}. Register rules only for operators that explain() shows "
                  "as replicated.",
                  op);

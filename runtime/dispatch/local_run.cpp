@@ -307,8 +307,8 @@ class LocalRun {
   at::Tensor wrap_output(size_t i) {
     const SpecPtr& spec = propagation_.outputs[i];
     if (!spec) return {};
-    std::optional<c10::InferenceMode>
-        outside;  // in inference mode a view of a normal tensor stays a normal tensor, as in torch
+    // In inference mode a view of a normal tensor stays a normal tensor, as in torch.
+    std::optional<c10::InferenceMode> outside;
     if (gives_normal_view_) outside.emplace(false);
     at::Tensor result = wrap(spec, std::move(outputs_[i]));
     outside.reset();

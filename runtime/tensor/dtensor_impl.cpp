@@ -282,9 +282,10 @@ const Shards& shards_read_by(const DTensorImpl& tensor, const char* reader) {
 
 const SpecPtr& spec_of(const at::Tensor& tensor) {
   const auto* impl = maybe_dtensor(tensor);
-  TORCH_CHECK_TYPE(impl || !torch::autograd::get_current_node(),
-                   "[gradients] an autograd function returned a torch.Tensor as the gradient of a DTensor. Make a DTensor "
-                   "in its backward: for example by zeros_like or new_zeros of a saved DTensor.");
+  TORCH_CHECK_TYPE(
+      impl || !torch::autograd::get_current_node(),
+      "[gradients] an autograd function returned a torch.Tensor as the gradient of a DTensor. Make a DTensor "
+      "in its backward: for example by zeros_like or new_zeros of a saved DTensor.");
   TORCH_CHECK_TYPE(
       impl, "[shardwise] got a torch.Tensor where a DTensor is needed. Make one with distribute_tensor or from_local.");
   return impl->spec();

@@ -24,7 +24,6 @@ TEST(FlatRangeTest, RangesAdjoinInProportion) {
     for (size_t coord = 0; coord < units.size(); ++coord) {
       const Interval expected{bounds[coord], bounds[coord + 1]};
       EXPECT_EQ(FlatRanges(units).at(length, static_cast<int64_t>(coord)), expected) << length << " at " << coord;
-      EXPECT_EQ(FlatRanges(units).at(length, static_cast<int64_t>(coord)), expected) << length << " at " << coord;
     }
 }
 

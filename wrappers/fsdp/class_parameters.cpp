@@ -132,8 +132,7 @@ void ClassParameters::agree_on(const Group& ranks, GatheredMemory& memory,
   } catch (const std::exception& thrown) {
     error = RankError::current();
     error.text = taken_error(thrown);
-    if (error.type == RankError::Type::kOther)
-      error.text = fmt::format("{} fsdp_pre_all_gather failed: {}", whose(*asked), error.text);
+    if (!error.is_mistake()) error.text = fmt::format("{} fsdp_pre_all_gather failed: {}", whose(*asked), error.text);
     failure = std::current_exception();
   }
   std::vector<Facts> facts;

@@ -40,7 +40,7 @@ struct ClassCalls {
       whole;
 };
 
-/// Pre: no method is called while gradients are recorded.
+/// Pre: take_pieces() and make_wholes() are called without recording of gradients.
 class ClassParameters {
  public:
   /// Holds the parameters whose `sharded` is a tensor subclass. Pre: the arguments outlive this object.
