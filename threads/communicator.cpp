@@ -1,5 +1,7 @@
 #include "threads/communicator.h"
 
+#include "text/check.h"
+
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
