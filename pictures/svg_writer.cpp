@@ -45,12 +45,23 @@ std::string rules(std::string_view prefix, bool is_dark) {
 std::string escaped(std::string_view text) {
   std::string out;
   for (const char c : text) {
-    const bool is_control = c >= 0 && c < 0x20 && c != '\n' && c != '\t';  // XML has no others
-    out += c == '&'   ? "&amp;"
-           : c == '<' ? "&lt;"
-           : c == '>' ? "&gt;"
-           : c == '"' ? "&quot;"
-                      : std::string(1, is_control ? '?' : c);
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        // XML has no other control characters.
+        out += c >= 0 && c < 0x20 && c != '\n' && c != '\t' ? '?' : c;
+    }
   }
   return out;
 }

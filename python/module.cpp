@@ -36,7 +36,7 @@ PYBIND11_MODULE(_C, module) {
 #define SHARDWISE_BINDING(name) shardwise::bind_##name(module);
 #include <binding_list.inc>
 #undef SHARDWISE_BINDING
-  for (const auto& [name, bound] :
-       module.attr("__dict__").cast<py::dict>())  // users import the classes from the package
+  // The public classes are imported from the package. The others, which are in _C alone, get its name too.
+  for (const auto& [name, bound] : module.attr("__dict__").cast<py::dict>())
     if (py::isinstance<py::type>(bound)) bound.attr("__module__") = "shardwise";
 }

@@ -23,11 +23,11 @@ class PyScope {
     auto scope = std::apply([](const auto&... options) { return std::make_unique<Scope>(options...); }, options_);
     open_[std::this_thread::get_id()].push_back(std::move(scope));  // the GIL is held
   }
-  /// `has_failed`: an exception ends the block. Otherwise a Scope with a finish() does that.
-  void exit(bool has_failed) {
+  /// `name`: for the error. `has_failed`: an exception ends the block. Otherwise a Scope with a finish() does that.
+  void exit(const char* name, bool has_failed) {
     const auto open = open_.find(std::this_thread::get_id());
-    TORCH_CHECK_VALUE(open != open_.end(),
-                      "[shardwise] __exit__ without __enter__ on this thread. Use the scope in a `with` block.");
+    TORCH_CHECK_VALUE(open != open_.end(), "[", name,
+                      "] __exit__ without __enter__ on this thread. Use the scope in a `with` block.");
     const std::unique_ptr<Scope> scope = std::move(open->second.back());
     open->second.pop_back();
     if (open->second.empty()) open_.erase(open);
@@ -46,8 +46,8 @@ py::class_<PyScope<Scope, Options...>> bind_scope(py::module_& module, const cha
   using Type = PyScope<Scope, Options...>;
   py::class_<Type> type(module, name, doc);
   type.def("__enter__", torch::wrap_pybind_function(&Type::enter))
-      .def("__exit__", torch::wrap_pybind_function([](Type& self, const py::args& error) {
-             self.exit(!error.empty() && !error[0].is_none());
+      .def("__exit__", torch::wrap_pybind_function([name](Type& self, const py::args& error) {
+             self.exit(name, !error.empty() && !error[0].is_none());
            }));
   return type;
 }

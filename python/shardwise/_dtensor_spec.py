@@ -154,14 +154,19 @@ class DTensorSpec:
         cls, mesh: DeviceMesh, dim_map: Sequence[int], sums: Sequence[int], tensor_meta: TensorMeta | None = None
     ) -> "DTensorSpec":
         """The reverse of dim_map and sums. Raises ValueError for a mesh dim that is named twice."""
-        shards = {mesh_dim: Shard(dim) for dim, mesh_dim in enumerate(dim_map) if mesh_dim >= 0}
-        placed: dict[int, Placement] = {**shards, **{mesh_dim: Partial() for mesh_dim in sums}}
-        if len(placed) < len(sums) + sum(mesh_dim >= 0 for mesh_dim in dim_map):
+        placements: list[Placement] = [Replicate()] * mesh.ndim
+        named = [*sums, *(mesh_dim for mesh_dim in dim_map if mesh_dim >= 0)]
+        if len(set(named)) < len(named):
             raise ValueError(
                 f"[DTensorSpec] dim_map {list(dim_map)} and sums {list(sums)} name a mesh dim twice. Name "
                 "each once: it shards one tensor dim or is a sum."
             )
-        return cls(mesh, tuple(placed.get(mesh_dim, Replicate()) for mesh_dim in range(mesh.ndim)), tensor_meta)
+        for mesh_dim in sums:
+            placements[mesh_dim] = Partial()
+        for dim, mesh_dim in enumerate(dim_map):
+            if mesh_dim >= 0:
+                placements[mesh_dim] = Shard(dim)
+        return cls(mesh, tuple(placements), tensor_meta)
 
     def _n_ranks(self, mesh_dims: Iterable[int]) -> int:
         return prod(self.mesh.size(mesh_dim) for mesh_dim in mesh_dims)

@@ -51,8 +51,8 @@ def _piece_at(i: int) -> property:
     return property(lambda tensor: _C.piece_at(tensor, i), lambda tensor, piece: None)
 
 
-# The attribute of a DTensor without pieces on this rank: an empty tensor, because a graph needs an input.
-_EMPTY = property(lambda tensor: torch.empty(0, dtype=tensor.dtype, device=tensor.device))
+# The attribute of a DTensor without pieces on this rank: an empty tensor, because a graph needs an input. Setting it does nothing, either.
+_EMPTY = property(lambda tensor: torch.empty(0, dtype=tensor.dtype, device=tensor.device), lambda tensor, piece: None)
 _NO_PIECE = "_no_piece"
 
 

@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -29,19 +29,6 @@ def _reader(method: Method) -> Method:
             return method(*args, **kwargs)
 
     return cast(Method, read)
-
-
-def _of_pieces(method: str, arguments: str) -> Callable[..., Any]:
-    """A method that torch calls with each element in memory."""
-
-    def refuse(*_: Any) -> NoReturn:
-        """Raises NotImplementedError: call it on pieces."""
-        raise NotImplementedError(
-            f"[{method}] a function of Python is called with each element in memory, and ranks hold pieces. Call it on this rank's piece, "
-            f"which is this tensor's memory: tensor.to_local().{method}({arguments})."
-        )
-
-    return refuse
 
 
 class DTensor(torch.Tensor):
@@ -170,9 +157,19 @@ class DTensor(torch.Tensor):
         _C.whole_piece(self, "numpy")  # raises the error
         return self.to_local().numpy(force=force)
 
-    apply_: Any = _of_pieces("apply_", "f")
-    map_: Any = _of_pieces("map_", "other.to_local(), f")
-    map2_: Any = _of_pieces("map2_", "x.to_local(), y.to_local(), f")
+    # torch calls the Python function once per element in memory.
+
+    def apply_(self, callable: Any) -> "DTensor":
+        """Raises NotImplementedError: call it on pieces."""
+        raise _of_pieces("apply_", "f")
+
+    def map_(self, tensor: torch.Tensor, callable: Any) -> "DTensor":
+        """Raises NotImplementedError, as apply_ does."""
+        raise _of_pieces("map_", "other.to_local(), f")
+
+    def map2_(self, x: torch.Tensor, y: torch.Tensor, callable: Any) -> "DTensor":
+        """Raises NotImplementedError, as apply_ does."""
+        raise _of_pieces("map2_", "x.to_local(), y.to_local(), f")
 
     # torch's own two look up the device of the tensor's dispatch key, and a distributed tensor's key has none.
 
@@ -312,10 +309,19 @@ class DTensor(torch.Tensor):
 
 def _text(piece: torch.Tensor) -> str:
     """The piece as it prints, or its class and shape if the class refuses the operators of printing."""
+    if type(piece) is torch.Tensor:
+        return str(piece)
     try:
         return str(piece)
     except Exception:
         return f"{type(piece).__name__}(shape={tuple(piece.shape)}, dtype={piece.dtype})"
+
+
+def _of_pieces(method: str, arguments: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"[{method}] a function of Python is called with each element in memory, and ranks hold pieces. Call it on this rank's piece, "
+        f"which is this tensor's memory: tensor.to_local().{method}({arguments})."
+    )
 
 
 def rebuild_dtensor(

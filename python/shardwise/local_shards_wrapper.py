@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from shardwise import _C
 from shardwise._build_facts import LAYERS
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 
 class LocalShardsWrapper(torch.Tensor):
@@ -62,13 +65,23 @@ class LocalShardsWrapper(torch.Tensor):
         """The offsets of each piece: the indices of its first element in the table."""
         return [torch.Size(offsets) for offsets in _C.local_offsets(self)]
 
-    shards, shard_sizes, shard_offsets = property(local_shards), property(local_sizes), property(local_offsets)
+    @property
+    def shards(self) -> list[torch.Tensor]:
+        return self.local_shards()
+
+    @property
+    def shard_sizes(self) -> list[torch.Size]:
+        return self.local_sizes()
+
+    @property
+    def shard_offsets(self) -> list[torch.Size]:
+        return self.local_offsets()
 
     def is_empty_shard(self) -> bool:
         """True where this rank holds no element."""
         return self.numel() == 0
 
-    def storage_metadata(self) -> Any:
+    def storage_metadata(self) -> TensorStorageMetadata:
         """The metadata for checkpoints: one chunk per piece, the size of this rank's part and the tensor's properties."""
         from shardwise.checkpoint import chunks
 
@@ -112,7 +125,7 @@ class LocalShardsWrapper(torch.Tensor):
 
         return chunks.chunks(self._boxes())
 
-    def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
         from shardwise.checkpoint import chunks
 
         return chunks.piece_at(index, self._boxes(), _C.local_shards(self.detach()))

@@ -197,8 +197,7 @@ class FusedSGD(_FusedOptimizer):
         stochastic_rounding: bool = False,
         seed: int = 0,
     ) -> None:
-        rounding: Any = {"stochastic_rounding": stochastic_rounding, "seed": seed}
-        super().__init__(params, lr=lr, weight_decay=weight_decay, **rounding)
+        super().__init__(params, lr=lr, weight_decay=weight_decay, stochastic_rounding=stochastic_rounding, seed=seed)
 
 
 class FusedAdagrad(_FusedOptimizer):
@@ -229,9 +228,16 @@ class FusedAdagrad(_FusedOptimizer):
         seed: int = 0,
     ) -> None:
         self._kind = "row_wise_adagrad" if row_wise else "adagrad"
-        own: Any = {"lr": lr, "eps": eps, "initial_accumulator_value": initial_accumulator_value}
-        decay: Any = {"weight_decay": weight_decay, "decoupled_weight_decay": decoupled_weight_decay}
-        super().__init__(params, **own, **decay, stochastic_rounding=stochastic_rounding, seed=seed)
+        super().__init__(
+            params,
+            lr=lr,
+            eps=eps,
+            initial_accumulator_value=initial_accumulator_value,
+            weight_decay=weight_decay,
+            decoupled_weight_decay=decoupled_weight_decay,
+            stochastic_rounding=stochastic_rounding,
+            seed=seed,
+        )
 
 
 class FusedAdam(_FusedOptimizer):
@@ -264,9 +270,16 @@ class FusedAdam(_FusedOptimizer):
         seed: int = 0,
     ) -> None:
         self._kind = "row_wise_adam" if row_wise else "adam"
-        own: Any = {"lr": lr, "betas": betas, "eps": eps}
-        decay: Any = {"weight_decay": weight_decay, "decoupled_weight_decay": decoupled_weight_decay}
-        super().__init__(params, **own, **decay, stochastic_rounding=stochastic_rounding, seed=seed)
+        super().__init__(
+            params,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            decoupled_weight_decay=decoupled_weight_decay,
+            stochastic_rounding=stochastic_rounding,
+            seed=seed,
+        )
 
 
 class FusedLAMB(_FusedOptimizer):
@@ -296,5 +309,12 @@ class FusedLAMB(_FusedOptimizer):
         seed: int = 0,
     ) -> None:
         self._kind = "row_wise_lamb" if row_wise else "lamb"
-        own: Any = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, **own, stochastic_rounding=stochastic_rounding, seed=seed)
+        super().__init__(
+            params,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            stochastic_rounding=stochastic_rounding,
+            seed=seed,
+        )

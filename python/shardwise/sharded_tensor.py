@@ -3,8 +3,6 @@
 They need torch.distributed's process group, by which a ShardedTensor names its ranks.
 """
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.metadata import ShardMetadata
@@ -36,8 +34,11 @@ def from_sharded_tensor(sharded: ShardedTensor, device_mesh: DeviceMesh | None =
     for piece in metadata.shards_metadata:
         if torch.Size(piece.shard_sizes).numel() > 0:
             boxes.setdefault(_rank_of(piece), []).append((list(piece.shard_offsets), list(piece.shard_sizes)))
-    first: Any = metadata.shards_metadata[0].placement
-    mesh = device_mesh or init_device_mesh(first.device().type, (dist.get_world_size(),))
+    mesh = device_mesh
+    if mesh is None:
+        placement = metadata.shards_metadata[0].placement
+        assert placement is not None
+        mesh = init_device_mesh(placement.device().type, (dist.get_world_size(),))
     ranks = mesh.mesh.flatten().tolist()
     if outside := sorted(set(boxes) - set(ranks)):
         raise ValueError(

@@ -31,7 +31,9 @@ std::vector<Term> parse_side(std::string_view terms, std::string_view notation) 
     result.push_back({std::string(text), has_batch, std::string(text.substr(has_batch ? kBatch.size() : 0))});
     SW_CHECK_VALUE(std::ranges::all_of(result.back().dims,
                                        [](unsigned char letter) { return std::islower(letter) || letter == '_'; }),
-                   "[rule] \"{}\" in \"{}\" is no term. Use letters a to z.", text, notation);
+                   "[rule] \"{}\" in \"{}\" is no term. Use letters a to z, _ for a dim that is never sharded, and a "
+                   "leading … for batch dims.",
+                   text, notation);
     begin = end + 1;
   }
   return result;

@@ -156,6 +156,8 @@ def test_an_unknown_policy_is_an_error():
 library = torch.library.Library("shardwise_test", "DEF")
 library.define("scaled_mm(Tensor a, Tensor b, float scale) -> Tensor")
 library.impl("scaled_mm", lambda a, b, scale: (a @ b) * scale, "CPU")
+library.define("products(Tensor a, Tensor b) -> Tensor")
+library.impl("products", lambda a, b: a @ b, "CPU")
 library.define("twice(Tensor a) -> Tensor")
 library.impl("twice", lambda a: a * 2, "CPU")
 library.impl("twice", lambda a: torch.empty_like(a), "Meta")
@@ -198,6 +200,27 @@ def test_a_rule_in_notation_keeps_a_users_operator_sharded():
             with sw.communication_policy("error"):
                 out = torch.ops.shardwise_test.scaled_mm(left, right, 0.5)
             assert out.placements == (result,) and torch.equal(out.full_tensor(), expected)
+
+    on_ranks(check)
+
+
+def test_a_rule_in_notation_may_have_batch_dims():
+    sw.register_rule("shardwise_test::products", "…ij,…jk->…ik", linear="each")
+
+    def check(mesh):
+        # the shapes of the operands, and how they and the result are laid out
+        for of_a, of_b, pa, pb, result in (
+            ((6, 5, 3), (6, 3, 4), Shard(0), Shard(0), Shard(0)),
+            ((6, 5, 3), (3, 4), Shard(0), Replicate(), Shard(0)),
+            ((6, 5, 3), (6, 3, 4), Shard(1), Replicate(), Shard(1)),
+            ((6, 5, 3), (6, 3, 4), Shard(2), Shard(1), Partial()),
+            ((5, 3), (3, 4), Replicate(), Shard(1), Shard(1)),
+        ):
+            a, b = (torch.arange(float(torch.Size(shape).numel())).view(shape) for shape in (of_a, of_b))
+            left, right = sw.distribute_tensor(a, mesh, [pa]), sw.distribute_tensor(b, mesh, [pb])
+            with sw.communication_policy("error"):
+                out = torch.ops.shardwise_test.products(left, right)
+            assert out.placements == (result,) and torch.equal(out.full_tensor(), a @ b)
 
     on_ranks(check)
 
@@ -251,7 +274,7 @@ def test_a_rule_may_be_a_function_of_the_shapes():
         ("aten::add.Tensor", "i,i->i", "Shardwise already handles"),
         ("shardwise_test::twice", "i", 'has no "->"'),
         ("shardwise_test::twice", "i->i,i", "has 1 outputs, but"),
-        ("shardwise_test::twice", "…i->…i", '"…i" in "…i->…i" is no term. Use letters a to z'),
+        ("shardwise_test::twice", "i1->i", '"i1" in "i1->i" is no term. Use letters a to z, _ for a dim'),
     ],
 )
 def test_bad_rules_are_errors(op, rule, words):

@@ -121,7 +121,8 @@ def test_programs_of_torch_run_as_without_shardwise(when, tmp_path):
     for mode in ("none", when, *(["rank_0"] if when == "import" else [])):
         folder = tmp_path / mode
         folder.mkdir()
-        result = forked_ranks("torchs_own_program.py", 2, mode, folder, timeout=200, imported=TORCHS)
+        imported = () if mode == "import" else TORCHS  # it imports shardwise before torch._dynamo
+        result = forked_ranks("torchs_own_program.py", 2, mode, folder, timeout=200, imported=imported)
         assert result.returncode == 0, result.stderr
         reports[mode] = [json.loads((folder / f"report-{rank}.json").read_text()) for rank in range(2)]
     for mode, report in reports.items():

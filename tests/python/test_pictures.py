@@ -98,7 +98,7 @@ def test_notebooks_show_the_page_and_the_drawing():
 LAYOUT = Layout((4, 2), (2,), [Shard(0)])
 # what is called, the error, its words
 MISTAKES = [
-    (lambda path: picture(LAYOUT, format="png"), ValueError, r"'png' is unknown.*Use one of text, svg, "),
+    (lambda path: picture(LAYOUT, format="png"), ValueError, r"'png' is unknown.*Use one of text, svg, json, html"),
     (lambda path: picture(LAYOUT).draw("pdf"), ValueError, "'pdf' is unknown"),
     (
         lambda path: picture(LAYOUT, file=path / "a.svg", format="html"),
@@ -123,7 +123,7 @@ MISTAKES = [
     ),
     (lambda path: picture(LAYOUT, file=3), TypeError, r"\[picture\] file is int: .* Give a name such as"),
     (lambda path: picture(LAYOUT, file=path / "a\0.svg"), ValueError, r"a\\x00\.svg' holds a null character"),
-    (lambda path: picture(LAYOUT, format=["svg"]), TypeError, r"format is list: .* Use one of text, svg, "),
+    (lambda path: picture(LAYOUT, format=["svg"]), TypeError, r"format is list: .* Use one of text, svg, json, html"),
     (lambda path: picture(LAYOUT, format=""), ValueError, r"format '' is unknown"),
     (lambda path: picture(LAYOUT).draw(3), TypeError, "format is int"),
     (lambda path: picture(LAYOUT).save(path / "a", ["svg"]), TypeError, "format is list"),

@@ -80,9 +80,13 @@ def whole(least: int, most: int) -> Callable[[str], int]:
     """The parser of a whole number in [least, most]."""
 
     def number(text: str) -> int:
-        if not re.fullmatch(rf"-?{WHOLE}[0-9]?", text) or not least <= int(text) <= most:
+        try:
+            found = int(text)
+        except ValueError:  # no number, or one of more than 4,300 digits
+            found = None
+        if found is None or not least <= found <= most:
             raise refused(text, f"is no whole number from {least} to {most}. Give one.")
-        return int(text)
+        return found
 
     return number
 

@@ -58,9 +58,19 @@ def tables_of(path: Path) -> list[TableConfig]:
         raise ValueError(f"{name} holds no tables: {why}. {ROWS}") from None
 
 
+def check_name(path: Path) -> None:
+    """Raises ValueError unless the name is UTF-8, which C++ needs to write the file."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"argument --save: {str(path)!r} is no name in UTF-8. Give another, as in plan.json."
+        ) from None
+
+
 def run(options: argparse.Namespace) -> list[str]:
-    if str(options.save).encode(errors="ignore").decode() != str(options.save):  # C++, which writes the file, needs it
-        raise ValueError(f"argument --save: {str(options.save)!r} is no name in UTF-8. Give another, as in plan.json.")
+    if options.save is not None:
+        check_name(options.save)
     plan = plan_embeddings(
         tables_of(options.tables),
         options.ranks,

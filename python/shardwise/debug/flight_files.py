@@ -246,7 +246,7 @@ TEXT: Form = (lambda value: isinstance(value, str), "no text")
 OBJECTS = _list_of((lambda value: isinstance(value, dict), ""), "objects")
 RANKS = _list_of(_whole(0, MOST_RANKS - 1), "ranks")
 NO_TIME = "no time in seconds since 1970"
-# The forms of fields by their types. A field that may be None may be null in the file, or, if it is a number of bytes, be left out.
+# The forms of fields by their types. A time that may be None may be null in the file. Fields with defaults may be left out.
 FORMS: dict[Any, Form] = {
     str: TEXT,
     list[str]: _list_of(TEXT, "texts"),

@@ -218,10 +218,20 @@ def _layers(model: nn.Module, tracker: ModuleTracker, recorded: profile, begin: 
     memory = _memory(model)
     layers = []
     for path, depth in _with_those_that_did_not_run(tracker, memory).items():
-        waited = sum(each.waited_ns for each in sent[path]) * 1e-9
-        times = (seconds[path, False], seconds[path, True], waited)
-        received = sum(each.bytes_received for each in sent[path])
-        layers.append(LayerReport(path, depth, *times, len(sent[path]), received, *memory.get(path, (0, 0, 0))))
+        parameter_bytes, gradient_bytes, buffer_bytes = memory.get(path, (0, 0, 0))
+        layer = LayerReport(
+            path=path,
+            depth=depth,
+            forward_seconds=seconds[path, False],
+            backward_seconds=seconds[path, True],
+            waited_seconds=sum(each.waited_ns for each in sent[path]) * 1e-9,
+            n_collectives=len(sent[path]),
+            bytes_received=sum(each.bytes_received for each in sent[path]),
+            parameter_bytes=parameter_bytes,
+            gradient_bytes=gradient_bytes,
+            buffer_bytes=buffer_bytes,
+        )
+        layers.append(layer)
     return layers
 
 

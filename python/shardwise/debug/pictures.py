@@ -76,7 +76,7 @@ def diff(
 
     Raises ValueError where the shapes differ, TypeError for one placement that is not in a list, and as picture() does.
     """
-    figures = _difference(source, destination, dtype, objective=objective, links=links)
+    figures = _difference(source, destination, dtype, objective, links)
     return made(figures, format, file, color=color, max_width=max_width)
 
 
@@ -163,7 +163,13 @@ def _figures_of(shown: Any, optimizer: torch.optim.Optimizer | None, dtype: torc
     return _C.picture_of_tensor(place.layout, place.dtype.itemsize, place.dim_names)
 
 
-def _difference(source: Any, destination: Any, dtype: torch.dtype | None, **costs: Any) -> _C.Figures:
+def _difference(
+    source: Any,
+    destination: Any,
+    dtype: torch.dtype | None,
+    objective: str = "bytes",
+    links: Sequence[tuple[float, float]] | None = None,
+) -> _C.Figures:
     """The picture of a move. torch's tensors are replaced by their layouts and the names of their mesh dims."""
     _check_dtype(dtype)
     here = place_of(source, dtype)
@@ -178,7 +184,7 @@ def _difference(source: Any, destination: Any, dtype: torch.dtype | None, **cost
     elif not isinstance(destination, DTensor | Layout):
         there = place_of(destination, None)
     known = dtype if isinstance(source, DTensor) else here.dtype
-    plan = plan_redistribution(here.layout, there.layout, dtype=known, **costs)
+    plan = plan_redistribution(here.layout, there.layout, dtype=known, objective=objective, links=links)
     return _C.difference_of_plan(plan, here.dim_names, there.dim_names)
 
 

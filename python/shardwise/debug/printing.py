@@ -3,16 +3,21 @@
 import os
 import shutil
 import sys
-from typing import Any
 
 from shardwise import _C
 from shardwise.debug.picture import File, Picture, format_of_file
 
 
-def made(figures: _C.Figures, format: str | None, file: File | None, **looks: Any) -> Picture:
-    """The picture in `format`; default: by the suffix of `file`, else text. It is written to `file` if that is given. `looks`: the other arguments of
-    Picture."""
-    drawn = Picture(figures, format=format_of_file(file, format), **looks)
+def made(
+    figures: _C.Figures,
+    format: str | None,
+    file: File | None,
+    color: bool = False,
+    max_width: int = 100,
+    title: str = "",
+) -> Picture:
+    """The picture in `format`; default: by the suffix of `file`, else text. It is written to `file` if that is given."""
+    drawn = Picture(figures, title=title, format=format_of_file(file, format), color=color, max_width=max_width)
     if file is not None:
         drawn.save(file, format)
     return drawn

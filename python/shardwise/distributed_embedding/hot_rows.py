@@ -67,7 +67,7 @@ class RowCounts:
             self.tables[table].add(ids)
 
     def hottest(self, table: int, n: int, mesh: DeviceMesh) -> list[HotRow]:
-        """The hottest `n` rows of all ranks together. Collective: two small gathers, and a gather of the ranks' rows and of their counts."""
+        """The hottest `n` rows of all ranks together. Collective: three small gathers, and one each of the ranks' rows and of their counts."""
         own = self.tables[table]
         total = int(on_all_ranks([own.n_ids], mesh).sum())
         rows, counts = merged(gathered(own.rows, mesh), gathered(own.counts, mesh))

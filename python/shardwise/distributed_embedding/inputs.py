@@ -64,10 +64,13 @@ def in_order(inputs: Any, names: Sequence[str]) -> list[Any]:
 
 def n_samples(parts: Sequence[Parts | None]) -> int:
     """The number of samples of the first feature that has ids on this rank, for reports."""
-    ids, offsets, lengths, _ = next((part for part in parts if part is not None), (torch.empty(0), None, None, None))
-    if lengths is not None:
-        return lengths.numel()
-    return max(0, offsets.numel() - 1) if offsets is not None else len(ids) if ids.dim() else 1
+    for part in parts:
+        if part is not None:
+            ids, offsets, lengths, _ = part
+            if lengths is not None:
+                return lengths.numel()
+            return max(0, offsets.numel() - 1) if offsets is not None else len(ids) if ids.dim() else 1
+    return 0
 
 
 def parts_of(value: Any, name: str) -> Parts | None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -379,5 +378,9 @@ def check_state_dict(
 
 def feature_names(tables: Sequence[str], inputs: Sequence[int]) -> list[str]:
     """The name of each input: its table's name, with a number if the table has several inputs."""
-    counts, seen = Counter(inputs), defaultdict[int, Iterator[int]](count)
-    return [f"{tables[table]}_{next(seen[table])}" if counts[table] > 1 else tables[table] for table in inputs]
+    counts, seen = Counter(inputs), Counter[int]()
+    names = []
+    for table in inputs:
+        names.append(f"{tables[table]}_{seen[table]}" if counts[table] > 1 else tables[table])
+        seen[table] += 1
+    return names

@@ -1,7 +1,7 @@
 """Plain functions on pieces of distributed tensors."""
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from math import prod
 from typing import Any, cast
 
@@ -55,8 +55,14 @@ def local_map(
     tensor([30])
     """
     if func is None:
-        given_options = (out_placements, in_placements, in_grad_placements, device_mesh)
-        return lambda func: local_map(func, *given_options, redistribute_inputs=redistribute_inputs)
+        return partial(
+            local_map,
+            out_placements=out_placements,
+            in_placements=in_placements,
+            in_grad_placements=in_grad_placements,
+            device_mesh=device_mesh,
+            redistribute_inputs=redistribute_inputs,
+        )
 
     @wraps(func)
     def on_pieces(*args: Any, **kwargs: Any) -> Any:
@@ -169,9 +175,11 @@ def _distributed(result: Any, out_placements: Any, mesh: DeviceMesh, given: list
         for dim, arguments in by_dim.items():
             own[i, dim] = flat[i].size(dim)
             own.update({(argument, as_dim): argument._local_tensor.size(as_dim) for argument, as_dim in arguments})
-    is_here = mesh.get_coordinate() is not None
-    every = on_all_ranks(list(own.values()), mesh) if own and is_here else torch.zeros(mesh.size(), len(own))
-    lengths = dict(zip(own, every.T.reshape(len(own), *mesh.shape), strict=True))
+    lengths: dict[Lengthy, torch.Tensor] = {}
+    if own:
+        is_here = mesh.get_coordinate() is not None
+        every = on_all_ranks(list(own.values()), mesh) if is_here else torch.zeros(mesh.size(), len(own))
+        lengths = dict(zip(own, every.T.reshape(len(own), *mesh.shape), strict=True))
     for i, placements in enumerate(resolved):
         if placements is not None:
             shape, placements = _whole(i, flat[i], placements, mesh, uneven[i], lengths)

@@ -75,7 +75,11 @@ def _ask(op: str, shardings: ShardingFn, arguments: list[Argument]) -> list[Shar
 
 
 def _is_pair(sharding: Any) -> bool:
-    return isinstance(sharding, list | tuple) and [isinstance(each, list | tuple) for each in sharding] == [True] * 2
+    return (
+        isinstance(sharding, list | tuple)
+        and len(sharding) == 2
+        and all(isinstance(placements, list | tuple) for placements in sharding)
+    )
 
 
 def _as_called(shardings: ShardingFn, arguments: list[Argument]) -> tuple[list[Any], dict[str, Any]]:

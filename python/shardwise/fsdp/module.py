@@ -1,7 +1,7 @@
 """FSDPModule: the methods that a module gains by fully_shard()."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, cast
 
 import torch
@@ -295,7 +295,8 @@ def _units(module: object, recurse: bool) -> list[Unit]:
     return units_of(cast(nn.Module, module).modules() if recurse else [cast(nn.Module, module)])
 
 
-def _checked(modules: Sequence[object]) -> Sequence[object]:
+def _checked(modules: Iterable[object]) -> list[object]:
+    modules = list(modules)
     for module in modules:
         if not isinstance(module, FSDPModule):
             raise ValueError(

@@ -2,17 +2,26 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    replaced(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return found
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in `value`, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name))
 
 
 def differentiated(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -53,5 +62,8 @@ def replaced(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> An
         return type(value)(*changed.values()) if hasattr(value, "_fields") else type(value)(changed.values())
     result: Any = copy.copy(value)
     for key, item in changed.items():
-        result.__setitem__(key, item) if is_mapping else object.__setattr__(result, key, item)
+        if is_mapping:
+            result[key] = item
+        else:
+            object.__setattr__(result, key, item)
     return result

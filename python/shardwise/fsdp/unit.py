@@ -157,7 +157,12 @@ class Unit:
     def zero_grad(self, set_to_none: bool) -> None:
         """Clears the gradients of the parts, as nn.Module.zero_grad()."""
         for each in self.sharded:
-            each.grad = None if set_to_none or each.grad is None else each.grad.detach_().zero_()
+            if each.grad is None:
+                continue
+            if set_to_none:
+                each.grad = None
+            else:
+                each.grad.detach_().zero_()
 
     def _before_loading(self, *_: Any) -> None:
         """Puts the parts into the modules, so that values are loaded into them."""
@@ -189,11 +194,11 @@ class Unit:
         self.take_replacements()
         if self.policy.cast_forward_inputs and self.policy.param_dtype is not None:
             args, kwargs = cast_floats((args, kwargs), self.policy.param_dtype)
-        inputs = tensors_in((args, kwargs))
+        inputs = list(tensors_in((args, kwargs)))
         return _with_views((args, kwargs), inputs, self.settings.enter(type(module).__name__, id(module), inputs))
 
     def leave(self, module: nn.Module, output: Any) -> Any:
-        outputs = differentiated(tensors_in(output)) if torch.is_grad_enabled() else []
+        outputs = differentiated(list(tensors_in(output))) if torch.is_grad_enabled() else []
         output = _with_views(output, outputs, self.settings.leave(id(module), outputs))
         return output if self.policy.output_dtype is None else cast_floats(output, self.policy.output_dtype)
 

@@ -44,7 +44,8 @@ def clip_grads(
     known = total_norm.to_local() if isinstance(total_norm, DTensor) else total_norm
     is_known = known.numel() == 1
     with_grad = [parameter for parameter in parameters if parameter.grad is not None]
-    ours, plain = ([each for each in with_grad if isinstance(each.grad, DTensor) is kind] for kind in (True, False))
+    ours = [parameter for parameter in with_grad if isinstance(parameter.grad, DTensor)]
+    plain = [parameter for parameter in with_grad if not isinstance(parameter.grad, DTensor)]
     if plain and not is_known:
         raise ValueError(
             "[clip_grad_norm_] plain gradients are clipped together with DTensors on a mesh that this rank is outside of, so it does not "

@@ -105,8 +105,14 @@ def _from_local(
 def _from_local_in_graph(
     local_tensor: torch.Tensor, device_mesh: Any, placements: Any, shape: Any, stride: Any, grad_placements: Any
 ) -> torch.Tensor:
-    sizes: Any = {"shape": _numbers(shape), "stride": _numbers(stride)}
-    return _C.from_local(static(local_tensor), device_mesh, placements, **sizes, grad_placements=grad_placements)
+    return _C.from_local(
+        static(local_tensor),
+        device_mesh,
+        placements,
+        shape=_numbers(shape),
+        stride=_numbers(stride),
+        grad_placements=grad_placements,
+    )
 
 
 def _lay_out(*arguments: Any) -> torch.Tensor:

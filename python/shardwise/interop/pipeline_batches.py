@@ -7,7 +7,7 @@ is laid out like the whole batch, and outputs are merged in the order of the bat
 from collections.abc import Sequence
 from typing import Any
 
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from shardwise.dtensor import DTensor
 from shardwise.placement_types import Placement, Replicate, Shard
@@ -37,24 +37,29 @@ def merge(original: Any, chunks: Sequence[Any], chunk_spec: Any) -> Any:
     first, structure = tree_flatten(chunks[0])
     specs = [None] * len(first) if chunk_spec is None else tree_leaves(chunk_spec)
     dims = [0 if chunk_spec is None else getattr(each, "split_dim", None) for each in specs]
-    # The placements of each leaf of the result, or None for a leaf that torch merges.
     moved = [
         _along(value.placements, dim % value.ndim) if _is_split(value, dim) else None
         for value, dim in zip(first, dims, strict=True)
     ]
     if not any(moved):
         return original(chunks, chunk_spec)
-
-    def placed(tree: Any, layouts: Sequence[Sequence[Placement] | None]) -> Any:
-        leaves = zip(tree_leaves(tree), layouts, strict=True)
-        moves = (each if layout is None else each.redistribute(placements=layout) for each, layout in leaves)
-        return tree_unflatten(list(moves), structure)
-
     whole = [
-        None if layout is None else _whole(layout, dim % value.ndim)
-        for value, layout, dim in zip(first, moved, dims, strict=True)
+        tree_unflatten(
+            [
+                value if placements is None else value.redistribute(placements=_whole(placements, dim % value.ndim))
+                for value, placements, dim in zip(tree_leaves(chunk), moved, dims, strict=True)
+            ],
+            structure,
+        )
+        for chunk in chunks
     ]
-    return placed(original([placed(chunk, whole) for chunk in chunks], chunk_spec), moved)
+    merged = iter(moved)
+
+    def laid_out(value: Any) -> Any:
+        placements = next(merged)
+        return value if placements is None else value.redistribute(placements=placements)
+
+    return tree_map(laid_out, original(whole, chunk_spec))
 
 
 def _is_split(tensor: Any, dim: int | None) -> bool:

@@ -50,8 +50,9 @@ class Replacement:
         return f"{self.module}.{self.name}" if self.name else self.module
 
 
-# A line at the margin says what does not work if the names below it are missing. The lines below have: modules, names ("-": ours is called with the
-# module itself), both separated by commas, ours, "value" if the name is no function, and the first version of torch that has the name, if that is not the first supported one.
+# A line at the margin says what does not work if the names below it are missing. The lines below have these words: modules; names, each replaced in
+# each of the modules ("-": ours is called with the module itself); ours; "value" if the names are no functions; and the first version of torch
+# that has the names, if that is not the first supported one. Commas separate modules, and names.
 _TEXT = """
 torch.compile of functions with DTensors
   # torch.compile cannot look into our functions in C++. torch.compiler.allow_in_graph and disable would do at import, and import all of

@@ -146,7 +146,8 @@ def distribute_state_dict(
         return original(full_state_dict, local_state_dict, *arguments, **options)
     rest = {key: value for key, value in full_state_dict.items() if key not in ours}
     original(rest, local_state_dict, *arguments, **options)
-    local_state_dict.update({key: placed_as(full_state_dict[key], tensor) for key, tensor in ours.items()})
+    for key, tensor in ours.items():
+        local_state_dict[key] = placed_as(full_state_dict[key], tensor)
 
 
 def broadcast_tensors(
@@ -161,7 +162,8 @@ def broadcast_tensors(
     ours = {key: tensor for key in keys if isinstance(tensor := local_state_dict.get(key), DTensor)}
     local_state_dict.update(dict.fromkeys(ours, torch.empty(0)))
     original(full_state_dict, local_state_dict, keys, *arguments, **options)
-    local_state_dict.update({key: placed_as(local_state_dict[key], tensor) for key, tensor in ours.items()})
+    for key, tensor in ours.items():
+        local_state_dict[key] = placed_as(local_state_dict[key], tensor)
 
 
 def broadcast_state_dict(

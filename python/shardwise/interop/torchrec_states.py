@@ -123,7 +123,8 @@ def _all_gathered(mine: Any, mesh: DeviceMesh | None) -> dict[int, Any]:
     found: list[Any] = [(dist.get_rank(), mine)] * len(ranks)
     if len(ranks) > 1:
         dist.all_gather_object(found, found[0], group=None if mesh is None else mesh.get_group())
-    return {rank: dict(found)[rank] for rank in ranks}
+    by_rank = dict(found)
+    return {rank: by_rank[rank] for rank in ranks}
 
 
 def _check_mesh(op: str, mesh: DeviceMesh | None) -> None:

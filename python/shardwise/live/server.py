@@ -32,7 +32,7 @@ def application(board: Board) -> Starlette:
             return JSONResponse({"error": "send application/json"}, status_code=415)
         body = bytearray()
         try:
-            async for part in request.stream():  # all of it: a sender reads the answer after that
+            async for part in request.stream():  # all: a sender does not read the answer before it has sent all
                 if len(body) <= MOST_BYTES:
                     body += part
         except ClientDisconnect:

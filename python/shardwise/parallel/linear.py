@@ -1,6 +1,6 @@
 """Linear layers: each rank computes some output columns, or a term of the sum."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -21,12 +21,16 @@ class ParallelLinear(ParallelLayer):
         in_features: int,
         out_features: int,
         bias: bool,
+        init_type: InitType,
         stride: int,
-        master: tuple[torch.Tensor | None, torch.Tensor | None],
+        master_weight: torch.Tensor | None,
+        master_bias: torch.Tensor | None,
+        mesh: DeviceMesh | None,
+        mesh_dim: int | str,
+        device: torch.device | str | None,
         dtype: torch.dtype | None,
-        *of_layer: Any,
     ) -> None:
-        super().__init__(*of_layer)
+        super().__init__(init_type, mesh, mesh_dim, device)
         self.in_features, self.out_features, self.stride = in_features, out_features, stride
         of_weight, of_bias, _, _ = _C.layer_placements(False, self._is_rowwise)
         self._add_parameter("weight", (out_features, in_features), of_weight, dtype, stride)
@@ -35,9 +39,10 @@ class ParallelLinear(ParallelLayer):
         else:
             self.register_parameter("bias", None)
         self.reset_parameters()
-        for value, take in zip(master, (self.set_master_weight, self.set_master_bias), strict=True):
-            if value is not None:
-                take(value)
+        if master_weight is not None:
+            self.set_master_weight(master_weight)
+        if master_bias is not None:
+            self.set_master_bias(master_bias)
 
     def reset_parameters(self) -> None:
         """Draws the weight, and zeros the bias."""
@@ -93,8 +98,8 @@ class ColumnParallelLinear(ParallelLinear):
         dtype: torch.dtype | None = None,
     ) -> None:
         self.gather_output = gather_output
-        own = (in_features, out_features, bias, stride, (master_weight, master_bias), dtype)
-        super().__init__(*own, init_type, mesh, mesh_dim, device)
+        master = (master_weight, master_bias)
+        super().__init__(in_features, out_features, bias, init_type, stride, *master, mesh, mesh_dim, device, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return _C.column_parallel_linear(input, self.weight, self.bias, self.gather_output, self.mesh_dim)
@@ -132,8 +137,8 @@ class RowParallelLinear(ParallelLinear):
         dtype: torch.dtype | None = None,
     ) -> None:
         self.input_is_parallel = input_is_parallel
-        own = (in_features, out_features, bias, stride, (master_weight, master_bias), dtype)
-        super().__init__(*own, init_type, mesh, mesh_dim, device)
+        master = (master_weight, master_bias)
+        super().__init__(in_features, out_features, bias, init_type, stride, *master, mesh, mesh_dim, device, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return _C.row_parallel_linear(input, self.weight, self.bias, self.input_is_parallel, self.mesh_dim)

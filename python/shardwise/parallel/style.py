@@ -104,7 +104,8 @@ class _LayerStyle(_ShardedModule):
                 "Name the linear layers and embeddings inside it, or write a ParallelStyle of your own."
             )
         is_embedding = isinstance(module, nn.Embedding)
-        self.desired_input_layouts = (_C.layer_placements(is_embedding, self._is_rowwise)[2],)
+        if self._is_rowwise:  # the placement that it needs differs by the module
+            self.desired_input_layouts = (_C.layer_placements(is_embedding, True)[2],)
         return (
             self._partition_embedding_fn if is_embedding else self._partition_linear_fn,
             partial(self._prepare_input_fn, self.input_layouts, self.desired_input_layouts),
@@ -112,12 +113,16 @@ class _LayerStyle(_ShardedModule):
         )
 
     def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
-        weight, other, _, _ = _C.layer_placements(isinstance(module, nn.Embedding), self._is_rowwise)
+        self._shard(module, device_mesh, is_embedding=False)
+
+    def _partition_embedding_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
+        self._shard(module, device_mesh, is_embedding=True)
+
+    def _shard(self, module: nn.Module, mesh: DeviceMesh, *, is_embedding: bool) -> None:
+        weight, other, _, _ = _C.layer_placements(is_embedding, self._is_rowwise)
         names = [name for name, _ in module.named_parameters(recurse=False)]
         layouts = {name: weight if name == "weight" else other for name in names}
-        shard_parameters(module, device_mesh, layouts, self.src_data_rank)
-
-    _partition_embedding_fn = _partition_linear_fn
+        shard_parameters(module, mesh, layouts, self.src_data_rank)
 
     @staticmethod
     def _prepare_input_fn(
@@ -236,7 +241,9 @@ class _PreparedModule(ParallelStyle):
                 f"[{type(self).__name__}] module {what} and {what[:-1]}_layouts should have same length! There are {len(values)} {what}, and "
                 f"the layouts {list(layouts)}. Give one per value, and None for values to leave unchanged."
             )
-        return tuple(map(lay_out, values, layouts, desired))
+        return tuple(
+            lay_out(value, layout, becomes) for value, layout, becomes in zip(values, layouts, desired, strict=True)
+        )
 
 
 class PrepareModuleInput(_PreparedModule):
