@@ -20,8 +20,8 @@ import torch
 from comparison import aligned
 from one_rank_rows import ROWS
 from sides import PLAIN, SHARDWISE, TORCH, available_sides, machine_line, world_of_one
-from turns import median
 from torch.utils._pytree import tree_leaves
+from turns import median
 
 TARGET = 1.05  # of the plain tensor's time, at most
 
@@ -103,7 +103,9 @@ def cells(row, times, kept):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Forward and backward on one rank, as ratios of the plain tensor's time.")
+    parser = argparse.ArgumentParser(
+        description="Forward and backward on one rank, as ratios of the plain tensor's time."
+    )
     parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name contains one of these")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each row (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
@@ -126,7 +128,9 @@ def main():
     print(f"\n{len(rows)} rows: geometric mean {mean:.2f}; {len(above)} above {TARGET}: {', '.join(above) or 'none'}")
     if args.json:
         with open(args.json, "w") as file:
-            json.dump({"machine": machine_line(), "rows": {n: {"ms": t, "kept": k} for n, (t, k) in figures.items()}}, file)
+            json.dump(
+                {"machine": machine_line(), "rows": {n: {"ms": t, "kept": k} for n, (t, k) in figures.items()}}, file
+            )
 
 
 if __name__ == "__main__":

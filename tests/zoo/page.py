@@ -72,6 +72,5 @@ def sums_of(judged: Sequence[Any]) -> str:
     return (
         f"Loss and gradients are equal for {equal['sharded']} of {run['sharded']} models that are sharded, for {equal['fully_shard']} of "
         f"{run['fully_shard']} under fully_shard,\nfor {equal['tp_plan']} of {run['tp_plan']} plans, and for {equal['ep_plan']} of "
-        f"{run['ep_plan']} plans for experts."
-        + (f" {late} models have not been run in all ways yet." if late else "")
+        f"{run['ep_plan']} plans for experts." + (f" {late} models have not been run in all ways yet." if late else "")
     )
