@@ -58,6 +58,10 @@ at::Tensor gate(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z) {
 TORCH_LIBRARY(dispatch_test, library) {
   library.def("gate(Tensor x, Tensor y, Tensor z) -> Tensor");
   library.impl("gate", c10::DispatchKey::CPU, TORCH_FN(gate));
+  library.def("doubled(Tensor x) -> Tensor");
+  library.impl("doubled", torch::dispatch(c10::DispatchKey::CPU, [](const at::Tensor& x) { return at::mul(x, 2); }));
+  library.impl("doubled",
+               torch::dispatch(c10::DispatchKey::Meta, [](const at::Tensor& x) { return at::empty_like(x); }));
 }
 
 TEST(DispatchTest, OperatorsOfOtherLibrariesTakeARule) {
@@ -116,17 +120,8 @@ TEST(DispatchTest, ShapeErrorsAreTheDenseOnesOnEveryRankBeforeAnyMessage) {
   });
 }
 
-/// An operator of another library, which has no rule.
+/// An operator of another library without a rule.
 at::Tensor doubled(const at::Tensor& x) {
-  static auto* library = [] {
-    auto* made = new torch::Library(torch::Library::DEF, "dispatch_test", std::nullopt, __FILE__, __LINE__);
-    made->def("doubled(Tensor x) -> Tensor");
-    made->impl("doubled", torch::dispatch(c10::DispatchKey::CPU, [](const at::Tensor& t) { return at::mul(t, 2); }));
-    made->impl("doubled",
-               torch::dispatch(c10::DispatchKey::Meta, [](const at::Tensor& t) { return at::empty_like(t); }));
-    return made;
-  }();
-  (void)library;
   torch::jit::Stack stack{x};
   c10::Dispatcher::singleton().findSchemaOrThrow("dispatch_test::doubled", "").callBoxed(&stack);
   return stack[0].toTensor();
