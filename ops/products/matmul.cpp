@@ -6,6 +6,7 @@
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
 
 #include <array>
@@ -16,11 +17,42 @@ namespace {
 
 using torch::autograd::variable_list;
 
-/// A vector on the left has no m, one on the right no n.
+Dims sizes_of_product(c10::IntArrayRef left, c10::IntArrayRef right) {
+  auto batch = [](c10::IntArrayRef sizes) {
+    return sizes.size() > 2 ? sizes.slice(0, sizes.size() - 2) : c10::IntArrayRef();
+  };
+  Dims sizes = at::infer_size_dimvector(batch(left), batch(right));
+  if (left.size() > 1) sizes.push_back(left[left.size() - 2]);
+  if (right.size() > 1) sizes.push_back(right.back());
+  return sizes;
+}
+
+/// "…mk,…kn->…mn" with broadcast batch dims; a vector on the left has no m, one on the right no n. The contracted factor comes first: of choices that
+/// move as many bytes it is the one to shard.
 void describe_matmul(const OpCall& call, Signature& signature) {
-  static const Rule rules[2][2] = {{"…mk,…kn->…mn", "…mk,k->…m"}, {"k,…kn->…n", "k,k->"}};
-  const auto is_vector = [&](size_t operand) { return call.operands[operand].sizes.size() == 1; };
-  signature = rules[is_vector(0)][is_vector(1)].signature(call);
+  const c10::IntArrayRef left = call.operands[0].sizes, right = call.operands[1].sizes;
+  TORCH_CHECK(!left.empty() && !right.empty());  // torch reports it
+  const Dims result = sizes_of_product(left, right);
+  Axes left_axes(left.size()), right_axes(right.size()), result_axes(result.size());
+  const int contracted = signature.add_factor(left.back());
+  left_axes.back().factor = contracted;
+  right_axes[right.size() > 1 ? right.size() - 2 : 0].factor = contracted;
+
+  size_t n_batch = result.size();
+  if (right.size() > 1) right_axes.back().factor = result_axes[--n_batch].factor = signature.add_factor(right.back());
+  if (left.size() > 1)
+    left_axes[left.size() - 2].factor = result_axes[--n_batch].factor = signature.add_factor(left[left.size() - 2]);
+  for (size_t dim = 0; dim < n_batch; ++dim) result_axes[dim].factor = signature.add_factor(result[dim]);
+  auto share_batch = [&](c10::IntArrayRef sizes, Axes& axes) {
+    for (size_t dim = 0; dim + 2 < sizes.size(); ++dim) {
+      const size_t at = n_batch + 2 + dim - sizes.size();
+      if (sizes[dim] == result[at]) axes[dim] = result_axes[at];
+    }
+  };
+  share_batch(left, left_axes);
+  share_batch(right, right_axes);
+  signature.inputs = {left_axes, right_axes};
+  signature.outputs = {result_axes};
 }
 
 /// The `product` of the other operands plus operand `at`, if there is one, which broadcasts to it.
