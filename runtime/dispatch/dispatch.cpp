@@ -262,7 +262,8 @@ void add_user_rule(const std::string& op, const Rule& rule) {
                  "aten::add.Tensor.",
                  op);
   const std::lock_guard lock(rules_mutex());
-  const bool may_have_rule = op.starts_with("aten::") ? is_unanswered(*handle) : !is_collective(handle->operator_name());
+  const bool may_have_rule =
+      op.starts_with("aten::") ? is_unanswered(*handle) : !is_collective(handle->operator_name());
   SW_CHECK_VALUE(may_have_rule,
                  "[register_rule] Shardwise already handles {}. Register rules only for operators that explain() shows "
                  "as replicated.",

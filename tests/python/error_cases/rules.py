@@ -16,7 +16,9 @@ CASES = [
     case(
         "a whole dim that the rule does not have", 'sw.register_rule("aten::_fft_c2c", "ij->ij", whole="z")', ValueError
     ),
-    case("a whole dim of an elementwise rule", 'sw.register_rule("aten::_fft_c2c", "pointwise", whole="i")', ValueError),
+    case(
+        "a whole dim of an elementwise rule", 'sw.register_rule("aten::_fft_c2c", "pointwise", whole="i")', ValueError
+    ),
     case("more outputs than the operator has", 'sw.register_rule("aten::_fft_c2c", "ij->ij,ij")', ValueError),
     case("a sharding of what is no operator", 'sw.experimental.register_sharding("add")(lambda x: [])', TypeError),
     case(
