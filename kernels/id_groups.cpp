@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <limits>
 #include <utility>
 
 namespace shardwise::kernels {
@@ -43,6 +44,19 @@ uint64_t* sort_words(uint64_t* words, uint64_t* other, int64_t n, int low, int h
 }
 
 }  // namespace
+
+SHARDWISE_KERNEL IdRange range_of(const Ids& ids, int64_t begin, int64_t end) {
+  IdRange range{std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()};
+  with_ids(ids, [&]<class Id>(const Id* id) {
+    Id lowest = std::numeric_limits<Id>::max(), highest = std::numeric_limits<Id>::min();
+    for (int64_t i = begin; i < end; ++i) {
+      lowest = id[i] < lowest ? id[i] : lowest;
+      highest = id[i] > highest ? id[i] : highest;
+    }
+    if (begin < end) range = {lowest, highest};
+  });
+  return range;
+}
 
 SHARDWISE_KERNEL uint64_t digest_of(const Ids& ids, int64_t begin, int64_t end) {
   uint64_t digest = 0;

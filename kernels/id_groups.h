@@ -7,6 +7,13 @@
 
 namespace shardwise::kernels {
 
+/// The lowest and the highest id; {INT64_MAX, INT64_MIN} if there are no ids.
+struct IdRange {
+  int64_t lowest;
+  int64_t highest;
+};
+IdRange range_of(const Ids& ids, int64_t begin, int64_t end);
+
 /// A 64-bit hash of the ids and their order. The digests of parts add up to the digest of the whole.
 uint64_t digest_of(const Ids& ids, int64_t begin, int64_t end);
 

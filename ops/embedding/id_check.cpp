@@ -1,6 +1,7 @@
 #include "ops/embedding/id_check.h"
 
 #include "ops/embedding/kernel_launch.h"
+#include "ops/embedding/kernel_views.h"
 #include "ops/embedding/row_kernels.h"
 #include "ops/support/agreed_range.h"
 #include "runtime/comm/tracing.h"
@@ -11,16 +12,26 @@
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
+#include <mutex>
 
 namespace shardwise {
 
 void IdBounds::add(const at::Tensor& ids) {
   check_not_traced("embedding lookup");
   if (ids.numel() == 0) return;
-  const auto [least, most] = at::aminmax(ids);
-  if (ids.is_cpu()) return add(least.item<int64_t>(), most.item<int64_t>());
-  const at::Tensor both = at::stack({least, most}).cpu();  // one wait for the device
-  add(both[0].item<int64_t>(), both[1].item<int64_t>());
+  if (!ids.is_cpu()) {
+    const auto [least, most] = at::aminmax(ids);
+    const at::Tensor both = at::stack({least, most}).cpu();  // one wait for the device
+    return add(both[0].item<int64_t>(), both[1].item<int64_t>());
+  }
+  const at::Tensor all_ids = ids.contiguous();
+  const kernels::Ids all = ids_of(all_ids);
+  std::mutex mutex;
+  share_out(all.n, 8, [&](int64_t begin, int64_t end) {
+    const kernels::IdRange part = kernels::range_of(all, begin, end);
+    const std::lock_guard lock(mutex);
+    add(part.lowest, part.highest);
+  });
 }
 
 void IdBounds::add(int64_t other_lowest, int64_t other_highest) {

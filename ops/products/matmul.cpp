@@ -5,11 +5,14 @@
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
+#include "runtime/tensor/autograd_node.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
+#include <torch/csrc/autograd/saved_variable.h>
 
 #include <array>
+#include <mutex>
 #include <numeric>
 
 namespace shardwise {
@@ -95,6 +98,32 @@ struct Factors {
 /// Returns the gradients of left, right and a bias that are `wanted`. Differentiable.
 using ProductGradients = variable_list (*)(const at::Tensor& grad, const Factors& factors, const Wanted& wanted);
 
+/// A node of its own, since products are called often: with_derivative() would allocate twice more.
+struct ProductBackward final : torch::autograd::Node {
+  const char* name_in_graph = "";
+  ProductGradients gradients = nullptr;
+  torch::autograd::SavedVariable left, right;
+  Dims left_sizes, right_sizes;
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard lock(mutex_);
+    if (!grads[0].defined()) return variable_list(num_outputs());
+    Wanted wanted{};
+    for (size_t i = 0; i < num_outputs(); ++i) wanted[i] = task_should_compute_output(i);
+    const Factors factors{wanted[1] ? left.unpack() : at::Tensor(), wanted[0] ? right.unpack() : at::Tensor(),
+                          left_sizes, right_sizes};
+    variable_list result = gradients(grads[0], factors, wanted);
+    result.resize(num_outputs());
+    return result;
+  }
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    left.reset_data();
+    right.reset_data();
+  }
+  std::string name() const override { return name_in_graph; }
+};
+
 /// Returns `product`, computed below autograd, with its history if gradients are recorded. torch's formulas save both factors; this node keeps those
 /// that the gradients need: for x @ w of a frozen w it keeps w, and x may be freed, or written to.
 at::Tensor with_history(at::Tensor product, const char* name, ProductGradients gradients, const at::Tensor& left,
@@ -102,13 +131,17 @@ at::Tensor with_history(at::Tensor product, const char* name, ProductGradients g
   const bool needs_left = left.requires_grad(), needs_right = right.requires_grad();
   if (!c10::GradMode::is_enabled() || !(needs_left || needs_right || (bias.defined() && bias.requires_grad())))
     return product;
-  const std::array<at::Tensor, 3> inputs{left, right, bias};
-  return with_derivative(c10::ArrayRef<at::Tensor>(inputs.data(), bias.defined() ? 3 : 2), std::move(product),
-                         {needs_right ? left : at::Tensor(), needs_left ? right : at::Tensor()}, name,
-                         [=, left_sizes = Dims(left.sizes()), right_sizes = Dims(right.sizes())](
-                             const at::Tensor& grad, const variable_list& saved, const Wanted& wanted) {
-                           return gradients(grad, {saved[0], saved[1], left_sizes, right_sizes}, wanted);
-                         });
+  auto node = make_node<ProductBackward>();
+  node->set_next_edges(bias.defined() ? torch::autograd::collect_next_edges(left, right, bias)
+                                      : torch::autograd::collect_next_edges(left, right));
+  node->name_in_graph = name;
+  node->gradients = gradients;
+  if (needs_right) node->left = torch::autograd::SavedVariable(left, /*is_output=*/false);
+  if (needs_left) node->right = torch::autograd::SavedVariable(right, /*is_output=*/false);
+  node->left_sizes = Dims(left.sizes());
+  node->right_sizes = Dims(right.sizes());
+  torch::autograd::set_history(product, node);
+  return product;
 }
 
 /// `grad` of [..., m, n] as if vectors had been matrices of one row (left) or one column (right).

@@ -85,6 +85,16 @@ TEST(RowKernelsTest, GroupsOfNothingAndOfHugeRows) {
   EXPECT_EQ(groups.order, (std::vector<int64_t>{1, 2, 0, 3}));
 }
 
+TEST(RowKernelsTest, RangesOfIds) {
+  for (const bool as_int32 : {false, true}) {
+    const IdList ids({5, -3, 9, 9, 0}, as_int32);
+    EXPECT_EQ(range_of(ids.ids(), 0, 5).lowest, -3);
+    EXPECT_EQ(range_of(ids.ids(), 0, 5).highest, 9);
+    EXPECT_EQ(range_of(ids.ids(), 2, 4).lowest, 9);
+    EXPECT_GT(range_of(ids.ids(), 2, 2).lowest, range_of(ids.ids(), 2, 2).highest);
+  }
+}
+
 TEST(RowKernelsTest, DigestsOfIds) {
   for (const bool as_int32 : {false, true}) {
     const IdList ids({5, -3, 9, 9, 0}, as_int32);
