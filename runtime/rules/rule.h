@@ -47,7 +47,7 @@ enum class Linearity : uint8_t {
 /// Partials that pass through an operator that is not linear in them, such as the maximum of two maxima.
 struct PassingPartial {
   Reduce reduce = Reduce::kSum;
-  /// Of the output: the negative of a maximum is a minimum, except for integers, which wrap around.
+  /// The output is Partial of this: the negative of a maximum is a minimum, except for integers, which wrap around.
   Reduce result = Reduce::kSum;
   c10::SmallVector<int, 2> operands;  // these are Partial, all others replicas; empty: all are Partial
 };
