@@ -12,16 +12,15 @@ cost. "kept" is the memory that the forward keeps for the backward, in bytes, as
 import argparse
 import gc
 import json
-import math
 import time
 import warnings
 
 import torch
-from comparison import aligned
+from comparison import aligned, geometric_mean
 from one_rank_rows import ROWS
 from sides import PLAIN, SHARDWISE, TORCH, available_sides, machine_line, world_of_one
 from torch.utils._pytree import tree_leaves
-from turns import median
+from turns import median, ms_in_turns
 
 TARGET = 1.05  # of the plain tensor's time, at most
 
@@ -65,12 +64,6 @@ class Call:
         return sum(storages.values())
 
 
-def milliseconds(call):
-    start = time.perf_counter_ns()
-    call()
-    return (time.perf_counter_ns() - start) / 1e6
-
-
 def compare(row, sides, seconds):
     """Times of the calls of each side, in turns for `seconds`, and the bytes kept. A side that refuses the row has none."""
     calls, kept = {}, {}
@@ -82,11 +75,9 @@ def compare(row, sides, seconds):
         except Exception as error:
             if side.name != TORCH:
                 raise RuntimeError(f"{row.name}, {side.name}") from error
-    times = {name: [] for name in calls}
-    end = time.monotonic() + seconds
-    while time.monotonic() < end or len(times[PLAIN]) < 5:
-        for name, call in calls.items():
-            times[name].append(milliseconds(call))
+    start = time.monotonic()
+    ms_in_turns(calls, repeats=1)
+    times = ms_in_turns(calls, max(5, round(seconds / (time.monotonic() - start))))
     gc.collect()
     return times, kept
 
@@ -123,9 +114,10 @@ def main():
     print(f"{machine_line()}; forward and backward, ratios to the plain tensor\n")
     print("\n".join(aligned([header, *lines])))
     ratios = {name: min(times[SHARDWISE]) / min(times[PLAIN]) for name, (times, _) in figures.items()}
-    mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
     above = sorted((name for name in ratios if ratios[name] > TARGET), key=ratios.get, reverse=True)
-    print(f"\n{len(rows)} rows: geometric mean {mean:.2f}; {len(above)} above {TARGET}: {', '.join(above) or 'none'}")
+    print(
+        f"\n{len(rows)} rows: geometric mean {geometric_mean(ratios.values()):.2f}; {len(above)} above {TARGET}: {', '.join(above) or 'none'}"
+    )
     if args.json:
         with open(args.json, "w") as file:
             json.dump(
