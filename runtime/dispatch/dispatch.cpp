@@ -122,13 +122,11 @@ class ByFormula final : public c10::OperatorKernel {
   }
 };
 
-/// True if the operator has neither a rule nor a kernel, so that its operands are gathered.
+/// True if the operator of aten has neither a rule nor a kernel, so that its operands are gathered.
 bool is_unanswered(const c10::OperatorHandle& op) {
   const OpInfo info(op);
-  return !RuleTable::global().find(info.name) && !OutCall::find(info) &&
-         (!info.name.starts_with("aten::") ||
-          (has_default(info.name, kTensorKey) &&
-           !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)));
+  return !RuleTable::global().find(info.name) && !OutCall::find(info) && has_default(info.name, kTensorKey) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
 
 /// The error that the kernel throws on other ranks, for a rank that has no element of some operand; null if the kernel accepts the call. A
