@@ -213,6 +213,7 @@ def module(make: Callable[[], torch.nn.Module], call: Callable[..., Any], *opera
 
 
 SEQUENCES = floats(32, 128, MODEL)
+STATE = Operand(lambda: torch.zeros(1, 256, 64), dim=1)  # given: torch.nn would make a plain one
 LAYERS = [
     row("Linear, GELU, Linear", *module(
         lambda: torch.nn.Sequential(torch.nn.Linear(MODEL, 1024), torch.nn.GELU(), torch.nn.Linear(1024, MODEL)),
@@ -227,10 +228,11 @@ LAYERS = [
         lambda model, x: model(x), floats(8, 128, MODEL),
     )),
     row("GRU", *module(
-        lambda: torch.nn.GRU(64, 64, batch_first=True), lambda model, x: model(x)[0], floats(256, 16, 64),
+        lambda: torch.nn.GRU(64, 64, batch_first=True), lambda model, x, h: model(x, h)[0], floats(256, 16, 64), STATE,
     )),
     row("LSTM", *module(
-        lambda: torch.nn.LSTM(64, 64, batch_first=True), lambda model, x: model(x)[0], floats(256, 16, 64),
+        lambda: torch.nn.LSTM(64, 64, batch_first=True), lambda model, x, h, c: model(x, (h, c))[0],
+        floats(256, 16, 64), STATE, STATE,
     )),
 ]  # fmt: skip
 ROWS = [*POINTWISE, *REDUCTIONS, *SHAPES, *INDEXING, *PRODUCTS, *NORMS_AND_LOSSES, *LAYERS]
