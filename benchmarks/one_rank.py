@@ -1,7 +1,7 @@
 """Forward and backward of operators and layers on a DTensor of one rank, beside the plain tensor and torch.distributed.tensor.
 
     export PYTHONPATH=build/python                 # where Shardwise is built and not installed
-    python benchmarks/one_rank.py                  # every row, about three minutes
+    python benchmarks/one_rank.py                  # every row, about six minutes
     python benchmarks/one_rank.py --rows norm      # the rows whose name contains the word
     python benchmarks/one_rank.py --json FILE      # the figures there, too
 
