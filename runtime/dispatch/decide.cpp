@@ -87,15 +87,24 @@ std::optional<Propagation> placed(const OpCall& call, const Rule& rule) {
 
 bool is_one_piece(const Spec* spec) { return !spec || spec->boxes().size() == 1; }
 
+/// True if element i of a list is broadcast to its element of the first list, so that each rank takes a part of it.
+bool is_expanded(const OpCall& call, size_t i) {
+  const Operand& operand = call.operands[i];
+  if (!operand.spec || operand.spec->numel() == 1 || !call.args[operand.arg].isTensorList()) return false;
+  const Operand& leader = call.operands[operand.index];  // the first list's elements are the first operands
+  return operand.sizes != leader.sizes;
+}
+
 bool is_direct(const OpCall& call, const Decision& decision) {
   const Rule& rule = *call.op.rule;
   const Propagation& propagation = *decision.propagation;
   if (decision.moves || decision.may_be_refused_on_other_ranks || decision.view_offset != 0 ||
-      !decision.local_args.empty() || propagation.by_box || propagation.joined || rule.kernel() ||
-      rule.is_per_element() || rule.is_shape_only() || propagation.outputs.empty() || !propagation.outputs[0])
+      !decision.local_args.empty() || propagation.by_box || propagation.joined || rule.kernel() || rule.is_shape_only())
     return false;
+  if (!rule.is_per_element() && (propagation.outputs.empty() || !propagation.outputs[0])) return false;
   for (size_t i = 0; i < call.operands.size(); ++i)
-    if (!is_one_piece(input_spec(call, propagation, i))) return false;
+    if (!is_one_piece(input_spec(call, propagation, i)) || (rule.is_per_element() && is_expanded(call, i)))
+      return false;
   return std::ranges::all_of(propagation.outputs, [](const SpecPtr& spec) { return is_one_piece(spec.get()); });
 }
 

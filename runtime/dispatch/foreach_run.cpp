@@ -16,15 +16,6 @@
 namespace shardwise {
 namespace {
 
-/// The written argument whose values nobody reads after the call: the gradients, unless a fused step divides them by a scale. The number of
-/// arguments if there is none.
-size_t scratch_arg(const BoundCall& call) {
-  const OpInfo& op = call.op;
-  const auto scale = op.handle.schema().argumentIndexWithName("grad_scale");
-  const bool is_read = scale && !call.args()[static_cast<size_t>(*scale)].isNone();
-  return op.rule->scratch().empty() || is_read ? op.n_args() : op.arg_index(op.rule->scratch());
-}
-
 class ForeachRun {
  public:
   ForeachRun(BoundCall& call, const Propagation& propagation, size_t scratch)
@@ -216,6 +207,13 @@ c10::IValue elements_of(const c10::IValue& value, size_t n, const std::vector<si
 
 }  // namespace
 
+size_t scratch_arg(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  if (op.rule->scratch().empty()) return op.n_args();
+  const auto scale = op.handle.schema().argumentIndexWithName("grad_scale");
+  const bool is_read = scale && !args[static_cast<size_t>(*scale)].isNone();
+  return is_read ? op.n_args() : op.arg_index(op.rule->scratch());
+}
+
 bool dispatch_by_mesh(const OpInfo& op, torch::jit::Stack& stack) {
   const size_t first = stack.size() - op.n_args();
   if (!stack[first].isTensorList()) return false;
@@ -246,7 +244,7 @@ bool dispatch_by_mesh(const OpInfo& op, torch::jit::Stack& stack) {
 
 void run_foreach(BoundCall& call, const Decision& decision) {
   BelowAutograd guard;
-  const size_t scratch = scratch_arg(call);
+  const size_t scratch = scratch_arg(call.op, call.args());
   ForeachRun(call, *decision.propagation, scratch).run();
   for (const BoundOperand& operand : call.operands)  // for lists, torch leaves this to the kernels
     if (operand.impl && call.op.args[operand.arg].is_written && operand.arg != scratch && !operand.impl->is_inference())

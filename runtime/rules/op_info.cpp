@@ -7,6 +7,8 @@ namespace {
 
 bool is_number(const c10::TypePtr& type) {
   if (const auto* optional = type->castRaw<c10::OptionalType>()) return is_number(optional->getElementType());
+  if (const auto* list = type->castRaw<c10::ListType>())
+    return list->getElementType()->kind() == c10::TypeKind::NumberType;
   return type->kind() == c10::TypeKind::NumberType || type->kind() == c10::TypeKind::FloatType;
 }
 

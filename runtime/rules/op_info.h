@@ -37,7 +37,8 @@ struct OpInfo {
   explicit OpInfo(c10::OperatorHandle op);
 
   struct Arg {
-    bool is_number = false;  // Scalar or float: its value does not affect layouts unless the rule is by_numbers()
+    /// Scalar, Scalar[] or float: its value does not affect layouts unless the rule is by_numbers().
+    bool is_number = false;
     bool is_written = false;
     bool is_aliased = false;  // a view of it is returned
     OperandRole role = OperandRole::kValue;
