@@ -20,7 +20,7 @@ PLANS_THAT_FAIL["apertus1p5_text"] = PLANS_THAT_FAIL["apertus"]
 KNOWN = {
     ("squeezebert", "fully_shard"): "its encoder calls `layer.forward`, which runs no hooks",
     **{(name, "tp_plan"): reason for name, reason in PLANS_THAT_FAIL.items()},
-    ("qwen3_vl_moe", "ep_plan"): PLANS_THAT_FAIL["qwen3_vl_moe"],
+    **{(name, "ep_plan"): PLANS_THAT_FAIL[name] for name in ("qwen3_vl_moe", "sarvam_moe")},
     ("zaya", "ep_plan"): "it has a plan for its experts alone, which transformers refuses",
 }
 
