@@ -125,9 +125,22 @@ void check_range(const at::Tensor& target, int64_t n_classes, int64_t ignored) {
                       range->first < 0 ? range->first : range->second, " is out of bounds.");
 }
 
-at::Tensor of_all_ranks(const at::Tensor& target) {
-  if (!spec_of(target)->layout().has_terms()) return target;
-  return redistribute(target, Placements(spec_of(target)->placements().size()));
+at::Tensor of_all_ranks(const at::Tensor& tensor) {
+  if (!spec_of(tensor)->layout().has_terms()) return tensor;
+  return redistribute(tensor, Placements(spec_of(tensor)->placements().size()));
+}
+
+bool is_replica(const at::Tensor& tensor) { return is_dtensor(tensor) && spec_of(tensor)->layout().is_replicated(); }
+
+/// The sum of `weights`, which picked() gave for these targets. It is no Partial, because the backward reads it, too. Replicated targets give it
+/// without a message.
+at::Tensor sum_of_weights(const at::Tensor& weights, const at::Tensor& target, const MaybeTensor& weight,
+                          int64_t ignored, at::ScalarType dtype) {
+  if (!is_replica(target) || (is_given(weight) && !is_replica(*weight))) return of_all_ranks(at::sum(weights, dtype));
+  const at::Tensor counts = target.ne(ignored);
+  if (!is_given(weight)) return counts.sum(dtype);
+  const at::Tensor classes = target.to(at::kLong).mul(counts).reshape(-1);
+  return weight->index_select(0, classes).mul(counts.reshape(-1)).sum(dtype);
 }
 
 void check_weight(const at::Tensor& weight, int64_t n_classes) {
@@ -158,8 +171,10 @@ Pair forward(const at::Tensor& self, const at::Tensor& targets, const MaybeTenso
   if (reduction == at::Reduction::None) return {losses, losses.new_zeros({})};
   const at::ScalarType dtype = self.scalar_type();
   const auto wide = at::isReducedFloatingType(dtype) ? at::kFloat : dtype;  // in half precision a count stops at 2,048
-  const at::Tensor total_weight = at::sum(weights, wide), total = at::sum(losses, wide);
-  return {(reduction == at::Reduction::Mean ? total / total_weight : total).to(dtype), total_weight.to(dtype)};
+  const at::Tensor total = at::sum(losses, wide);
+  if (reduction == at::Reduction::Sum) return {total.to(dtype), at::sum(weights, wide).to(dtype)};
+  const at::Tensor divisor = sum_of_weights(weights, target, weight, ignored, wide);
+  return {(total / divisor).to(dtype), divisor.to(dtype)};
 }
 
 at::Tensor backward(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target, const MaybeTensor& weight,
@@ -195,7 +210,8 @@ at::Tensor smooth_part(const at::Tensor& log_probs, const at::Tensor& target, co
   const at::Tensor terms = (-weighted.sum(dim)).masked_fill(target.eq(ignored), 0);
   if (reduction == at::Reduction::None) return terms;
   if (reduction == at::Reduction::Sum) return terms.sum();
-  return terms.sum() / std::get<1>(picked(log_probs.detach(), target, weight, ignored)).sum();
+  const at::Tensor weights = std::get<1>(picked(log_probs.detach(), target, weight, ignored));
+  return terms.sum() / sum_of_weights(weights, target, weight, ignored, weights.scalar_type());
 }
 
 /// The same composition as torch's, without selections whose sizes depend on values.

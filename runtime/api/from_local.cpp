@@ -130,7 +130,8 @@ at::Tensor with_history_of(const at::Tensor& local, const at::Tensor& piece, at:
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placements placements,
                       const FromLocalOptions& options) {
   TORCH_CHECK(!is_dtensor(local),  // a RuntimeError, as torch's
-              "[from_local] the local tensor is a DTensor already. Use redistribute(mesh, placements).");
+              "[from_local] the local_tensor argument only accepts torch.Tensor, and got a DTensor of shape ",
+              local.sizes(), ". Use redistribute(mesh, placements).");
   if (const LocalClass* known = local_class_of(local))
     return known->from_local(local, given_mesh, std::move(placements), options);
   check_has_sizes("from_local", local);

@@ -287,3 +287,34 @@ def test_sums_of_powers_stay_partial(placement):
                 torch.testing.assert_close(each.full_tensor(), (x.abs() ** power).sum())
 
     run_ranks(3, body)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("has_weight", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_the_mean_of_losses_of_replicated_targets_sends_nothing(dtype, has_weight, smoothing):
+    """Nor does its backward. Targets that are sharded send their range and the sum of their weights, each once."""
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        scores, classes = dense(7, 10).to(dtype), torch.tensor([3, 9, 0, -100, 4, 4, 8])
+        weight = dense(10).abs().to(dtype) if has_weight else None
+        theirs = scores.clone().requires_grad_()
+        expected = F.cross_entropy(theirs, classes, weight, label_smoothing=smoothing)
+        expected.backward()
+        for of_targets, expected_count in ((Replicate(), 0), (Shard(0), 2 if smoothing == 0 else 3)):
+            ours = sw.distribute_tensor(scores, mesh, [Shard(0)]).requires_grad_()
+            targets = sw.distribute_tensor(classes, mesh, [of_targets])
+            of_ours = None if weight is None else sw.distribute_tensor(weight, mesh, [Replicate()])
+            result, n = counted(
+                lambda ours=ours, targets=targets, of_ours=of_ours: F.cross_entropy(
+                    ours, targets, of_ours, label_smoothing=smoothing
+                )
+            )
+            assert n == expected_count and result.placements == (Partial(),)
+            _, n = counted(result.backward)
+            assert n == 0
+            torch.testing.assert_close(result.full_tensor(), expected)
+            torch.testing.assert_close(ours.grad.full_tensor(), theirs.grad)
+
+    run_ranks(3, body)

@@ -1,5 +1,7 @@
 """torchao's tensor classes as local tensors: the same class on one device is the judge."""
 
+import copy
+
 import pytest
 import torch
 from torchrun import expect_all_well
@@ -7,6 +9,7 @@ from torchrun import expect_all_well
 import shardwise as sw
 from shardwise import Replicate, Shard
 from shardwise.checkpoint import inner_tensors
+from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from shardwise.testing import run_ranks
 
 quantization = pytest.importorskip("torchao.quantization")
@@ -113,3 +116,31 @@ def test_nf4_weights():
 @pytest.mark.parametrize("part", ["optimizer", "float8_styles", "adapters_of_nf4"])
 def test_training_on_processes(part, tmp_path):
     expect_all_well("torchao_program.py", 2, part, tmp_path, timeout=600)
+
+
+@pytest.mark.parametrize("config", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
+def test_a_quantised_model_generates_as_on_one_device(config):
+    """The weights are quantised before they are sharded, so their scales are those of the whole weights."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 67, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    dense = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
+    quantization.quantize_(dense.model.layers, getattr(quantization, config)())
+    ids = torch.tensor([[5, 9, 61, 31], [3, 8, 40, 11]])
+    options = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    expected = dense.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    rows = ("self_attn.o_proj", "mlp.down_proj")
+    plan = {f"model.layers.*.{name}": ColwiseParallel() for name in columns}
+    plan |= {f"model.layers.*.{name}": RowwiseParallel() for name in rows}
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = parallelize_module(copy.deepcopy(dense), mesh, plan)
+        assert model.model.layers[0].self_attn.q_proj.weight.placements == (Shard(0),)
+        result = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        assert torch.equal(result.sequences, expected.sequences)
+        torch.testing.assert_close(torch.stack(result.logits), torch.stack(expected.logits))
+
+    run_ranks(2, body)

@@ -1,6 +1,6 @@
 """Runs the tests of one file of torch's, each in a process of its own.
 
-    python tests/upstream/file_of_tests.py CHECKOUT FILE RESULTS [--torch] [--seconds N] [--jobs N] [--only WORD]
+    python tests/upstream/file_of_tests.py CHECKOUT FILE RESULTS [--torch] [--values] [--seconds N] [--jobs N] [--only WORD]
 
 `run` starts this program. It imports torch and the file once, and forks a process for each test, so that a test costs no imports.
 """
@@ -26,6 +26,7 @@ def _arguments():
     parser.add_argument("file")
     parser.add_argument("results")
     parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--values", action="store_true")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", default="", help="tests with this word in their names")
@@ -148,6 +149,13 @@ def main():
     from processes import fork_ranks
 
     fork_ranks(arguments.seconds)
+    if arguments.values:
+        from torch.testing._internal.common_utils import TestCase
+        from values import pass_over_layouts
+
+        from shardwise import DTensor
+
+        pass_over_layouts(TestCase, DTensor)
     module = _load(arguments.checkout, arguments.file)
     if not arguments.torch:
         shardwise.compat.install()
