@@ -331,12 +331,6 @@ void bind_dtensor(py::module_& module) {
   define_with_gil(module, "boxes_of_all", &boxes_of_all, "(rank, offsets, sizes) of every rank's pieces.",
                   py::arg("tensor"));
   define_with_gil(
-      module, "mesh_of", [](const at::Tensor& tensor) { return user_layout_of(*spec_of(tensor)).mesh; },
-      py::arg("tensor"));
-  define_with_gil(
-      module, "placements_of", [](const at::Tensor& tensor) { return user_layout_of(*spec_of(tensor)).placements; },
-      py::arg("tensor"));
-  define_with_gil(
       module, "total_norm", &total_norm, py::arg("tensors"), py::arg("norm_type"),
       "The norm of all tensors as one vector: distributed ones of any meshes, and plain ones that are equal on "
       "all ranks.\nOne all-reduce, unless no mesh has the ranks of all others.");
