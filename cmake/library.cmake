@@ -1,6 +1,6 @@
 # The core, which a DTensor needs, and the layers above it. No Python.
 #
-#   libshardwise_core      text/, placements/, plans/ (pure: without torch's headers), runtime/, ops/ without lookups
+#   libshardwise_core      text/, placements/, plans/ (pure: without torch's headers), numbers/ (raw pointers), runtime/, ops/ without lookups
 #   libshardwise           kernels/ (raw pointers), ops/embedding/, pictures/, wrappers/ and shardwise/
 #   libshardwise_threads   threads/: ranks as threads, for tests and notebooks. A static library
 #
@@ -36,8 +36,21 @@ function(shardwise_pure_objects name)
   shardwise_batches(${name})
 endfunction()
 
+# Loops over raw memory. `options`: more options for the compiler.
+function(shardwise_kernel_objects name sources options)
+  add_library(${name} OBJECT ${sources})
+  target_link_libraries(${name} PRIVATE shardwise_warnings)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_options(${name} PRIVATE "$<$<CONFIG:Release,RelWithDebInfo>:-O3>" ${options})
+endfunction()
+
 file(GLOB pure_sources CONFIGURE_DEPENDS text/*.cpp placements/*.cpp plans/*.cpp)
 shardwise_pure_objects(shardwise_pure ${pure_sources})
+
+# Numbers are the same bits on every CPU where no product and sum is fused. Square roots become vector code where they need not set errno.
+file(GLOB number_sources CONFIGURE_DEPENDS numbers/*.cpp)
+set(number_options -ffp-contract=off -fno-math-errno)
+shardwise_kernel_objects(shardwise_numbers "${number_sources}" "${number_options}")
 
 set(core_api shardwise/device_mesh.cpp shardwise/dtensor.cpp)
 file(GLOB core_sources CONFIGURE_DEPENDS runtime/*/*.cpp ops/*.cpp ops/*/*.cpp)
@@ -47,7 +60,7 @@ configure_file(cmake/version.cpp.in generated/version.cpp @ONLY)
 set_source_files_properties(${PROJECT_BINARY_DIR}/generated/version.cpp PROPERTIES
   SKIP_UNITY_BUILD_INCLUSION ON SKIP_PRECOMPILE_HEADERS ON)
 shardwise_library(shardwise_core SHARED ${core_sources} ${core_api} ${PROJECT_BINARY_DIR}/generated/version.cpp)
-target_link_libraries(shardwise_core PUBLIC shardwise::torch PRIVATE shardwise_pure nlohmann_json::nlohmann_json)
+target_link_libraries(shardwise_core PUBLIC shardwise::torch PRIVATE shardwise_pure shardwise_numbers nlohmann_json::nlohmann_json)
 target_include_directories(shardwise_core PUBLIC
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
   $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
@@ -72,10 +85,7 @@ if(SHARDWISE_LAYERS)
   shardwise_pure_objects(shardwise_pure_layers ${pure_layer_sources})
 
   file(GLOB kernel_sources CONFIGURE_DEPENDS kernels/*.cpp)
-  add_library(shardwise_kernels OBJECT ${kernel_sources})
-  target_link_libraries(shardwise_kernels PRIVATE shardwise_warnings)
-  target_include_directories(shardwise_kernels PRIVATE ${PROJECT_SOURCE_DIR})
-  target_compile_options(shardwise_kernels PRIVATE "$<$<CONFIG:Release,RelWithDebInfo>:-O3>")
+  shardwise_kernel_objects(shardwise_kernels "${kernel_sources}" "")
 
   file(GLOB layer_sources CONFIGURE_DEPENDS ops/embedding/*.cpp wrappers/*.cpp wrappers/*/*.cpp shardwise/*.cpp)
   list(FILTER layer_sources EXCLUDE REGEX "/wrappers/embedding_plan/|/shardwise/(device_mesh|dtensor).cpp$")

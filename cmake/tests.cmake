@@ -1,4 +1,4 @@
-# pure_test (placements, pictures, the traffic of plans and the planner of embeddings) and kernels_test (those rooms alone: milliseconds), runtime_test
+# pure_test (placements, numbers, pictures, the traffic of plans and the planner of embeddings) and kernels_test (those rooms alone: milliseconds), runtime_test
 # (everything else in C++), gloo_test, and cuda_kernels_test with its twin that needs no GPU. Without the layers, those of the core.
 
 find_package(GTest QUIET)
@@ -13,6 +13,8 @@ if(NOT TARGET GTest::gtest_main)
   FetchContent_MakeAvailable(googletest)
 endif()
 
+file(GLOB number_tests CONFIGURE_DEPENDS tests/numbers/*_test.cpp)
+set_source_files_properties(${number_tests} PROPERTIES COMPILE_OPTIONS "${number_options};-O3")  # vector code, as in the library
 file(GLOB pure_tests CONFIGURE_DEPENDS tests/placements/*_test.cpp tests/plans/traffic_matrix_test.cpp)
 if(SHARDWISE_LAYERS)
   file(GLOB pure_layer_tests CONFIGURE_DEPENDS tests/pictures/*_test.cpp tests/wrappers/embedding_plan/*_test.cpp)
@@ -20,9 +22,9 @@ if(SHARDWISE_LAYERS)
   set_source_files_properties(tests/pictures/golden_test.cpp PROPERTIES
     COMPILE_DEFINITIONS "SHARDWISE_GOLDEN_FOLDER=\"${PROJECT_SOURCE_DIR}/tests/pictures/golden\"")
 endif()
-add_executable(pure_test ${pure_tests})
+add_executable(pure_test ${pure_tests} ${number_tests})
 target_link_libraries(pure_test PRIVATE
-  $<TARGET_NAME_IF_EXISTS:shardwise_pure_layers> shardwise_pure nlohmann_json::nlohmann_json GTest::gtest_main)
+  $<TARGET_NAME_IF_EXISTS:shardwise_pure_layers> shardwise_pure shardwise_numbers nlohmann_json::nlohmann_json GTest::gtest_main)
 add_test(NAME pure_test COMMAND pure_test)
 
 if(SHARDWISE_LAYERS)

@@ -1,40 +1,13 @@
-// kernels/elements.h: element types, ids, prefetching, and kernels compiled for several CPUs. Only for sources of this folder.
+// kernels/elements.h: elements, ids and prefetching. Only for sources of this folder.
 #pragma once
 
 #include "kernels/rows.h"
+#include "numbers/elements.h"
 
 #include <cstring>
 #include <type_traits>
 
-// Marks an entry point that is compiled twice, with all functions that it calls inlined: for the baseline, and for AVX2 with FMA and F16C
-// (x86-64-v3). The loader picks one. Other architectures only have the baseline.
-#if defined(__x86_64__) && defined(__gnu_linux__)
-#define SHARDWISE_KERNEL __attribute__((target_clones("arch=x86-64-v3", "default"), flatten))
-#else
-#define SHARDWISE_KERNEL
-#endif
-
 namespace shardwise::kernels {
-
-/// The upper half of a float32, rounded to nearest even.
-struct BFloat16 {
-  uint16_t bits;
-
-  BFloat16() = default;
-  explicit BFloat16(float value) {
-    uint32_t wide;
-    std::memcpy(&wide, &value, sizeof wide);
-    const uint32_t rounded = (wide + 0x7fff + ((wide >> 16) & 1)) >> 16;
-    bits = static_cast<uint16_t>(value != value ? 0x7fc0 : rounded);
-  }
-  explicit operator float() const {
-    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-    float value;
-    std::memcpy(&value, &wide, sizeof value);
-    return value;
-  }
-};
-using Half = _Float16;
 
 /// The type of sums of T.
 template <class T>

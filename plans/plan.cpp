@@ -59,6 +59,18 @@ void keep_below(int64_t cap, int64_t element_bytes, Step& step) {
   step.n_rounds = std::clamp<int64_t>(most / cap + (most % cap > 0 ? 1 : 0), 1, std::max<int64_t>(n_slabs, 1));
 }
 
+/// Splits large reductions into rounds of about 8 MiB per term, at most as many as terms arrive. A rank then holds one term of its part at a time,
+/// not all, in the same time. Smaller rounds take longer than one.
+void split_large_terms(int64_t element_bytes, Step& step) {
+  constexpr int64_t kBytesPerRound = int64_t{8} << 20;
+  int64_t n_parts = 1;
+  for (size_t m = 0; m < step.to.placements().size(); ++m)
+    if (step.to.placements()[m].divides()) n_parts *= step.to.grid().shape[m];
+  const int64_t n_bytes =
+      element_bytes * Box::whole(step.to.sizes()).numel() / n_parts;  // of a rank's part, on average
+  step.n_rounds = std::clamp<int64_t>(n_bytes / kBytesPerRound, 1, std::max<int64_t>(step.n_terms() - 1, 1));
+}
+
 }  // namespace
 
 void check_links(const char* op, const std::vector<Link>& links) {
@@ -118,9 +130,12 @@ Plan plan(const Layout& source, const Layout& destination, int64_t element_bytes
       source.grid() == destination.grid() && source.has_one_box_each() && destination.has_one_box_each();
   result.steps = by_time && has_choice ? fastest_steps(source, destination, element_bytes, options.links)
                                        : direct_steps(source, destination);
-  if (options.memory_cap > 0)
-    for (Step& step : result.steps)
-      if (step.has_boxes()) keep_below(options.memory_cap, element_bytes, step);
+  for (Step& step : result.steps) {
+    if (options.memory_cap > 0 && step.has_boxes())
+      keep_below(options.memory_cap, element_bytes, step);
+    else if (step.kind == Step::Kind::kReduce)
+      split_large_terms(element_bytes, step);
+  }
   return result;
 }
 

@@ -6,6 +6,7 @@
 #include "runtime/api/move_dtypes.h"
 #include "runtime/api/random.h"
 #include "runtime/api/redistribute.h"
+#include "runtime/api/replicate_tensors.h"
 #include "runtime/api/to_local.h"
 #include "runtime/api/total_norm.h"
 #include "runtime/comm/order_check.h"
@@ -160,6 +161,11 @@ std::string local_form_of(const at::Tensor& tensor) {
   return form ? form->name() : "";
 }
 
+std::vector<at::Tensor> py_replicate_tensors(std::vector<at::Tensor> tensors, const MeshPtr& mesh) {
+  for (at::Tensor& tensor : tensors) tensor = converted_by(tensor, package().as_whole);
+  return replicate_tensors(tensors, mesh);
+}
+
 std::vector<std::tuple<int64_t, Dims, Dims>> boxes_of_all(const at::Tensor& tensor) {
   const Layout& layout = spec_of(tensor)->layout();
   std::vector<std::tuple<int64_t, Dims, Dims>> result;
@@ -301,6 +307,9 @@ void bind_dtensor(py::module_& module) {
          py::arg("memory_cap") = 0, py::arg("bucket_bytes") = kBucketBytes);
   define(module, "distribute_tensor", &py_distribute_tensor, kDistributeTensor, py::arg("tensor"),
          py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("src_data_rank") = 0);
+  define(module, "replicate_tensors", &py_replicate_tensors,
+         "distribute_tensor() of each tensor, replicated, in few messages.", py::arg("tensors"),
+         py::arg("device_mesh"));
   define(
       module, "from_pieces", &py_from_pieces,
       "A DTensor from this rank's pieces, in the order of its boxes. `sparse_dim`: of sparse ones; 0 for dense ones. "
@@ -330,12 +339,6 @@ void bind_dtensor(py::module_& module) {
       "(offsets, sizes) of this rank's pieces.", py::arg("tensor"));
   define_with_gil(module, "boxes_of_all", &boxes_of_all, "(rank, offsets, sizes) of every rank's pieces.",
                   py::arg("tensor"));
-  define_with_gil(
-      module, "mesh_of", [](const at::Tensor& tensor) { return user_layout_of(*spec_of(tensor)).mesh; },
-      py::arg("tensor"));
-  define_with_gil(
-      module, "placements_of", [](const at::Tensor& tensor) { return user_layout_of(*spec_of(tensor)).placements; },
-      py::arg("tensor"));
   define_with_gil(
       module, "total_norm", &total_norm, py::arg("tensors"), py::arg("norm_type"),
       "The norm of all tensors as one vector: distributed ones of any meshes, and plain ones that are equal on "

@@ -1,10 +1,13 @@
-// The Python class of distributed tensors: how new tensors get it, and its two methods that take a fast path.
+// The Python class of distributed tensors: how new tensors get it, its two methods that take a fast path, and its properties.
 #include "python/casters.h"
 #include "runtime/api/from_local.h"
 #include "runtime/api/to_local.h"
+#include "runtime/tensor/reordered_mesh.h"
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <array>
+#include <cstddef>
 #include <cstring>
 
 namespace shardwise {
@@ -149,6 +152,46 @@ PyObject* from_local_method(PyObject*, PyObject* const* args, Py_ssize_t n_args,
   return PyObject_Vectorcall(general_from_local.ptr(), args, n_args, names);
 }
 
+constexpr const char* kPlacements = "The placements, one per mesh dim.";
+constexpr const char* kDeviceMesh = "The mesh whose ranks hold the pieces.";
+
+/// The placements and the mesh that users see of a Spec, as Python's objects. The mesh's object lives as long as others hold it.
+struct SeenLayout {
+  c10::weak_intrusive_ptr<Spec> spec;
+  py::object placements, mesh_reference;
+};
+
+/// The layout of `spec`, which is kept for the next call. `mesh`: its mesh. With the GIL.
+py::object seen_placements(const SpecPtr& spec, py::object* mesh = nullptr) {
+  constexpr size_t kKept = 256;
+  static auto* const kept =
+      new std::array<std::optional<SeenLayout>, kKept>();  // until the process ends, as Python's objects
+  std::optional<SeenLayout>& seen =
+      (*kept)[reinterpret_cast<uintptr_t>(spec.get()) / alignof(std::max_align_t) % kKept];
+  const bool is_known = seen && seen->spec._unsafe_get_target() == spec.get();
+  if (is_known && mesh) *mesh = py::reinterpret_borrow<py::object>(PyWeakref_GetObject(seen->mesh_reference.ptr()));
+  if (is_known && !(mesh && mesh->is_none())) return seen->placements;
+  const UserLayout layout = user_layout_of(*spec);
+  const py::object found = from_mesh(layout.mesh), placements = py::cast(layout.placements);
+  seen = SeenLayout{c10::weak_intrusive_ptr<Spec>(spec), placements, py::weakref(found)};
+  if (mesh) *mesh = found;
+  return placements;
+}
+
+PyObject* get_placements(PyObject* self, void*) {
+  HANDLE_TH_ERRORS
+  return seen_placements(spec_of(THPVariable_Unpack(self))).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* get_device_mesh(PyObject* self, void*) {
+  HANDLE_TH_ERRORS
+  py::object mesh;
+  seen_placements(spec_of(THPVariable_Unpack(self)), &mesh);
+  return mesh.release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
 void set_tensor_class(const py::handle& bindings, const py::object& type) {
   general_to_local = py::object(bindings.attr("to_local")).release();
   general_from_local = py::object(bindings.attr("from_local")).release();
@@ -163,6 +206,10 @@ void set_tensor_class(const py::handle& bindings, const py::object& type) {
   type.attr("from_local") =
       py::module_::import("builtins")
           .attr("staticmethod")(py::reinterpret_steal<py::object>(PyCFunction_New(&from_local, nullptr)));
+  static PyGetSetDef layout[] = {{"placements", &get_placements, nullptr, kPlacements, nullptr},
+                                 {"device_mesh", &get_device_mesh, nullptr, kDeviceMesh, nullptr}};
+  for (PyGetSetDef& property : layout)
+    type.attr(property.name) = py::reinterpret_steal<py::object>(PyDescr_NewGetSet(tensor_class, &property));
   set_attribute_by_c_name();
   set_wrap_hook(&attach);
 }

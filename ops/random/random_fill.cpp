@@ -3,6 +3,7 @@
 #include "ops/support/dim_pieces.h"
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
+#include "runtime/api/philox.h"
 #include "runtime/api/random.h"
 #include "runtime/dispatch/prepare_arguments.h"
 #include "runtime/tensor/below_autograd.h"
@@ -19,14 +20,15 @@ at::Generator& scratch_generator() {
   return generator;
 }
 
-void fill_pieces(const DTensorImpl& impl, uint64_t seed, const FillPiece& fill) {
+void fill_pieces(const DTensorImpl& impl, uint64_t seed, const Distribution& distribution) {
   const Spec& spec = *impl.spec();
-  for (size_t i = 0; i < impl.shards().size(); ++i) fill(impl.shards()[i], spec.sizes(), spec.boxes()[i], seed);
+  for (size_t i = 0; i < impl.shards().size(); ++i)
+    fill_box(impl.shards()[i], spec.sizes(), spec.boxes()[i], seed, distribution);
 }
 
 }  // namespace
 
-at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& generator, const FillPiece& fill,
+at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& generator, const Distribution& distribution,
                       const std::function<void(at::Tensor&, const at::Generator&)>& dense) {
   const BelowAutograd guard;
   auto* impl = maybe_dtensor(self);
@@ -38,11 +40,11 @@ at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& gene
   const uint64_t seed = next_seed(*spec->mesh(), generator);
   if (!impl->view_link() && !spec->layout().has_terms()) {
     const MemoryWrite write = impl->begin_write();
-    fill_pieces(*impl, seed, fill);
+    fill_pieces(*impl, seed, distribution);
     return self;
   }
   const at::Tensor values = empty(spec->sizes(), spec->mesh(), without_partial(spec->placements()), spec->dtype());
-  fill_pieces(*maybe_dtensor(values), seed, fill);
+  fill_pieces(*maybe_dtensor(values), seed, distribution);
   return self.copy_(values);
 }
 

@@ -5,11 +5,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
+from shardwise._C import replicate_tensors
 from shardwise.device_mesh import DeviceMesh, mesh_or_current
-from shardwise.dtensor import DTensor, distribute_tensor
+from shardwise.dtensor import DTensor
 from shardwise.forward_scope import open_around_forward
 from shardwise.interop import from_torch
 from shardwise.interop.state_dicts import take_plain_values
@@ -98,12 +98,12 @@ def _of_three(name: str, fn: Callable[..., Any]) -> HookFn:
 
 
 def _replicate_rest(module: nn.Module, mesh: DeviceMesh) -> None:
-    for group in by_tensor(list(places_of(module))):
+    groups = [group for group in by_tensor(list(places_of(module))) if not isinstance(group[0].original, DTensor)]
+    replicas = replicate_tensors([group[0].original.detach() for group in groups], mesh)
+    for group, replica in zip(groups, replicas, strict=True):
         tensor = group[0].original
-        if isinstance(tensor, DTensor):
-            continue
-        replica: torch.Tensor = distribute_tensor(tensor.detach(), mesh)
-        if isinstance(tensor, nn.Parameter):
-            replica = nn.Parameter(replica, requires_grad=tensor.requires_grad)
+        kept = (
+            nn.Parameter(replica, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else replica
+        )
         for place in group:
-            place.tensor = replica
+            place.tensor = kept

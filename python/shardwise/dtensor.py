@@ -48,7 +48,10 @@ class DTensor(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    # set_tensor_class() replaces from_local and to_local by faster slots of the same behaviour.
+    # set_tensor_class() replaces from_local and to_local by faster slots of the same behaviour, and adds the slots of these two.
+    device_mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+
     from_local = staticmethod(_C.from_local)
     to_local = _C.to_local
     redistribute = _C.redistribute
@@ -101,16 +104,6 @@ class DTensor(torch.Tensor):
     def _spec(self, spec: DTensorSpec) -> None:
         """This rank's piece becomes that of another layout; nothing is sent."""
         self.data = DTensor(self._local_tensor, spec)
-
-    @property
-    def device_mesh(self) -> DeviceMesh:
-        """The mesh whose ranks hold the pieces."""
-        return _C.mesh_of(self)
-
-    @property
-    def placements(self) -> tuple[Placement, ...]:
-        """The placements, one per mesh dim."""
-        return _C.placements_of(self)
 
     @_reader
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]

@@ -3,6 +3,7 @@
 #include "placements/placement_list.h"
 #include "runtime/api/local_pieces.h"
 #include "runtime/api/redistribute.h"
+#include "runtime/api/replicate_tensors.h"
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/redistribute/exchange_run.h"
@@ -15,32 +16,58 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <span>
 
 namespace shardwise {
 namespace {
 
-/// The root sends each member its boxes of the root's `tensor`; the values of other ranks' tensors are not read. Returns this rank's
-/// pieces.
-Shards scatter(const at::Tensor& tensor, const Spec& spec, int64_t root) {
-  const c10::Device device = spec.mesh()->device();
-  const Group& group = *spec.mesh()->group();
-  const bool is_root = spec.mesh()->rank() == root;
-  const auto values_of = [&](const Box& box) { return narrowed(tensor, Box::whole(spec.sizes()), box); };
-  Shards pieces;
-  PackedMessages messages(device);
-  for (const Box& box : spec.boxes()) {
-    pieces.push_back(empty_piece(spec, box.sizes, device));
-    if (is_root)
-      pieces.back().copy_(values_of(box));
-    else
-      messages.receive(root, pieces.back());
+/// A tensor on its way to its layout.
+struct Distributed {
+  at::Tensor source;  // of this rank; the values of other ranks than the root are not read
+  SpecPtr spec;
+  SpecPtr scattered;  // without Partial
+  bool requires_grad;
+  Shards pieces = {};  // of this rank, as `scattered`
+
+  int64_t n_bytes() const { return spec->numel() * spec->element_bytes(); }
+};
+
+/// The root sends each member its boxes of all `tensors`, which lie on one mesh.
+void scatter(std::span<Distributed> tensors, int64_t root) {
+  const DeviceMesh& mesh = *tensors[0].scattered->mesh();
+  const bool is_root = mesh.rank() == root;
+  PackedMessages messages(mesh.device());
+  for (Distributed& each : tensors) {
+    const Spec& spec = *each.scattered;
+    const auto values_of = [&](const Box& box) { return narrowed(each.source, Box::whole(spec.sizes()), box); };
+    for (const Box& box : spec.boxes()) {
+      each.pieces.push_back(empty_piece(spec, box.sizes, mesh.device()));
+      if (is_root)
+        each.pieces.back().copy_(values_of(box));
+      else
+        messages.receive(root, each.pieces.back());
+    }
+    for (const int64_t rank : mesh.group()->ranks)
+      if (is_root && rank != root)
+        for (const Box& box : spec.layout().boxes(rank)) messages.send(rank, values_of(box));
   }
-  for (const int64_t rank : group.ranks)
-    if (is_root && rank != root)
-      for (const Box& box : spec.layout().boxes(rank)) messages.send(rank, values_of(box));
-  messages.start(group);
+  messages.start(*mesh.group());
   messages.finish();
-  return pieces;
+}
+
+/// scatter() of tensors of at most kBucketBytes at a time, as messages of small parts are packed into buffers.
+void scatter_in_buckets(std::span<Distributed> tensors, int64_t root) {
+  const CommScope scope("distribute_tensor", CommScope::Cause::kProgram);
+  while (!tensors.empty()) {
+    size_t n = 0;
+    for (int64_t n_bytes = 0; n < tensors.size(); ++n) {
+      n_bytes += tensors[n].n_bytes();
+      const bool is_on_first_mesh = tensors[n].scattered->mesh() == tensors[0].scattered->mesh();
+      if (n > 0 && (n_bytes > kBucketBytes || !is_on_first_mesh)) break;
+    }
+    scatter(tensors.first(n), root);
+    tensors = tensors.subspan(n);
+  }
 }
 
 void check_plain(const at::Tensor& tensor) {
@@ -94,8 +121,7 @@ struct Given {
     return {tensor.layout(),    tensor.scalar_type(),   ends_a_gradient(tensor), Dims(tensor.sizes()),
             strides_of(tensor), tensor.requires_grad(), tensor.is_meta()};
   }
-  static Given of(const Facts& facts) {
-    FactReader reader(facts);
+  static Given of(FactReader& reader) {
     const auto layout = static_cast<c10::Layout>(reader.number());
     const auto dtype = static_cast<c10::ScalarType>(reader.number());
     const bool ends_gradient = reader.number() != 0;
@@ -104,10 +130,9 @@ struct Given {
     const bool requires_grad = reader.number() != 0;
     return {layout, dtype, ends_gradient, std::move(sizes), std::move(strides), requires_grad, reader.number() != 0};
   }
-  Facts facts() const {
-    Facts facts("a tensor");
+  void add_to(Facts& facts) const {
     facts.number(static_cast<int64_t>(layout)).number(static_cast<int64_t>(dtype)).number(ends_gradient);
-    return facts.list(sizes).list(strides).number(requires_grad).number(is_on_meta);
+    facts.list(sizes).list(strides).number(requires_grad).number(is_on_meta);
   }
 
   bool is_alike(const Given& other) const {
@@ -120,11 +145,8 @@ struct Given {
   }
 };
 
-/// The root's facts, after the ranks have compared theirs. Collective.
-Given agreed_on(const Given& own, const DeviceMesh& mesh, int64_t root) {
-  const Group& group = *mesh.group();
-  std::vector<Given> all;
-  for (const Facts& facts : agree(group, "distribute_tensor", own.facts())) all.push_back(Given::of(facts));
+/// The root's facts about a tensor, of `all` ranks' facts by group order.
+Given compared(std::vector<Given> all, const Group& group, int64_t root) {
   for (size_t i = 1; i < all.size(); ++i)
     SW_CHECK_VALUE(all[i].is_alike(all[0]),
                    "[distribute_tensor] rank {} gives a tensor {}, but rank {} gives a tensor {}. Give the same shape, "
@@ -139,6 +161,20 @@ Given agreed_on(const Given& own, const DeviceMesh& mesh, int64_t root) {
   return std::move(of_root);
 }
 
+/// The root's facts about each tensor, after the ranks have compared theirs. Collective.
+std::vector<Given> agreed_on(const std::vector<Given>& own, const Group& group, int64_t root) {
+  Facts facts(own.size() == 1 ? "a tensor" : fmt::format("{} tensors", own.size()));
+  for (const Given& each : own) each.add_to(facts);
+  std::vector<std::vector<Given>> by_tensor(own.size());
+  for (const Facts& of_rank : agree(group, "distribute_tensor", facts)) {
+    FactReader reader(of_rank);
+    for (std::vector<Given>& all : by_tensor) all.push_back(Given::of(reader));
+  }
+  std::vector<Given> of_root;
+  for (std::vector<Given>& all : by_tensor) of_root.push_back(compared(std::move(all), group, root));
+  return of_root;
+}
+
 /// The result is a leaf, so a gradient would stop there.
 void check_leaf(const at::Tensor& tensor) {
   TORCH_CHECK(!ends_a_gradient(tensor),
@@ -147,48 +183,80 @@ void check_leaf(const at::Tensor& tensor) {
               "with DTensor.from_local(tensor, mesh, [Replicate()]).redistribute(placements=...).");
 }
 
+/// The global rank of the root.
+int64_t root_at(int64_t place, const DeviceMesh& mesh) {
+  SW_CHECK_VALUE(place >= 0 && place < mesh.size(),
+                 "[distribute_tensor] src_data_rank {} is not a place in the mesh {} of {} ranks. Use a place in [0, "
+                 "{}), or none.",
+                 place, to_string(mesh), mesh.size(), mesh.size());
+  return mesh.grid().ranks[place];
+}
+
+/// Distributes dense tensors, each to its own placements.
+std::vector<at::Tensor> distribute_plain(at::TensorList tensors, const MeshPtr& given_mesh,
+                                         std::vector<Placements> placements, std::optional<int64_t> src_data_rank) {
+  const bool scatters = given_mesh->is_member() && src_data_rank && given_mesh->size() > 1;
+  std::vector<Given> given;
+  for (const at::Tensor& tensor : tensors) given.push_back(Given::of(tensor));
+  int64_t root = given_mesh->rank();
+  if (scatters) {
+    root = root_at(*src_data_rank, *given_mesh);
+    given = agreed_on(given, *given_mesh->group(), root);
+  }
+  std::vector<Distributed> distributed;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& tensor = tensors[i];
+    check_plain(tensor);
+    check_leaf(tensor);
+    const MeshPtr mesh = given[i].is_on_meta ? given_mesh->on_meta() : given_mesh->with_memory();
+    auto spec = Spec::intern(mesh, tensor.sizes(), std::move(placements[i]), given[i].strides, tensor.scalar_type());
+    const bool is_read = root == mesh->rank() && tensor.device().type() != mesh->device_type();
+    distributed.push_back({is_read ? tensor.detach().to(mesh->device()) : tensor.detach(), spec, spec->reduced(),
+                           given[i].requires_grad});
+  }
+  if (scatters) scatter_in_buckets(distributed, root);
+  std::vector<at::Tensor> results;
+  for (auto& [source, spec, scattered, requires_grad, pieces] : distributed) {
+    if (!scatters && given_mesh->is_member()) {
+      auto replicated = spec->replicated();
+      pieces = move(replicated, {source}, scattered);
+      if (scattered == replicated) pieces[0] = empty_piece(*spec, spec->sizes(), source.device()).copy_(source);
+    }
+    results.push_back(wrap(spec, move(scattered, pieces, spec)));
+    if (requires_grad) results.back().set_requires_grad(true);
+  }
+  return results;
+}
+
 }  // namespace
 
-at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& given_mesh, Placements placements,
+at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
                              std::optional<int64_t> src_data_rank) {
-  if (is_dtensor(tensor)) return redistribute(tensor, given_mesh, std::move(placements));
+  if (is_dtensor(tensor)) return redistribute(tensor, mesh, std::move(placements));
   check_has_sizes("distribute_tensor", tensor);
   BelowAutograd guard;
   at::NoGradGuard no_grad;
   if (is_subclass(tensor)) {
     check_leaf(tensor);
-    return distribute_subclass(tensor, given_mesh, std::move(placements));
+    return distribute_subclass(tensor, mesh, std::move(placements));
   }
-  const bool scatters = given_mesh->is_member() && src_data_rank && given_mesh->size() > 1;
-  Given given = Given::of(tensor);
-  int64_t root = given_mesh->rank();
-  if (scatters) {
-    SW_CHECK_VALUE(*src_data_rank >= 0 && *src_data_rank < given_mesh->size(),
-                   "[distribute_tensor] src_data_rank {} is not a place in the mesh {} of {} ranks. Use a place in [0, "
-                   "{}), or none.",
-                   *src_data_rank, to_string(*given_mesh), given_mesh->size(), given_mesh->size());
-    root = given_mesh->grid().ranks[*src_data_rank];
-    given = agreed_on(given, *given_mesh, root);
-  }
-  check_plain(tensor);
-  check_leaf(tensor);
-  const MeshPtr mesh = given.is_on_meta ? given_mesh->on_meta() : given_mesh->with_memory();
-  auto spec = Spec::intern(mesh, tensor.sizes(), std::move(placements), given.strides, tensor.scalar_type());
-  auto scattered = spec->reduced();
-  const bool is_read = root == mesh->rank() && tensor.device().type() != mesh->device_type();
-  const at::Tensor source = is_read ? tensor.detach().to(mesh->device()) : tensor.detach();
+  return distribute_plain(tensor, mesh, {std::move(placements)}, src_data_rank)[0];
+}
 
-  Shards shards;
-  if (scatters) {
-    CommScope scope("distribute_tensor", CommScope::Cause::kProgram);
-    shards = scatter(source, *scattered, root);
-  } else if (mesh->is_member()) {
-    auto replicated = spec->replicated();
-    shards = move(replicated, {source}, scattered);
-    if (scattered == replicated) shards[0] = empty_piece(*spec, spec->sizes(), source.device()).copy_(source);
+std::vector<at::Tensor> replicate_tensors(at::TensorList tensors, const MeshPtr& mesh) {
+  const Placements replicated(mesh->ndim(), Placement::replicate());
+  const auto is_plain = [](const at::Tensor& tensor) {
+    return !is_dtensor(tensor) && !is_subclass(tensor) && tensor.layout() == c10::kStrided;
+  };
+  for (const at::Tensor& tensor : tensors) check_has_sizes("distribute_tensor", tensor);
+  if (std::ranges::all_of(tensors, is_plain) && !tensors.empty()) {
+    BelowAutograd guard;
+    at::NoGradGuard no_grad;
+    return distribute_plain(tensors, mesh, std::vector(tensors.size(), replicated), /*src_data_rank=*/0);
   }
-  at::Tensor result = wrap(spec, move(scattered, shards, spec));
-  return given.requires_grad ? result.set_requires_grad(true) : result;
+  std::vector<at::Tensor> results;
+  for (const at::Tensor& tensor : tensors) results.push_back(distribute_tensor(tensor, mesh, replicated));
+  return results;
 }
 
 }  // namespace shardwise

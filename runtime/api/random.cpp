@@ -11,10 +11,6 @@
 #include "text/check.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Dispatch.h>
-
-#include <algorithm>
-#include <limits>
 
 namespace shardwise {
 namespace {
@@ -56,16 +52,17 @@ void check_drawable(const char* op, const Placements& placements, at::ScalarType
                 c10::toString(dtype));
 }
 
-/// A new tensor after `fill(piece, box, seed)` for each of this rank's pieces.
-template <typename Fill>
-at::Tensor drawn(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype,
-                 const Fill& fill) {
+/// A new tensor, drawn for the operator `op`.
+at::Tensor drawn(const char* op, c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements,
+                 at::ScalarType dtype, const Distribution& distribution) {
+  check_drawable(op, placements, dtype);
   at::Tensor tensor = empty(sizes, mesh, std::move(placements), dtype);
   if (mesh->is_meta()) return tensor;
   const uint64_t seed = next_seed(*mesh);
   BelowAutograd guard;
   const auto* impl = maybe_dtensor(tensor);
-  for (size_t i = 0; i < impl->shards().size(); ++i) fill(impl->shards()[i], impl->spec()->boxes()[i], seed);
+  for (size_t i = 0; i < impl->shards().size(); ++i)
+    fill_box(impl->shards()[i], sizes, impl->spec()->boxes()[i], seed, distribution);
   return tensor;
 }
 
@@ -81,22 +78,11 @@ uint64_t next_seed(const DeviceMesh& mesh, const std::optional<at::Generator>& g
 }
 
 at::Tensor rand(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype) {
-  check_drawable("rand", placements, dtype);
-  return drawn(sizes, mesh, std::move(placements), dtype, [&](const at::Tensor& piece, const Box& box, uint64_t seed) {
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "rand", [&] {
-      fill_box<scalar_t>(piece, sizes, box, seed, each_of_pair([](uint64_t bits) {
-                           return fraction(bits, std::numeric_limits<scalar_t>::digits);
-                         }));
-    });
-  });
+  return drawn("rand", sizes, mesh, std::move(placements), dtype, Uniform{});
 }
 
 at::Tensor randn(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype) {
-  check_drawable("randn", placements, dtype);
-  return drawn(sizes, mesh, std::move(placements), dtype, [&](const at::Tensor& piece, const Box& box, uint64_t seed) {
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "randn",
-                                    [&] { fill_box<scalar_t>(piece, sizes, box, seed, normals_of); });
-  });
+  return drawn("randn", sizes, mesh, std::move(placements), dtype, Normal{});
 }
 
 }  // namespace shardwise

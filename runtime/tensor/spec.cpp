@@ -75,7 +75,10 @@ Spec::Spec(MeshPtr mesh, Layout layout, c10::IntArrayRef strides, c10::ScalarTyp
 
 std::vector<SpecPtr> living_specs() { return SpecTable::global().living(); }
 
-void Spec::release_resources() { SpecTable::global().erase(this, hash_); }
+void Spec::release_resources() {
+  SpecTable::global().erase(this, hash_);
+  mesh_.reset();  // weak pointers, which caches hold, do not keep it
+}
 
 bool Spec::same(const DeviceMesh* mesh, const Layout& layout, c10::IntArrayRef strides, c10::ScalarType dtype) const {
   return mesh_.get() == mesh && dtype_ == dtype && strides == strides_ && layout_ == layout;

@@ -223,6 +223,17 @@ TEST(PlanTest, AMemoryCapCutsExchangesIntoRounds) {
   EXPECT_EQ(numel, box.numel());
 }
 
+TEST(PlanTest, LargeReductionsHoldOneTermAtATime) {
+  const auto n_rounds = [](Dims shape, int64_t n_rows, Placements from, Placements to) {
+    return plan_on(std::move(shape), {n_rows, 1024}, std::move(from), std::move(to)).steps[0].n_rounds;
+  };
+  EXPECT_EQ(n_rounds({4}, 4 * 2048, {P}, {S0}), 1);
+  EXPECT_EQ(n_rounds({4}, 4 * 8192, {P}, {S0}), 3);  // 32 MiB per rank, from three others
+  EXPECT_EQ(n_rounds({2, 2}, 2 * 8192, {P, R}, {S0, R}), 1);
+  EXPECT_EQ(n_rounds({8}, 8 * 4096, {P}, {S0}), 2);
+  EXPECT_EQ(n_rounds({4}, 4 * 8192, {S0}, {S1}), 1);
+}
+
 TEST(PlanTest, LargeMeshesArePlannedOnPaper) {
   const Plan made = plan_on({256, 256}, {1 << 20, 1 << 16}, {S0, S1}, {S1, S0});
   const Summary summary = summarize(made);
