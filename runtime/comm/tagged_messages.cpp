@@ -13,9 +13,9 @@
 namespace shardwise {
 namespace {
 
-constexpr int64_t kMaxSentBytes = 64 << 10;  // above this, the bytes cost more than a second round of messages
+constexpr int64_t kMaxSentBytes = 64 << 10;    // above this, the bytes cost more than a second round of messages
 constexpr int64_t kMaxDoubledBytes = 1 << 20;  // in all rounds; above this, the bytes cost more than more messages
-constexpr int64_t kMaxParts = 1 << 20;       // bytes; above this, a backend that reduces while it receives is faster
+constexpr int64_t kMaxParts = 1 << 20;         // bytes; above this, a backend that reduces while it receives is faster
 
 int tag_of(const Communication& communication, int64_t n_bytes) {
   const auto bits = static_cast<int>(communication.fingerprint(n_bytes) & (kFirstMessageTag - 1));
@@ -73,9 +73,8 @@ void meet_tagged(const Communication& communication, c10d::Backend& backend, con
   const auto bytes = at::empty({group.size()}, at::kByte).split(1);
   const int tag = tag_of(communication, n_bytes);
   const std::vector<at::Tensor> parts(group.size(), bytes[group.index]);
-  run_on_message_thread([&] {
-    wait_for_all(exchange(backend, group, parts, bytes, [=](const at::Tensor&) { return tag; }));
-  });
+  run_on_message_thread(
+      [&] { wait_for_all(exchange(backend, group, parts, bytes, [=](const at::Tensor&) { return tag; })); });
 }
 
 TaggedWorks exchange_tagged(const Communication& communication, c10d::Backend& backend, const Group& group,
