@@ -7,7 +7,8 @@
 
 A step is forward, backward and AdamW (fused) of 4 layers. "by hand" has plain tensors and Megatron-LM's two autograd functions. Shardwise
 runs by its parallel styles (activations within the halves of a layer are plain tensors, or DTensors), and by distribute_module alone;
-torch.distributed.tensor runs by its styles, with plain activations. All sides have the same weights and the same losses.
+torch.distributed.tensor runs by its styles, with plain activations. A compiled graph takes no plain input next to DTensors, so that
+distribute_module alone is left out there. All sides have the same weights and the same losses.
 
 Sides take turns, and a step lasts until the slowest rank is done. Ratios divide by the side by hand. "cpu" is the CPU time of a rank's
 process for a layer, in microseconds, and "adds" what a side adds to it.
@@ -92,9 +93,10 @@ def main():
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--compiled", action="store_true", help="compile each layer by torch.compile")
-    parser.add_argument("--sides", nargs="+", default=list(MAKERS), choices=list(MAKERS), help="the first is the base")
+    parser.add_argument("--sides", nargs="+", choices=list(MAKERS), help="the first is the base")
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     options = parser.parse_args()
+    options.sides = options.sides or [name for name in MAKERS if name != MODULE or not options.compiled]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     figures = {
