@@ -1,4 +1,4 @@
-"""A training step of a transformer of 12 layers under fully_shard on four Gloo ranks: Shardwise and torch's FSDP2 in one run.
+"""A training step of a transformer of 12 layers under fully_shard on four Gloo ranks: Shardwise, torch's FSDP2, and flat buffers by hand.
 
     torchrun --nproc-per-node 4 benchmarks/fully_shard.py --widths 64 128 256 512 --turns 15
 
@@ -7,27 +7,28 @@ done. "cpu" is the CPU time of this rank's process. "peak" is the most bytes of 
 the step, as torch's allocator counts them on rank 0. So it excludes parameters, gradients and the optimizer's state, which are the same on
 both sides. "MB" is received by rank 0 with Shardwise. "bound" is the least it must receive: the parts of the parameters that it lacks, once
 for the forward and once for the backward (not for the outermost group), and the gradients of its part from each other rank. After all steps
-the parameters of both sides are compared.
+the parameters of Shardwise and FSDP2 are compared, and the losses of all sides. "by hand" is flat_parameters.py.
 """
 
 import argparse
 import gc
-import time
 from functools import partial
 
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp as torch_fsdp
 from comparison import aligned
+from flat_parameters import fully_sharded
 from sides import machine_line
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
-from turns import median
+from turns import in_turns, median
 
 import shardwise as sw
 
 N_LAYERS, N_WORDS = 12, 1000
 TARGET_TIME, TARGET_PEAK = 0.8, 1.0
+FSDP2, BY_HAND, OURS = "torch FSDP2", "by hand", "shardwise"
 
 
 class Layer(nn.Module):
@@ -60,44 +61,36 @@ class Transformer(nn.Module):
 
 
 class Side:
-    def __init__(self, fully_shard, mesh, width):
+    """`shard(model)` shards each layer and then the model, and returns the parameters that the optimizer steps."""
+
+    def __init__(self, shard, width):
         torch.manual_seed(0)
         self.model = Transformer(width)
-        for layer in self.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(self.model, mesh=mesh)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.optimizer = torch.optim.AdamW(shard(self.model), lr=1e-3)
 
     def step(self, ids):
         loss = nn.functional.cross_entropy(self.model(ids).flatten(0, 1), ids.roll(1, -1).flatten())
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
+        return loss
+
+
+def each_layer_and_model(fully_shard, mesh, model):
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model.parameters()
 
 
 def sides(width):
     n_ranks = dist.get_world_size()
+    torchs, ours = torch.distributed.init_device_mesh("cpu", (n_ranks,)), sw.init_device_mesh("cpu", (n_ranks,))
     return {
-        "torch FSDP2": Side(torch_fsdp.fully_shard, torch.distributed.init_device_mesh("cpu", (n_ranks,)), width),
-        "shardwise": Side(sw.fully_shard, sw.init_device_mesh("cpu", (n_ranks,)), width),
+        FSDP2: Side(partial(each_layer_and_model, torch_fsdp.fully_shard, torchs), width),
+        BY_HAND: Side(fully_sharded, width),
+        OURS: Side(partial(each_layer_and_model, sw.fully_shard, ours), width),
     }
-
-
-def in_turns(calls, n_turns):
-    """For each side, the milliseconds of each call on the slowest rank, and the CPU milliseconds of this process."""
-    times = torch.empty(2, len(calls), n_turns, dtype=torch.float64)
-    for turn in range(n_turns):
-        for row, call in enumerate(calls.values()):
-            dist.barrier()
-            start = time.perf_counter_ns(), time.process_time_ns()
-            call()
-            dist.barrier()
-            times[0, row, turn] = time.perf_counter_ns() - start[0]
-            times[1, row, turn] = time.process_time_ns() - start[1]
-    dist.all_reduce(times[0], dist.ReduceOp.MAX)
-    dist.all_reduce(times[1], dist.ReduceOp.SUM)
-    times[1] /= dist.get_world_size()
-    return {side: (times[0, row] / 1e6, times[1, row] / 1e6) for row, side in enumerate(calls)}
 
 
 def peak_bytes(call):
@@ -126,31 +119,30 @@ def bound(model):
 
 
 def compared(options, width):
-    both = sides(width)
+    all_sides = sides(width)
     ids = torch.randint(
         N_WORDS, (options.batch, options.length), generator=torch.Generator().manual_seed(dist.get_rank())
     )
-    calls = {name: partial(side.step, ids) for name, side in both.items()}
-    for call in calls.values():
-        call()
-        call()
+    calls = {name: partial(side.step, ids) for name, side in all_sides.items()}
+    losses = [torch.stack([call().detach(), call().detach()]) for call in calls.values()]
+    for other in losses[1:]:
+        torch.testing.assert_close(other, losses[0], rtol=1e-3, atol=1e-3)
     times = in_turns(calls, options.turns)
     with sw.CommDebugMode() as comm:
-        calls["shardwise"]()
-    calls["torch FSDP2"]()
+        calls[OURS]()
+    calls[FSDP2]()
     peaks = {name: peak_bytes(call) for name, call in calls.items()}
-    for ours, theirs in zip(both["shardwise"].model.parameters(), both["torch FSDP2"].model.parameters(), strict=True):
+    for ours, theirs in zip(all_sides[OURS].model.parameters(), all_sides[FSDP2].model.parameters(), strict=True):
         torch.testing.assert_close(ours.full_tensor(), theirs.full_tensor(), rtol=1e-2, atol=1e-3)
     rows = []
-    base, base_cpu = times["torch FSDP2"]
+    base, base_cpu = times[FSDP2]
     for name, (ms, cpu) in times.items():
-        ratios = [f"{statistic(ms.tolist()) / statistic(base.tolist()):.2f}" for statistic in (min, median)]
-        cpu_ratio = f"{median(cpu.tolist()) / median(base_cpu.tolist()):.2f}"
-        own = name == "shardwise"
+        ratios = [f"{statistic(ms) / statistic(base):.2f}" for statistic in (min, median)]
+        own = name == OURS
         rows.append(
-            (width, name, f"{min(ms.tolist()):.1f}", f"{median(ms.tolist()):.1f}", *ratios, f"{median(cpu.tolist()):.1f}", cpu_ratio,
-             f"{peaks[name] / 1e6:.2f}", f"{peaks[name] / peaks['torch FSDP2']:.2f}",
-             f"{comm.bytes_received() / 1e6:.2f}" if own else "-", f"{bound(both[name].model) / 1e6:.2f}" if own else "-")
+            (width, name, f"{min(ms):.1f}", f"{median(ms):.1f}", *ratios, f"{median(cpu):.1f}", f"{median(cpu) / median(base_cpu):.2f}",
+             f"{peaks[name] / 1e6:.2f}", f"{peaks[name] / peaks[FSDP2]:.2f}",
+             f"{comm.bytes_received() / 1e6:.2f}" if own else "-", f"{bound(all_sides[name].model) / 1e6:.2f}" if own else "-")
         )  # fmt: skip
     return rows
 

@@ -54,6 +54,11 @@ class Distributed:
     def to_local(self):
         return self._package.DTensor.to_local
 
+    def redistribute(self, tensor, *dims):
+        """The tensor itself if it is laid out so."""
+        placements = self._placements(dims)
+        return tensor if list(tensor.placements) == placements else tensor.redistribute(placements=placements)
+
     def full_tensor(self):
         """The whole tensor on every rank."""
         return self._package.DTensor.full_tensor

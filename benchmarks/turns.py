@@ -7,20 +7,28 @@ import torch.distributed as dist
 from sides import device
 
 
-def ms_in_turns(calls, repeats):
-    """The milliseconds of each of the `repeats` calls, by side."""
-    times = torch.empty(len(calls), repeats, dtype=torch.float64)
+def in_turns(calls, repeats):
+    """By side, the milliseconds of each of the `repeats` calls, and the CPU milliseconds that they took, as a mean over the ranks."""
+    times = torch.empty(2, len(calls), repeats, dtype=torch.float64)
     synchronize = torch.accelerator.synchronize if device() != "cpu" else lambda: None
     for turn in range(repeats):
         for row, call in enumerate(calls.values()):
             synchronize()
             dist.barrier()
-            start = time.perf_counter_ns()
+            start = time.perf_counter_ns(), time.process_time_ns()
             call()
             synchronize()
-            times[row, turn] = time.perf_counter_ns() - start
-    dist.all_reduce(times, dist.ReduceOp.MAX)
-    return dict(zip(calls, (times / 1e6).tolist(), strict=True))
+            times[0, row, turn] = time.perf_counter_ns() - start[0]
+            times[1, row, turn] = time.process_time_ns() - start[1]
+    dist.all_reduce(times[0], dist.ReduceOp.MAX)
+    dist.all_reduce(times[1], dist.ReduceOp.SUM)
+    times[1] /= dist.get_world_size()
+    return {side: ((times[0, row] / 1e6).tolist(), (times[1, row] / 1e6).tolist()) for row, side in enumerate(calls)}
+
+
+def ms_in_turns(calls, repeats):
+    """The milliseconds of each of the `repeats` calls, by side."""
+    return {side: ms for side, (ms, _) in in_turns(calls, repeats).items()}
 
 
 def best_ms(calls, repeats):

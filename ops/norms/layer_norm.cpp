@@ -94,8 +94,12 @@ Three layer_norm(const at::Tensor& input, c10::IntArrayRef normalized, const May
   }
   const at::Tensor rstd = (variance + eps).rsqrt();
   result.mul_(rstd);
-  if (is_given(weight)) result = result * *weight;
-  if (is_given(bias)) result = result + *bias;
+  if (is_given(weight) && is_given(bias))
+    result = at::addcmul(widened(*bias), result, widened(*weight));
+  else if (is_given(weight))
+    result = result * *weight;
+  else if (is_given(bias))
+    result = result + *bias;
   const at::ScalarType dtype = statistics_dtype(input, weight);
   return {result.to(input.scalar_type()).contiguous(), mean.to(dtype), rstd.to(dtype)};
 }
@@ -109,12 +113,12 @@ Three layer_norm_backward(const at::Tensor& grad, const at::Tensor& input, c10::
                               mask);
   const Rows rows(input, normalized);
   const at::Tensor grads = widened(reduced(grad)), scale = widened(rstd);
-  const at::Tensor unit = (widened(reduced(input)) - widened(mean)) * scale;
+  const at::Tensor unit = (widened(reduced(input)) - widened(mean)).mul_(scale);
   at::Tensor of_input, of_weight, of_bias;
   if (mask[0]) {
     const at::Tensor weighted = is_given(weight) ? grads * *weight : grads;
     const auto [slope, offset] = rows.means(weighted * unit, weighted);
-    of_input = ((weighted - offset - unit * slope) * scale).to(input.scalar_type());
+    of_input = at::addcmul(weighted, unit, slope, -1).sub_(offset).mul_(scale).to(input.scalar_type());
   }
   const at::ScalarType dtype = statistics_dtype(input, weight);
   if (mask[1]) of_weight = rows.over_batch(grads * unit).to(dtype);

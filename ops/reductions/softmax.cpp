@@ -47,7 +47,7 @@ at::Tensor softmax_backward(const at::Tensor& grad, const at::Tensor& output, in
   static const ByRule whole("aten::_softmax_backward_data");
   if (!is_sharded_along(output, dim)) return whole(grad, output, dim, input_dtype);
   const at::Tensor values = widened(reduced(output)), weighted = widened(reduced(grad)) * values;
-  return (weighted - values * total(weighted, dim)).to(input_dtype);
+  return at::addcmul(weighted, values, total(weighted, dim), -1).to(input_dtype);
 }
 
 at::Tensor log_softmax_backward(const at::Tensor& grad, const at::Tensor& output, int64_t dim,
@@ -55,7 +55,7 @@ at::Tensor log_softmax_backward(const at::Tensor& grad, const at::Tensor& output
   static const ByRule whole("aten::_log_softmax_backward_data");
   if (!is_sharded_along(output, dim)) return whole(grad, output, dim, input_dtype);
   const at::Tensor grads = widened(reduced(grad));
-  return (grads - widened(reduced(output)).exp() * total(grads, dim)).to(input_dtype);
+  return at::addcmul(grads, widened(reduced(output)).exp(), total(grads, dim), -1).to(input_dtype);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 namespace shardwise {
 namespace {
@@ -75,7 +76,8 @@ namespace {
 
 class StartedReduction final : public Reduction {
  public:
-  StartedReduction(const Group& group, const at::Tensor& tensor, Reduce reduce)
+  /// `is_awaited`: finish() follows at once.
+  StartedReduction(const Group& group, const at::Tensor& tensor, Reduce reduce, bool is_awaited)
       : group_(group),
         tensor_(tensor),
         reduce_(reduce),
@@ -90,7 +92,13 @@ class StartedReduction final : public Reduction {
     works_ = communication_.launch([&] {
       const auto n_bytes = static_cast<int64_t>(form_.tensor.nbytes());
       if (goes_tagged(*backend_)) {
-        if (goes_whole(group_, n_bytes)) return send_whole();
+        if (goes_doubling(group_, n_bytes)) {
+          doubling_.emplace(group_, form_.tensor, form_.op);
+          if (!is_awaited) return doubling_->start(communication_, *backend_);
+          doubling_->run(communication_, *backend_);
+          doubling_.reset();
+          return TaggedWorks();
+        }
         if (goes_in_parts(n_bytes)) return send_parts();
         meet_tagged(communication_, *backend_, group_, n_bytes);
       }
@@ -103,22 +111,23 @@ class StartedReduction final : public Reduction {
 
   void finish() override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    communication_.wait(works_);
-    if (rows_.defined()) reduce_rows(rows_, form_.op, own_part_);
-    if (!parts_.empty())
+    if (doubling_)
+      communication_.finish([&] {
+        doubling_->finish(communication_, *backend_, std::move(works_));
+        return TaggedWorks();
+      });
+    else
+      communication_.wait(works_);
+    if (!parts_.empty()) {
+      reduce_rows(rows_, form_.op, own_part_);
       communication_.finish([&] { return gather_tagged(communication_, *backend_, group_, own_part_, parts_); });
+    }
     from_reduce_form(form_, tensor_, reduce_, group_.size());
   }
 
  private:
   int64_t n_bytes() const {
     return 2 * static_cast<int64_t>(form_.tensor.nbytes()) * (group_.size() - 1) / group_.size();
-  }
-
-  TaggedWorks send_whole() {
-    own_part_ = form_.tensor;
-    rows_ = at::empty({group_.size(), own_part_.numel()}, own_part_.options());
-    return gather_tagged(communication_, *backend_, group_, own_part_, rows_.unbind());
   }
 
   TaggedWorks send_parts() {
@@ -136,24 +145,29 @@ class StartedReduction final : public Reduction {
   Communication communication_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   TaggedWorks works_;
-  // For tagged messages: the part that this rank reduces, the members' terms of it, and all parts if there are several.
+  std::optional<DoublingReduction> doubling_;
+  // If it goes in parts: the part that this rank reduces, the members' terms of it, and all parts.
   at::Tensor own_part_, rows_;
   std::vector<at::Tensor> parts_;
 };
 
-}  // namespace
-
-std::unique_ptr<Reduction> start_all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce) {
+std::unique_ptr<Reduction> started(const Group& group, const at::Tensor& tensor, Reduce reduce, bool is_awaited) {
   check_contiguous("all_reduce", tensor);
   check_reducible(tensor, reduce);
   if (group.size() == 1 || tensor.numel() == 0 || tensor.is_meta()) return nullptr;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   check_policy("all_reduce");
-  return std::make_unique<StartedReduction>(group, tensor, reduce);
+  return std::make_unique<StartedReduction>(group, tensor, reduce, is_awaited);
+}
+
+}  // namespace
+
+std::unique_ptr<Reduction> start_all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce) {
+  return started(group, tensor, reduce, /*is_awaited=*/false);
 }
 
 void all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce) {
-  if (const auto reduction = start_all_reduce(group, tensor, reduce)) reduction->finish();
+  if (const auto reduction = started(group, tensor, reduce, /*is_awaited=*/true)) reduction->finish();
 }
 
 void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index) {

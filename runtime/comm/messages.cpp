@@ -4,11 +4,13 @@
 #include "runtime/comm/comm_policy.h"
 #include "runtime/comm/communication.h"
 #include "runtime/comm/group_backend.h"
+#include "runtime/comm/message_thread.h"
 #include "runtime/comm/tagged_messages.h"
 #include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -51,16 +53,17 @@ int64_t total_bytes(const ByteMessages& messages) {
 
 using Works = std::vector<Messages::WorkPtr>;
 
-/// Starts the receives first, so that arriving messages have a destination.
+/// Starts a receive and a send in turn, as exchange_tagged() does.
 Works start_each(const Communication& communication, c10d::Backend& backend, const ByteMessages& sends,
                  const ByteMessages& receives) {
   Works works;
-  for (const bool is_send : {false, true})
-    for (const ByteMessage& message : is_send ? sends : receives) {
-      if (message.fill) message.fill();
-      works.push_back(is_send ? send_tagged(communication, backend, message.bytes, message.index)
-                              : receive_tagged(communication, backend, message.bytes, message.index));
-    }
+  for (size_t i = 0; i < std::max(sends.size(), receives.size()); ++i) {
+    if (i < receives.size())
+      works.push_back(receive_tagged(communication, backend, receives[i].bytes, receives[i].index));
+    if (i >= sends.size()) continue;
+    if (sends[i].fill) sends[i].fill();
+    works.push_back(send_tagged(communication, backend, sends[i].bytes, sends[i].index));
+  }
   return works;
 }
 
@@ -132,8 +135,11 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
   if (!traits.delivers)
     for (const ByteMessage& message : incoming) message.bytes.zero_();
   Works works = communication->launch([&] {
-    return traits.groups_messages ? start_grouped(*communication, *backend, outgoing, incoming)
-                                  : start_each(*communication, *backend, outgoing, incoming);
+    if (traits.groups_messages) return start_grouped(*communication, *backend, outgoing, incoming);
+    if (!goes_tagged(*backend)) return start_each(*communication, *backend, outgoing, incoming);
+    Works started;
+    run_on_message_thread([&] { started = start_each(*communication, *backend, outgoing, incoming); });
+    return started;
   });
   std::vector<at::Tensor> tensors;
   for (const ByteMessages* messages : {&outgoing, &incoming})

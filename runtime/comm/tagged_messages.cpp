@@ -2,35 +2,46 @@
 
 #include "runtime/comm/backend_traits.h"
 #include "runtime/comm/group_backend.h"
+#include "runtime/comm/message_thread.h"
 #include "runtime/comm/reduce_dtype.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <bit>
 
 namespace shardwise {
 namespace {
 
-constexpr int64_t kMaxSentBytes = 64 << 10;  // above this, the bytes cost more than a second round of messages
-constexpr int64_t kMaxParts = 1 << 20;       // bytes; above this, a backend that reduces while it receives is faster
+constexpr int64_t kMaxSentBytes = 64 << 10;    // above this, the bytes cost more than a second round of messages
+constexpr int64_t kMaxDoubledBytes = 1 << 20;  // in all rounds; above this, the bytes cost more than more messages
+constexpr int64_t kMaxParts = 1 << 20;         // bytes; above this, a backend that reduces while it receives is faster
 
 int tag_of(const Communication& communication, int64_t n_bytes) {
   const auto bits = static_cast<int>(communication.fingerprint(n_bytes) & (kFirstMessageTag - 1));
   return kFirstMessageTag | bits;
 }
 
-/// Starts the receives first, so that arriving messages have a destination. `tag_of_bytes(bytes)` is the tag of a message.
+/// Starts with the neighbours, and alternates receives and sends: if all ranks began with the same one, its connections would be busy.
+/// `tag_of_bytes(bytes)` is the tag of a message.
 template <class TagOf>
 TaggedWorks exchange(c10d::Backend& backend, const Group& group, const std::vector<at::Tensor>& parts,
                      const std::vector<at::Tensor>& places, const TagOf& tag_of_bytes) {
   TaggedWorks works;
-  for (const bool is_send : {false, true})
-    for (int64_t i = 0; i < group.size(); ++i) {
-      const at::Tensor& tensor = (is_send ? parts : places)[i];
-      if (i == group.index || !tensor.defined() || tensor.numel() == 0) continue;
+  for (int64_t distance = 1; distance < group.size(); ++distance)
+    for (const bool is_send : {false, true}) {
+      const int64_t other = (group.index + (is_send ? distance : group.size() - distance)) % group.size();
+      const at::Tensor& tensor = (is_send ? parts : places)[other];
+      if (!tensor.defined() || tensor.numel() == 0) continue;
       std::vector<at::Tensor> one{bytes_of(tensor)};
-      const int tag = tag_of_bytes(one[0]), other = static_cast<int>(i);
-      works.push_back(is_send ? backend.send(one, other, tag) : backend.recv(one, other, tag));
+      const int tag = tag_of_bytes(one[0]), to = static_cast<int>(other);
+      works.push_back(is_send ? backend.send(one, to, tag) : backend.recv(one, to, tag));
     }
   return works;
+}
+
+void wait_for_all(const TaggedWorks& works) {
+  for (const auto& work : works) work->wait();
 }
 
 }  // namespace
@@ -51,6 +62,10 @@ bool goes_tagged(const c10d::Backend& backend) { return !traits_of(backend).name
 
 bool goes_whole(const Group& group, int64_t n_bytes) { return (group.size() - 1) * n_bytes <= kMaxSentBytes; }
 
+bool goes_doubling(const Group& group, int64_t n_bytes) {
+  return n_bytes * std::bit_width(static_cast<uint64_t>(group.size() - 1)) <= kMaxDoubledBytes;
+}
+
 bool goes_in_parts(int64_t n_bytes) { return n_bytes <= kMaxParts; }
 
 void meet_tagged(const Communication& communication, c10d::Backend& backend, const Group& group, int64_t n_bytes) {
@@ -58,14 +73,18 @@ void meet_tagged(const Communication& communication, c10d::Backend& backend, con
   const auto bytes = at::empty({group.size()}, at::kByte).split(1);
   const int tag = tag_of(communication, n_bytes);
   const std::vector<at::Tensor> parts(group.size(), bytes[group.index]);
-  for (const auto& work : exchange(backend, group, parts, bytes, [=](const at::Tensor&) { return tag; })) work->wait();
+  run_on_message_thread(
+      [&] { wait_for_all(exchange(backend, group, parts, bytes, [=](const at::Tensor&) { return tag; })); });
 }
 
 TaggedWorks exchange_tagged(const Communication& communication, c10d::Backend& backend, const Group& group,
                             const std::vector<at::Tensor>& parts, const std::vector<at::Tensor>& places) {
   const at::Tensor &own = parts[group.index], &place = places[group.index];
-  auto works = exchange(backend, group, parts, places,
-                        [&](const at::Tensor& bytes) { return tag_of(communication, bytes.numel()); });
+  TaggedWorks works;
+  run_on_message_thread([&] {
+    works = exchange(backend, group, parts, places,
+                     [&](const at::Tensor& bytes) { return tag_of(communication, bytes.numel()); });
+  });
   if (own.defined() && place.defined() && place.data_ptr() != own.data_ptr()) place.copy_(own.view_as(place));
   return works;
 }
@@ -73,6 +92,51 @@ TaggedWorks exchange_tagged(const Communication& communication, c10d::Backend& b
 TaggedWorks gather_tagged(const Communication& communication, c10d::Backend& backend, const Group& group,
                           const at::Tensor& own, const std::vector<at::Tensor>& places) {
   return exchange_tagged(communication, backend, group, std::vector<at::Tensor>(group.size(), own), places);
+}
+
+DoublingReduction::DoublingReduction(const Group& group, const at::Tensor& total, c10d::ReduceOp::RedOpType op)
+    : total_(total), other_(at::empty_like(total)), op_(op) {
+  const int64_t n = group.size(), index = group.index;
+  const int64_t n_doubling = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(n)));
+  if (index >= n_doubling) {
+    rounds_ = {{index - n_doubling, /*sends=*/true, nullptr}, {index - n_doubling, /*sends=*/false, &total_}};
+    return;
+  }
+  const bool has_guest = index + n_doubling < n;
+  if (has_guest) rounds_.push_back({index + n_doubling, /*sends=*/false, &other_});
+  for (int64_t step = 1; step < n_doubling; step *= 2) rounds_.push_back({index ^ step, /*sends=*/true, &other_});
+  if (has_guest) rounds_.push_back({index + n_doubling, /*sends=*/true, nullptr});
+}
+
+TaggedWorks DoublingReduction::start_round(const Communication& communication, c10d::Backend& backend) const {
+  const Round& round = rounds_[next_];
+  TaggedWorks works;
+  if (round.place) works.push_back(receive_tagged(communication, backend, bytes_of(*round.place), round.partner));
+  if (round.sends) works.push_back(send_tagged(communication, backend, bytes_of(total_), round.partner));
+  return works;
+}
+
+void DoublingReduction::finish_rounds(const Communication& communication, c10d::Backend& backend, TaggedWorks works) {
+  for (;;) {
+    wait_for_all(works);
+    if (rounds_[next_].place == &other_) accumulate(total_, other_, op_);
+    if (++next_ == rounds_.size()) return;
+    works = start_round(communication, backend);
+  }
+}
+
+TaggedWorks DoublingReduction::start(const Communication& communication, c10d::Backend& backend) {
+  TaggedWorks works;
+  run_on_message_thread([&] { works = start_round(communication, backend); });
+  return works;
+}
+
+void DoublingReduction::finish(const Communication& communication, c10d::Backend& backend, TaggedWorks works) {
+  run_on_message_thread([&] { finish_rounds(communication, backend, std::move(works)); });
+}
+
+void DoublingReduction::run(const Communication& communication, c10d::Backend& backend) {
+  run_on_message_thread([&] { finish_rounds(communication, backend, start_round(communication, backend)); });
 }
 
 void reduce_rows(const at::Tensor& rows, c10d::ReduceOp::RedOpType op, const at::Tensor& result) {

@@ -3,7 +3,7 @@
 // A backend that matches messages by tag never receives a message of another call, operator or length (Communication::fingerprint): both
 // ends wait, and fail at the timeout. Gloo's own collectives carry no tag: when two different ones meet, values are wrong, or the process
 // ends if lengths differ. So over Gloo most collectives are sent as tagged messages, and the ranks meet before a long reduction or
-// broadcast.
+// broadcast. Tagged messages are written by a thread of their own: Note [Messages have a thread].
 #pragma once
 
 #include "runtime/comm/communication.h"
@@ -28,6 +28,8 @@ Communication::WorkPtr receive_tagged(const Communication& communication, c10d::
 bool goes_tagged(const c10d::Backend& backend);
 /// True if each member sends all its `n_bytes` to each other one: a single round, for short messages.
 bool goes_whole(const Group& group, int64_t n_bytes);
+/// True if a reduction goes by DoublingReduction, for short tensors.
+bool goes_doubling(const Group& group, int64_t n_bytes);
 /// True if a longer reduction sends its parts to the members that reduce them, and then the results to all: two rounds, and no more bytes
 /// than needed.
 bool goes_in_parts(int64_t n_bytes);
@@ -45,6 +47,38 @@ TaggedWorks exchange_tagged(const Communication& communication, c10d::Backend& b
 /// exchange_tagged() of one part for all members.
 TaggedWorks gather_tagged(const Communication& communication, c10d::Backend& backend, const Group& group,
                           const at::Tensor& own, const std::vector<at::Tensor>& places);
+
+/// A reduction to all members in rounds (recursive doubling: Optimization of Collective Communication Operations in MPICH, 2005). In the round
+/// of step s = 1, 2, 4, ... member i exchanges its total so far with member i ^ s. So a member sends log2(n) messages, and all members get the
+/// same bits. If n is no power of two, the last members give their terms to others first, and get the result from them.
+class DoublingReduction {
+ public:
+  /// `total`, contiguous: this member's term; the result when all rounds have finished.
+  DoublingReduction(const Group& group, const at::Tensor& total, c10d::ReduceOp::RedOpType op);
+  DoublingReduction(const DoublingReduction&) = delete;
+  DoublingReduction& operator=(const DoublingReduction&) = delete;
+
+  /// Starts the first round. finish() waits for its works and carries out the other rounds.
+  TaggedWorks start(const Communication& communication, c10d::Backend& backend);
+  void finish(const Communication& communication, c10d::Backend& backend, TaggedWorks works);
+  /// Both at once.
+  void run(const Communication& communication, c10d::Backend& backend);
+
+ private:
+  TaggedWorks start_round(const Communication& communication, c10d::Backend& backend) const;
+  void finish_rounds(const Communication& communication, c10d::Backend& backend, TaggedWorks works);
+
+  struct Round {
+    int64_t partner;
+    bool sends;
+    const at::Tensor* place;  // of the partner's total; null if it sends none
+  };
+  at::Tensor total_, other_;
+  c10d::ReduceOp::RedOpType op_;
+  std::vector<Round> rounds_;
+  size_t next_ = 0;
+};
+
 /// Reduces the rows into flat `result`, in order, so that all ranks get the same bits.
 void reduce_rows(const at::Tensor& rows, c10d::ReduceOp::RedOpType op, const at::Tensor& result);
 

@@ -83,7 +83,7 @@ class StartedMove final : public PendingMove {
       return;
     }
     if (!moving_.next().step.has_boxes()) {
-      reductions_ = moving_.start_in_place();
+      reductions_ = moving_.start_reduction();
       return;
     }
     last_.emplace(moving_.begin());

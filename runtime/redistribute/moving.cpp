@@ -64,19 +64,20 @@ void Moving::arrive(Shards pieces) {
 }
 
 void Moving::run_in_place() {
-  for (const auto& reduction : start_in_place()) reduction->finish();
-}
-
-std::vector<std::unique_ptr<Reduction>> Moving::start_in_place() {
-  std::vector<std::unique_ptr<Reduction>> reductions;
   if (next().step.combines_terms()) {
-    for (const at::Tensor& flat : begin_reduction())
-      if (auto reduction = start_all_reduce(*reducing_group(), flat, next().step.reduce))
-        reductions.push_back(std::move(reduction));
+    for (const at::Tensor& flat : begin_reduction()) all_reduce(*reducing_group(), flat, next().step.reduce);
   } else {
     own();
     make_partial(next());
   }
+  ++next_;
+}
+
+std::vector<std::unique_ptr<Reduction>> Moving::start_reduction() {
+  std::vector<std::unique_ptr<Reduction>> reductions;
+  for (const at::Tensor& flat : begin_reduction())
+    if (auto reduction = start_all_reduce(*reducing_group(), flat, next().step.reduce))
+      reductions.push_back(std::move(reduction));
   ++next_;
   return reductions;
 }

@@ -47,8 +47,8 @@ class Moving {
 
   /// Runs the next step. Pre: it is not an exchange of boxes.
   void run_in_place();
-  /// Like run_in_place(), but does not wait for the end of an all-reduce.
-  std::vector<std::unique_ptr<Reduction>> start_in_place();
+  /// Starts the next step, an all-reduce.
+  std::vector<std::unique_ptr<Reduction>> start_reduction();
 
   /// The group of the next step, an all-reduce.
   const GroupPtr& reducing_group() const {

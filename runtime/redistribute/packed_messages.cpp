@@ -2,6 +2,8 @@
 
 #include "runtime/redistribute/buffers.h"
 
+#include <iterator>
+
 namespace shardwise {
 namespace {
 
@@ -109,15 +111,20 @@ Message PackedMessages::unpacked(int64_t rank, const std::vector<IncomingPart>& 
 
 void PackedMessages::start(const Group& group, bool by_all, const std::function<const char*()>& pattern) {
   std::vector<Message> sends, receives;
-  for (const auto& [rank, all] : receives_)
-    for (const auto& parts : by_message(all)) receives.push_back(unpacked(rank, parts));
-  const auto next = sends_.upper_bound(group.ranks[group.index]);
-  const auto post = [&](auto begin, auto end) {
+  const int64_t own = group.ranks[group.index];
+  const auto receive = [&](auto begin, auto end) {
+    for (auto it = begin; it != end; ++it)
+      for (const auto& parts : by_message(it->second)) receives.push_back(unpacked(it->first, parts));
+  };
+  const auto send = [&](auto begin, auto end) {
     for (auto it = begin; it != end; ++it)
       for (const auto& parts : by_message(it->second)) sends.push_back(packed(it->first, parts));
   };
-  post(next, sends_.end());
-  post(sends_.begin(), next);
+  // From the neighbours on, upwards and downwards, so that not all ranks begin with the same one.
+  send(sends_.upper_bound(own), sends_.end());
+  send(sends_.begin(), sends_.upper_bound(own));
+  receive(std::make_reverse_iterator(receives_.lower_bound(own)), receives_.rend());
+  receive(receives_.rbegin(), std::make_reverse_iterator(receives_.lower_bound(own)));
   messages_ = exchange(group, device_, std::move(sends), std::move(receives), by_all, pattern);
 }
 

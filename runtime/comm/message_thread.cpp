@@ -1,0 +1,86 @@
+#include "runtime/comm/message_thread.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/ParallelGuard.h>
+#include <c10/util/thread_name.h>
+
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace shardwise {
+namespace {
+
+/// Shared by the thread that has jobs and the thread that runs them, whichever ends last.
+class Jobs {
+ public:
+  void run(const std::function<void()>& job) {
+    std::unique_lock lock(mutex_);
+    job_ = &job;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return job_ == nullptr; });
+    if (const auto error = std::exchange(error_, nullptr)) std::rethrow_exception(error);
+  }
+
+  void serve() {
+    c10::setThreadName("shardwise_comm");
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const c10::ParallelGuard alone(true);
+    for (std::unique_lock lock(mutex_);;) {
+      changed_.wait(lock, [&] { return job_ != nullptr || is_closed_; });
+      if (is_closed_) return;
+      lock.unlock();
+      std::exception_ptr error;
+      try {
+        (*job_)();
+      } catch (...) {
+        error = std::current_exception();
+      }
+      lock.lock();
+      error_ = std::move(error);
+      job_ = nullptr;
+      changed_.notify_all();
+    }
+  }
+
+  void close() {
+    const std::lock_guard lock(mutex_);
+    is_closed_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  const std::function<void()>* job_ = nullptr;
+  std::exception_ptr error_;
+  bool is_closed_ = false;
+};
+
+/// Detached, not joined: a forked process has this object without its thread.
+class MessageThread {
+ public:
+  MessageThread() {
+    std::thread([jobs = jobs_] { jobs->serve(); }).detach();
+  }
+  ~MessageThread() { jobs_->close(); }
+  MessageThread(const MessageThread&) = delete;
+  MessageThread& operator=(const MessageThread&) = delete;
+
+  Jobs& jobs() { return *jobs_; }
+
+ private:
+  std::shared_ptr<Jobs> jobs_ = std::make_shared<Jobs>();
+};
+
+}  // namespace
+
+void run_on_message_thread(const std::function<void()>& job) {
+  thread_local MessageThread thread;
+  thread.jobs().run(job);
+}
+
+}  // namespace shardwise
