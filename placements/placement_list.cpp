@@ -68,6 +68,12 @@ std::vector<int64_t> mesh_dims_that_differ(c10::ArrayRef<Placement> placements) 
   return mesh_dims_where(placements, [](const Placement& each) { return !each.is_whole(); });
 }
 
+bool hold_alike(c10::ArrayRef<Placement> a, c10::ArrayRef<Placement> b, c10::IntArrayRef mesh_shape) {
+  for (size_t m = 0; m < mesh_shape.size(); ++m)
+    if (!(a[m] == b[m]) && (mesh_shape[m] > 1 || a[m].places_boxes() || b[m].places_boxes())) return false;
+  return true;
+}
+
 Dims first_replica(c10::ArrayRef<Placement> placements, c10::IntArrayRef coord) {
   Dims first(coord);
   for (size_t m = 0; m < placements.size(); ++m)

@@ -57,6 +57,9 @@ std::vector<int64_t> mesh_dims_with_terms(c10::ArrayRef<Placement> placements);
 /// The mesh dims along which ranks hold different values: parts or terms. Along all others they are replicas.
 std::vector<int64_t> mesh_dims_that_differ(c10::ArrayRef<Placement> placements);
 
+/// True if each rank of a mesh of this shape holds the same under both: they differ only along mesh dims of one rank, which divide nothing.
+bool hold_alike(c10::ArrayRef<Placement> a, c10::ArrayRef<Placement> b, c10::IntArrayRef mesh_shape);
+
 /// The coordinate of the first rank that holds the same values as the rank at `coord`.
 Dims first_replica(c10::ArrayRef<Placement> placements, c10::IntArrayRef coord);
 

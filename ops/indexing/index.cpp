@@ -34,21 +34,21 @@ std::vector<int64_t> sizes_at(const at::Tensor& self, c10::IntArrayRef dims) {
 // Kernels of plain tensors.
 
 at::Tensor& compute_put_(at::Tensor& self, at::TensorList indices, const at::Tensor& values, c10::IntArrayRef dims,
-                         c10::IntArrayRef firsts, c10::IntArrayRef sizes, bool accumulate) {
-  put_window(self, indices, values, dims, firsts, sizes, accumulate);
+                         c10::IntArrayRef firsts, c10::IntArrayRef sizes, bool from_end, bool accumulate) {
+  put_window(self, indices, values, dims, firsts, sizes, from_end, accumulate);
   return self;
 }
 
 at::Tensor compute_put(const at::Tensor& self, at::TensorList indices, const at::Tensor& values, c10::IntArrayRef dims,
-                       c10::IntArrayRef firsts, c10::IntArrayRef sizes, bool accumulate) {
+                       c10::IntArrayRef firsts, c10::IntArrayRef sizes, bool from_end, bool accumulate) {
   at::Tensor result = self.clone();
-  return compute_put_(result, indices, values, dims, firsts, sizes, accumulate);
+  return compute_put_(result, indices, values, dims, firsts, sizes, from_end, accumulate);
 }
 
-at::Tensor call_index(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims) {
+at::Tensor call_index(const at::Tensor& self, const Indexed& at) {
   static const auto op = operator_of<decltype(index_window)>("shardwise::index");
-  const std::vector<int64_t> firsts(dims.size());
-  return op.call(self, indices, dims, firsts, sizes_at(self, dims));
+  const std::vector<int64_t> firsts(at.dims.size());
+  return op.call(self, at.indices, at.dims, firsts, sizes_at(self, at.dims), at.from_end);
 }
 
 // Rules of the operators.
@@ -117,19 +117,21 @@ at::Tensor index_grad(const at::Tensor& grad, const Indexed& at, const SpecPtr& 
     return in_pieces_of(*source, sum);
   });
   carry_tangent(grad, result, [&](const at::Tensor& tangent) { return index_grad(tangent, at, source); });
-  return with_derivative(
-      grad, result, at.indices, "IndexBackwardBackward",
-      [dims = at.dims](const at::Tensor& outer, const variable_list& saved) { return look_up(outer, {saved, dims}); });
+  return with_derivative(grad, result, at.indices, "IndexBackwardBackward",
+                         [dims = at.dims, from_end = at.from_end](const at::Tensor& outer, const variable_list& saved) {
+                           return look_up(outer, {saved, dims, from_end});
+                         });
 }
 
 at::Tensor differentiable_index(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims,
-                                c10::IntArrayRef /*firsts*/, c10::IntArrayRef /*sizes*/) {
-  const at::Tensor result = below_derivatives([&] { return call_index(self, indices, dims); });
-  carry_tangent(self, result, [&](const at::Tensor& tangent) { return look_up(tangent, {indices.vec(), dims.vec()}); });
+                                c10::IntArrayRef /*firsts*/, c10::IntArrayRef /*sizes*/, bool from_end) {
+  const Indexed at{indices.vec(), dims.vec(), from_end};
+  const at::Tensor result = below_derivatives([&] { return call_index(self, at); });
+  carry_tangent(self, result, [&](const at::Tensor& tangent) { return look_up(tangent, at); });
   return with_derivative(
-      self, result, indices.vec(), "IndexBackward",
-      [source = spec_of(self), dims = dims.vec()](const at::Tensor& grad, const variable_list& saved) {
-        return index_grad(grad, {saved, dims}, source);
+      self, result, at.indices, "IndexBackward",
+      [source = spec_of(self), dims = at.dims, from_end](const at::Tensor& grad, const variable_list& saved) {
+        return index_grad(grad, {saved, dims, from_end}, source);
       });
 }
 
@@ -284,12 +286,12 @@ Indexed indexed(const char* op, const at::Tensor& self, const c10::List<std::opt
   return at;
 }
 
-at::Tensor look_up(const at::Tensor& self, const Indexed& at) { return call_index(self, at.indices, at.dims); }
+at::Tensor look_up(const at::Tensor& self, const Indexed& at) { return call_index(self, at); }
 
 at::Tensor put(const at::Tensor& self, const Indexed& at, const at::Tensor& values, bool accumulate) {
   static const auto op = operator_of<decltype(compute_put)>("shardwise::put");
   const std::vector<int64_t> firsts(at.dims.size());
-  return op.call(self, at.indices, values, at.dims, firsts, sizes_at(self, at.dims), accumulate);
+  return op.call(self, at.indices, values, at.dims, firsts, sizes_at(self, at.dims), at.from_end, accumulate);
 }
 
 void put_(at::Tensor self, const Indexed& at, const at::Tensor& values, bool accumulate) {
@@ -300,19 +302,23 @@ void put_(at::Tensor self, const Indexed& at, const at::Tensor& values, bool acc
   }
   static const auto op = operator_of<decltype(compute_put_)>("shardwise::put_");
   const std::vector<int64_t> firsts(at.dims.size());
-  op.call(self, at.indices, values, at.dims, firsts, sizes_at(self, at.dims), accumulate);
+  op.call(self, at.indices, values, at.dims, firsts, sizes_at(self, at.dims), at.from_end, accumulate);
 }
 
 void register_index(RuleTable& table) {
-  define_operator("index(Tensor self, Tensor[] indices, int[] dims, int[] firsts, int[] sizes) -> Tensor",
-                  {.compute = &index_window, .derivative = &differentiable_index});
   define_operator(
-      "put(Tensor self, Tensor[] indices, Tensor values, int[] dims, int[] firsts, int[] sizes, bool accumulate) -> "
+      "index(Tensor self, Tensor[] indices, int[] dims, int[] firsts, int[] sizes, bool from_end) -> Tensor",
+      {.compute = &index_window, .derivative = &differentiable_index});
+  define_operator(
+      "put(Tensor self, Tensor[] indices, Tensor values, int[] dims, int[] firsts, int[] sizes, bool from_end, bool "
+      "accumulate) "
+      "-> "
       "Tensor",
       {&compute_put});
   define_operator(
-      "put_(Tensor(a!) self, Tensor[] indices, Tensor values, int[] dims, int[] firsts, int[] sizes, bool accumulate) "
-      "-> Tensor(a!)",
+      "put_(Tensor(a!) self, Tensor[] indices, Tensor values, int[] dims, int[] firsts, int[] sizes, bool from_end, "
+      "bool "
+      "accumulate) -> Tensor(a!)",
       {&compute_put_});
   table.add("shardwise::index", Rule("index", describe_index).linear_in_first().localized(localize_index));
   table.add({"shardwise::put", "shardwise::put_"}, Rule("put", describe_put).localized(localize_index));

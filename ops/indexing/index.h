@@ -9,6 +9,7 @@ namespace shardwise {
 struct Indexed {
   std::vector<at::Tensor> indices;
   std::vector<int64_t> dims;  // ascending
+  bool from_end = true;       // indices may be negative, and then count from the end
 
   /// The sizes of self[indices]. Throws: c10::IndexError for indices that do not broadcast together.
   std::vector<int64_t> sizes_of(const at::Tensor& self) const;

@@ -24,7 +24,7 @@ Indexed along(const char* op, const at::Tensor& self, int64_t of_dim, const at::
   const at::Tensor vector = at_least_1d(index_operand(op, index, spec_of(self)->mesh()));
   const int64_t size = self.dim() == 0 ? 1 : self.size(dim);
   check_indices(op, vector, dim, may_be_negative ? -size : 0, size);
-  return {{vector}, {dim}};
+  return {{vector}, {dim}, may_be_negative};
 }
 
 at::Tensor index_select(const at::Tensor& self, int64_t dim, const at::Tensor& index) {

@@ -24,7 +24,7 @@ std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index,
                                                     std::optional<int64_t> ignored = std::nullopt);
 
 /// Throws: c10::IndexError naming the worst index if one is not in [lowest, size), on all ranks alike. `lowest`: -size if the operator accepts
-/// negative indices, else 0.
+/// negative indices, else 0. On a mesh of one rank torch's kernel throws instead.
 void check_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest, int64_t size);
 
 /// Throws: c10::Error, as torch's gather and scatter do, if an index is not in [0, size).

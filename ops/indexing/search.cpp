@@ -1,10 +1,13 @@
 // ops/indexing/search.cpp: searchsorted, bucketize, isin, histc, unique, one_hot and count_nonzero.
 #include "ops/families.h"
+#include "ops/indexing/index_operand.h"
+#include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
+#include "ops/support/own_operator.h"
 #include "runtime/api/dtensor.h"
 #include "text/check.h"
 
-#include <ATen/ops/arange.h>
+#include <ATen/ops/one_hot.h>
 
 namespace shardwise {
 namespace {
@@ -45,23 +48,24 @@ void describe_histc(const OpCall& call, Signature& signature) {
   signature.outputs = {{Axis{}}};
 }
 
-/// Compares with every class: torch's one_hot scatters into plain zeros.
+at::Tensor compute_one_hot(const at::Tensor& self, int64_t n_classes) { return at::one_hot(self, n_classes); }
+
+/// torch's one_hot of all values would scatter into plain zeros, so each rank calls it for its own.
 at::Tensor one_hot(const at::Tensor& self, int64_t n_classes) {
+  static const auto op = operator_of<decltype(compute_one_hot)>("shardwise::one_hot");
   TORCH_CHECK(self.scalar_type() == at::kLong,
               "[aten::one_hot] one_hot is only applicable to index tensor of type LongTensor.");
   TORCH_CHECK(self.numel() > 0 || n_classes > 0,
               "[aten::one_hot] Can not infer total number of classes from empty tensor.");
-  const SpecPtr& spec = spec_of(self);
-  if (self.numel() > 0) {
-    TORCH_CHECK(self.min().item<int64_t>() >= 0, "[aten::one_hot] Class values must be non-negative.");
-    const int64_t highest = self.max().item<int64_t>();
-    SW_CHECK(n_classes < 0 || highest < n_classes,
-             "[aten::one_hot] Class values must be smaller than num_classes: {} is not smaller than {}.", highest,
+  const at::Tensor classes = reduced(self);
+  if (const auto range = range_of(classes)) {
+    TORCH_CHECK(range->first >= 0, "[aten::one_hot] Class values must be non-negative.");
+    SW_CHECK(n_classes < 0 || range->second < n_classes,
+             "[aten::one_hot] Class values must be smaller than num_classes: {} is not smaller than {}.", range->second,
              n_classes);
-    if (n_classes < 0) n_classes = highest + 1;
+    if (n_classes < 0) n_classes = range->second + 1;
   }
-  const at::Tensor classes = at::arange(n_classes, at::TensorOptions().dtype(at::kLong).device(self.device()));
-  return self.unsqueeze(-1).eq(replica_of(classes, spec->mesh())).to(at::kLong);
+  return op.call(classes, n_classes < 0 ? classes.max().item<int64_t>() + 1 : n_classes);
 }
 
 }  // namespace
@@ -77,6 +81,9 @@ void register_search(RuleTable& table) {
              "aten::unique_dim_consecutive", "aten::histogram.bins_tensor", "aten::histogram.bin_ct"},
             Rule::gathered());
   add_torch_compositions({"count_nonzero"});
+  define_operator("one_hot(Tensor self, int n_classes) -> Tensor",
+                  {.compute = &compute_one_hot, .traced = &compute_one_hot});
+  table.add("shardwise::one_hot", Rule("…->…_"));
   add_composition("one_hot", &one_hot);
 }
 

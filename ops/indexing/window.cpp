@@ -46,6 +46,19 @@ c10::List<std::optional<at::Tensor>> listed(int64_t n_dims, at::TensorList indic
   return list;
 }
 
+/// True for a vector of places in one dim, for which torch has faster kernels.
+bool is_along_dim(at::TensorList indices, bool from_end) {
+  return !from_end && indices.size() == 1 && indices[0].dim() == 1;
+}
+
+at::Tensor looked_up(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims, bool from_end) {
+  if (!is_along_dim(indices, from_end)) return at::index(self, listed(self.dim(), indices, dims));
+  if (!self.is_meta()) return self.index_select(dims[0], indices[0]);
+  std::vector<int64_t> sizes = self.sizes().vec();  // torch has no meta kernel in C++
+  sizes[dims[0]] = indices[0].numel();
+  return self.new_empty(sizes);
+}
+
 std::vector<int64_t> sizes_of_result(const at::Tensor& self, const ResultDims& dims, c10::IntArrayRef batch) {
   std::vector<int64_t> sizes;
   for (size_t i = 0; i < dims.of_self.size(); ++i)
@@ -98,8 +111,8 @@ ResultDims::ResultDims(int64_t n_dims, c10::IntArrayRef indexed, int64_t n_batch
 }
 
 at::Tensor index_window(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims, c10::IntArrayRef firsts,
-                        c10::IntArrayRef sizes) {
-  if (is_whole(self, dims, sizes)) return at::index(self, listed(self.dim(), indices, dims));
+                        c10::IntArrayRef sizes, bool from_end) {
+  if (is_whole(self, dims, sizes)) return looked_up(self, indices, dims, from_end);
   FoundAll found(self, indices, dims, firsts, sizes);
   const ResultDims result_dims(self.dim(), dims, found.is_here.dim());
   if (self.numel() == 0 || found.is_here.numel() == 0)
@@ -109,13 +122,19 @@ at::Tensor index_window(const at::Tensor& self, at::TensorList indices, c10::Int
   for (int64_t i = result_dims.batch_begin + found.is_here.dim(); i < static_cast<int64_t>(result_dims.of_self.size());
        ++i)
     is_elsewhere = is_elsewhere.unsqueeze(-1);
-  return at::index(self, listed(self.dim(), found.places, dims)).masked_fill_(is_elsewhere, 0);
+  return looked_up(self, found.places, dims, from_end).masked_fill_(is_elsewhere, 0);
 }
 
 void put_window(const at::Tensor& self, at::TensorList indices, const at::Tensor& values, c10::IntArrayRef dims,
-                c10::IntArrayRef firsts, c10::IntArrayRef sizes, bool accumulate) {
+                c10::IntArrayRef firsts, c10::IntArrayRef sizes, bool from_end, bool accumulate) {
   if (is_whole(self, dims, sizes)) {
-    self.index_put_(listed(self.dim(), indices, dims), values, accumulate);
+    // torch's meta kernels of index_add and index_copy refuse tensors without indices
+    if (!is_along_dim(indices, from_end) || values.dim() != self.dim() || self.is_meta())
+      self.index_put_(listed(self.dim(), indices, dims), values, accumulate);
+    else if (accumulate)
+      self.index_add_(dims[0], indices[0], values);
+    else
+      self.index_copy_(dims[0], indices[0], values);
     return;
   }
   if (self.numel() == 0 || self.is_meta()) return;

@@ -22,14 +22,14 @@ struct ResultDims {
   int64_t batch_begin = 0;
 };
 
-/// self[..., indices[i] at dims[i], ...]. Negative indices count from the end. Pre: `dims` ascend; indices are in range
-/// of `sizes`. `firsts`, `sizes`: one per indexed dim.
+/// self[..., indices[i] at dims[i], ...]. Pre: `dims` ascend; indices are in range of `sizes`. `firsts`, `sizes`: one per indexed dim. `from_end`:
+/// indices may be negative, and then count from the end.
 at::Tensor index_window(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims, c10::IntArrayRef firsts,
-                        c10::IntArrayRef sizes);
+                        c10::IntArrayRef sizes, bool from_end);
 
 /// self[..., indices[i] at dims[i], ...] = values, or += if `accumulate`. Pre: values broadcast to the indexed elements.
 void put_window(const at::Tensor& self, at::TensorList indices, const at::Tensor& values, c10::IntArrayRef dims,
-                c10::IntArrayRef firsts, c10::IntArrayRef sizes, bool accumulate);
+                c10::IntArrayRef firsts, c10::IntArrayRef sizes, bool from_end, bool accumulate);
 
 /// at::gather(). Pre: other dims are of equal extent; indices are in [0, size).
 at::Tensor gather_window(const at::Tensor& self, const at::Tensor& index, int64_t dim, int64_t first, int64_t size);

@@ -3,6 +3,7 @@
 // A slice of a sharded dim keeps the chosen elements of each shard; nothing moves. Selecting an index of a sharded dim
 // is a slice of one element, which is then broadcast along that mesh dim.
 #include "ops/families.h"
+#include "ops/support/by_rule.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "placements/placement_list.h"
@@ -10,16 +11,23 @@
 #include "runtime/dispatch/view_call.h"
 #include "runtime/dispatch/view_replay.h"
 #include "runtime/rules/propagate.h"
+#include "runtime/tensor/below_autograd.h"
 #include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/WrapDimMinimal.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 
 namespace shardwise {
 namespace {
+
+using torch::autograd::variable_list;
 
 /// start:end:step of one dim, as the user passed it.
 struct Range {
@@ -65,6 +73,16 @@ std::optional<Propagation> place(const OpCall& call) {
   return placed(call, spec, spec->layout().resized(chosen.dim(), [&](int64_t index) { return chosen.before(index); }));
 }
 
+/// A selected dim is whole, and dropped.
+void describe_select(const OpCall& call, Signature& signature) {
+  Axes axes = signature.add_factors(call.operands[0].sizes);
+  const int64_t dim = c10::maybe_wrap_dim(call.arg("dim").toInt(), static_cast<int64_t>(axes.size()));
+  signature.factors[dim].is_whole = true;
+  signature.inputs = {axes};
+  axes.erase(axes.begin() + dim);
+  signature.outputs = {axes};
+}
+
 /// The chosen elements of this rank's shard.
 void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
   const Chosen chosen(local.call);
@@ -75,38 +93,133 @@ void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
   args[local.call.op.arg_index("end")] = kept.length() == 0 ? 0 : start + (kept.length() - 1) * chosen.step() + 1;
 }
 
-/// Zeros with the base's layout, and `grad` in the slice. If the base is replicated and the gradient is Partial(sum), the result is Partial(sum).
-at::Tensor spread(const at::Tensor& grad, const Spec& base, const Range& range) {
+const at::Tensor& first_defined(const variable_list& grads) {
+  return *std::ranges::find_if(grads, [](const at::Tensor& grad) { return grad.defined(); });
+}
+
+/// The gradient of a base from gradients of slices of it: zeros with its layout, and each gradient in its slice. If the base is replicated and a
+/// gradient is Partial(sum), the result is Partial(sum). `fills`: the slices cover the base, and all have a gradient.
+at::Tensor spread(const variable_list& grads, const Spec& base, c10::ArrayRef<Range> ranges, bool fills) {
+  const at::Tensor& any = first_defined(grads);
   Placements placements = without_partial(base.placements());
-  for (size_t m = 0; m < placements.size(); ++m) {
-    const Placement& of_grad = spec_of(grad)->placements()[m];
-    if (placements[m].is_whole() && of_grad.terms() == Reduce::kSum) placements[m] = of_grad;
+  for (const at::Tensor& grad : grads) {
+    if (!grad.defined()) continue;
+    const SpecPtr& of_grad = spec_of(grad);
+    for (size_t m = 0; m < placements.size(); ++m)
+      if (placements[m].is_whole() && of_grad->placements()[m].terms() == Reduce::kSum)
+        placements[m] = of_grad->placements()[m];
   }
   auto spec = Spec::intern(base.mesh(), base.sizes(), std::move(placements), row_major_strides(base.sizes()),
-                           grad.scalar_type());
+                           any.scalar_type());
+  const auto options = at::TensorOptions().dtype(spec->dtype()).device(any.device());
   Shards pieces;
   for (const Box& box : spec->boxes())
-    pieces.push_back(at::zeros(box.sizes, at::TensorOptions().dtype(spec->dtype()).device(grad.device())));
+    pieces.push_back(fills ? at::empty(box.sizes, options) : at::zeros(box.sizes, options));
   at::Tensor whole = wrap(spec, std::move(pieces));
-  slice(whole, range).copy_(grad);
+  for (size_t i = 0; i < grads.size(); ++i)
+    if (grads[i].defined()) slice(whole, ranges[i]).copy_(grads[i]);
   return whole;
 }
 
-/// torch's derivative formula knows the base's sizes, not its layout.
-at::Tensor differentiable_slice(const at::Tensor& self, int64_t dim, std::optional<int64_t> start,
-                                std::optional<int64_t> end, int64_t step) {
-  const Range range{dim, start, end, step};
-  ViewReplay replay;
-  at::Tensor result = [&] {
-    at::AutoDispatchBelowAutograd guard;  // views are still noted
-    return slice(self, range);
-  }();
-  return with_derivative(
-      self, result, {}, "SliceBackward",
-      [base = spec_of(self), range](const at::Tensor& grad, const auto&) { return spread(grad, *base, range); });
-}
+/// The derivative of parts of a base: slices, or single indices, which lack the dim. The parts are in order, and none overlap.
+class PartsBackward {
+ public:
+  PartsBackward(const at::Tensor& base, const std::vector<at::Tensor>& parts, std::vector<Range> ranges)
+      : base_(spec_of(base)), ranges_(std::move(ranges)), dim_(c10::maybe_wrap_dim(ranges_[0].dim, base.dim())) {
+    are_indices_ = parts[0].dim() < base.dim();
+    int64_t n_covered = 0;
+    for (const at::Tensor& part : parts) {
+      specs_.push_back(spec_of(part));
+      n_covered += are_indices_ ? 1 : part.size(dim_);
+    }
+    are_all_ = n_covered == base.size(dim_);
+  }
 
-at::Tensor select_index(const at::Tensor& self, int64_t dim, int64_t index) {
+  at::Tensor operator()(variable_list grads) const {
+    if (lie_as_parts(grads)) return written(grads);
+    bool fills = are_all_;
+    for (at::Tensor& grad : grads) {
+      fills &= grad.defined();
+      if (grad.defined() && are_indices_) grad = grad.unsqueeze(dim_);
+    }
+    return spread(grads, *base_, ranges_, fills);
+  }
+
+ private:
+  /// True if each rank has the elements of the gradients that its piece of the result needs.
+  bool lie_as_parts(const variable_list& grads) const {
+    const Layout& layout = base_->layout();
+    if (c10::GradMode::is_enabled() || ranges_[0].step != 1 || !layout.has_one_box_each() || layout.has_terms() ||
+        (are_indices_ && layout.n_parts(dim_) > 1))
+      return false;
+    for (size_t i = 0; i < grads.size(); ++i) {
+      if (!grads[i].defined()) continue;
+      const auto* impl = maybe_dtensor(grads[i]);
+      if (!impl || impl->holds_subclass() || has_tangent(grads[i]) || !(impl->spec()->layout() == specs_[i]->layout()))
+        return false;
+    }
+    return true;
+  }
+
+  at::Tensor written(const variable_list& grads) const {
+    const at::Tensor& any = first_defined(grads);
+    auto spec = Spec::intern(base_->mesh(), base_->layout(), row_major_strides(base_->sizes()), any.scalar_type());
+    const bool fills = are_all_ && std::ranges::all_of(grads, [](const at::Tensor& grad) { return grad.defined(); });
+    const BelowAutograd guard;
+    Shards pieces;
+    for (const Box& box : spec->boxes()) {
+      pieces.push_back(at::empty(box.sizes, at::TensorOptions().dtype(spec->dtype()).device(any.device())));
+      fills ? join(grads, pieces.back()) : write(grads, box.interval(dim_), pieces.back());
+    }
+    return wrap(std::move(spec), std::move(pieces));
+  }
+
+  /// This rank's pieces of the gradients one after the other, as its piece of the result.
+  void join(const variable_list& grads, at::Tensor& piece) const {
+    std::vector<at::Tensor> values;
+    for (const at::Tensor& grad : grads) values.push_back(maybe_dtensor(grad)->shards()[0]);
+    are_indices_ ? at::stack_out(piece, values, dim_) : at::cat_out(piece, values, dim_);
+  }
+
+  /// The same with zeros where there is no gradient. `own`: the indices of the dim that the piece has.
+  void write(const variable_list& grads, const Interval& own, const at::Tensor& piece) const {
+    const auto clear = [&](int64_t begin, int64_t end) {
+      if (begin < end) piece.narrow(dim_, begin - own.begin, end - begin).zero_();
+    };
+    int64_t done = own.begin;
+    for (size_t i = 0; i < grads.size(); ++i) {
+      const Interval part = common(own, i);
+      if (!grads[i].defined() || part.length() <= 0) continue;
+      const at::Tensor& values = maybe_dtensor(grads[i])->shards()[0];
+      clear(done, part.begin);
+      piece.narrow(dim_, part.begin - own.begin, part.length()).copy_(are_indices_ ? values.unsqueeze(dim_) : values);
+      done = part.end;
+    }
+    clear(done, own.end);
+  }
+
+  /// The indices of the dim that part `i` and this rank's piece of the base have.
+  Interval common(const Interval& own, size_t i) const {
+    const int64_t size = base_->sizes()[dim_];
+    const auto from_begin = [&](int64_t index) {
+      return std::clamp<int64_t>(index < 0 ? index + size : index, 0, size);
+    };
+    return {std::max(own.begin, from_begin(ranges_[i].start.value_or(0))),
+            std::min(own.end, from_begin(ranges_[i].end.value_or(size)))};
+  }
+
+  SpecPtr base_;
+  std::vector<Range> ranges_;
+  int64_t dim_;
+  bool are_indices_ = false;
+  bool are_all_ = false;  // the parts cover the base
+  std::vector<SpecPtr> specs_;
+};
+
+/// One index of a dim, without the dim.
+at::Tensor index_in(const at::Tensor& self, const Range& range) { return self.select(range.dim, *range.start); }
+
+Range range_of_index(const at::Tensor& self, int64_t dim, int64_t index) {
   TORCH_CHECK_INDEX(self.dim() > 0, "[aten::select] a tensor of 0 dims has no index to select. Use the tensor itself.");
   const int64_t size = self.size(dim);
   SW_CHECK_INDEX(
@@ -114,7 +227,7 @@ at::Tensor select_index(const at::Tensor& self, int64_t dim, int64_t index) {
       "[aten::select] index {} is out of range for dim {} of a tensor of shape [{}]. Use an index in [{}, {}).", index,
       dim, fmt::join(self.sizes(), ", "), -size, size);
   const int64_t first = index < 0 ? index + size : index;
-  return self.slice(dim, first, first + 1).squeeze(dim);
+  return {c10::maybe_wrap_dim(dim, self.dim()), first, first + 1};
 }
 
 /// Marks views as torch does for an operator that returns several of them: under autograd none may be written to in place. So a compiled program may
@@ -129,22 +242,22 @@ std::vector<at::Tensor> as_one_of_several(std::vector<at::Tensor> views) {
   return views;
 }
 
-std::vector<at::Tensor> parts_by_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
+std::vector<Range> ranges_by_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
   const int64_t total = c10::sum_integers(sizes);
   SW_CHECK_VALUE(total == self.size(dim) && std::ranges::all_of(sizes, [](int64_t size) { return size >= 0; }),
                  "[aten::split_with_sizes] sizes [{}] add up to {}, but dim {} has {} elements. Make them add up to "
                  "that number, none below 0.",
                  fmt::join(sizes, ", "), total, dim, self.size(dim));
-  std::vector<at::Tensor> parts;
+  std::vector<Range> ranges;
   int64_t begin = 0;
   for (int64_t size : sizes) {
-    parts.push_back(self.slice(dim, begin, begin + size));
+    ranges.push_back({dim, begin, begin + size});
     begin += size;
   }
-  return parts;
+  return ranges;
 }
 
-std::vector<at::Tensor> parts_evenly(const at::Tensor& self, int64_t size, int64_t dim) {
+std::vector<Range> ranges_evenly(const at::Tensor& self, int64_t size, int64_t dim) {
   const int64_t total = self.size(dim);
   SW_CHECK_VALUE(size > 0 || (size == 0 && total == 0),
                  "[aten::split] split size {} does not divide dim {} of {} elements. Use a size above 0.", size, dim,
@@ -152,35 +265,92 @@ std::vector<at::Tensor> parts_evenly(const at::Tensor& self, int64_t size, int64
   std::vector<int64_t> sizes;
   for (int64_t begin = 0; begin < total; begin += size) sizes.push_back(std::min(size, total - begin));
   if (sizes.empty()) sizes.push_back(0);  // torch gives one empty part
-  return parts_by_sizes(self, sizes, dim);
+  return ranges_by_sizes(self, sizes, dim);
 }
 
-std::vector<at::Tensor> split_by_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
-  return as_one_of_several(parts_by_sizes(self, sizes, dim));
+std::vector<Range> ranges_of_indices(const at::Tensor& self, int64_t dim) {
+  std::vector<Range> ranges;
+  for (int64_t index = 0; index < self.size(dim); ++index) ranges.push_back(range_of_index(self, dim, index));
+  return ranges;
 }
 
-std::vector<at::Tensor> split_evenly(const at::Tensor& self, int64_t size, int64_t dim) {
-  return as_one_of_several(parts_evenly(self, size, dim));
-}
+using PartOf = at::Tensor (*)(const at::Tensor& self, const Range& range);
 
-std::vector<at::Tensor> unbind_dim(const at::Tensor& self, int64_t dim) {
+std::vector<at::Tensor> parts_in(const at::Tensor& self, const std::vector<Range>& ranges, PartOf part_of) {
   std::vector<at::Tensor> parts;
-  for (int64_t index = 0; index < self.size(dim); ++index) parts.push_back(select_index(self, dim, index));
-  return as_one_of_several(std::move(parts));
+  for (const Range& range : ranges) parts.push_back(part_of(self, range));
+  return parts;
+}
+
+/// parts_in() with one derivative for all parts. torch's formulas know the base's sizes, not its layout.
+std::vector<at::Tensor> differentiable_parts(const at::Tensor& self, std::vector<Range> ranges, PartOf part_of,
+                                             const char* name) {
+  std::vector<at::Tensor> parts;
+  {
+    ViewReplay replay;
+    at::AutoDispatchBelowAutograd guard;  // views are still noted
+    parts = parts_in(self, ranges, part_of);
+  }
+  if (self.requires_grad() && c10::GradMode::is_enabled() && !parts.empty())
+    with_derivative_of_all(self, parts, name, PartsBackward(self, parts, std::move(ranges)));
+  return parts;
+}
+
+// The kernels of aten's operators, below autograd and above.
+
+at::Tensor select(const at::Tensor& self, int64_t of_dim, int64_t of_index) {
+  static const ByRule whole("aten::select", "int");
+  const Range index = range_of_index(self, of_dim, of_index);
+  const Layout& layout = spec_of(self)->layout();
+  const bool is_whole = layout.has_one_box_each() && layout.n_parts(index.dim) == 1;
+  return is_whole && !maybe_dtensor(self)->holds_subclass() ? whole(self, index.dim, *index.start)
+                                                            : slice(self, index).squeeze(index.dim);
+}
+std::vector<at::Tensor> split(const at::Tensor& self, int64_t size, int64_t dim) {
+  return parts_in(self, ranges_evenly(self, size, dim), &slice);
+}
+std::vector<at::Tensor> split_with_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
+  return parts_in(self, ranges_by_sizes(self, sizes, dim), &slice);
+}
+std::vector<at::Tensor> unbind(const at::Tensor& self, int64_t dim) {
+  return parts_in(self, ranges_of_indices(self, dim), &index_in);
+}
+
+at::Tensor differentiable_slice(const at::Tensor& self, int64_t dim, std::optional<int64_t> start,
+                                std::optional<int64_t> end, int64_t step) {
+  return differentiable_parts(self, {{dim, start, end, step}}, &slice, "SliceBackward")[0];
+}
+at::Tensor differentiable_select(const at::Tensor& self, int64_t dim, int64_t index) {
+  return differentiable_parts(self, {range_of_index(self, dim, index)}, &index_in, "SelectBackward")[0];
+}
+std::vector<at::Tensor> differentiable_split(const at::Tensor& self, int64_t size, int64_t dim) {
+  return as_one_of_several(differentiable_parts(self, ranges_evenly(self, size, dim), &slice, "SplitBackward"));
+}
+std::vector<at::Tensor> differentiable_split_with_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
+  return as_one_of_several(
+      differentiable_parts(self, ranges_by_sizes(self, sizes, dim), &slice, "SplitWithSizesBackward"));
+}
+std::vector<at::Tensor> differentiable_unbind(const at::Tensor& self, int64_t dim) {
+  return as_one_of_several(differentiable_parts(self, ranges_of_indices(self, dim), &index_in, "UnbindBackward"));
 }
 
 }  // namespace
 
 void register_slices(RuleTable& table) {
   table.add("aten::slice.Tensor", Rule::placed("slice", place).localized(localize));
-  aten_autograd_kernels().impl("slice.Tensor", &differentiable_slice);
-  add_composition("select.int", &select_index);
-  add_composition("split.Tensor", &split_evenly);
-  add_composition("split_with_sizes", &split_by_sizes);
+  table.add("aten::select.int", Rule("select", describe_select).linear(Linearity::kPass));
+  auto& above = aten_autograd_kernels();
+  above.impl("slice.Tensor", &differentiable_slice);
+  above.impl("select.int", &differentiable_select);
+  above.impl("split.Tensor", &differentiable_split);
+  above.impl("split_with_sizes", &differentiable_split_with_sizes);
+  above.impl("unbind.int", &differentiable_unbind);
+  auto& below = aten_kernels();
+  below.impl("select.int", &select);
   // torch's unsafe_ forms share memory, too, but autograd does not treat them as views: the caller promises not to write to overlapping parts.
-  aten_kernels().impl("unsafe_split.Tensor", &parts_evenly);
-  aten_kernels().impl("unsafe_split_with_sizes", &parts_by_sizes);
-  add_composition("unbind.int", &unbind_dim);
+  for (const char* op : {"split.Tensor", "unsafe_split.Tensor"}) below.impl(op, &split);
+  for (const char* op : {"split_with_sizes", "unsafe_split_with_sizes"}) below.impl(op, &split_with_sizes);
+  below.impl("unbind.int", &unbind);
 }
 
 }  // namespace shardwise

@@ -36,14 +36,28 @@ struct OwnBackward final : torch::autograd::Node {
   std::string name() const override { return name_in_graph; }
 };
 
+struct BackwardOfAll final : torch::autograd::Node {
+  const char* name_in_graph = "";
+  std::function<at::Tensor(const variable_list& grads)> derivative;
+
+  variable_list apply(variable_list&& grads) override {
+    const bool any = std::ranges::any_of(grads, [](const at::Tensor& grad) { return grad.defined(); });
+    return {any ? derivative(grads) : at::Tensor()};
+  }
+  std::string name() const override { return name_in_graph; }
+};
+
+void check_tangents(const at::Tensor& input, const at::Tensor& result, const char* name) {
+  SW_CHECK_NOT_IMPLEMENTED(!has_tangent(input) || has_tangent(result),
+                           "[{}] has no forward-mode derivative. Use the backward, or the operator on plain tensors.",
+                           name);
+}
+
 }  // namespace
 
 at::Tensor with_derivative(c10::ArrayRef<at::Tensor> inputs, at::Tensor result, const variable_list& saved,
                            const char* name, Derivative derivative) {
-  for (const at::Tensor& input : inputs)
-    SW_CHECK_NOT_IMPLEMENTED(!has_tangent(input) || has_tangent(result),
-                             "[{}] has no forward-mode derivative. Use the backward, or the operator on plain tensors.",
-                             name);
+  for (const at::Tensor& input : inputs) check_tangents(input, result, name);
   const bool requires_grad = std::ranges::any_of(inputs, [](const at::Tensor& input) { return input.requires_grad(); });
   if (!requires_grad || !c10::GradMode::is_enabled()) return result;
   TORCH_INTERNAL_ASSERT(inputs.size() <= std::tuple_size_v<Wanted>, name, " has too many inputs");
@@ -64,6 +78,17 @@ at::Tensor with_derivative(const at::Tensor& input, at::Tensor result, const var
       [of_input = std::move(derivative)](const at::Tensor& grad, const variable_list& saved_tensors, const Wanted&) {
         return variable_list{of_input(grad, saved_tensors)};
       });
+}
+
+void with_derivative_of_all(const at::Tensor& input, const std::vector<at::Tensor>& results, const char* name,
+                            std::function<at::Tensor(const variable_list& grads)> derivative) {
+  for (const at::Tensor& result : results) check_tangents(input, result, name);
+  if (!input.requires_grad() || !c10::GradMode::is_enabled()) return;
+  auto node = make_node<BackwardOfAll>();
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  node->name_in_graph = name;
+  node->derivative = std::move(derivative);
+  for (const at::Tensor& result : results) torch::autograd::set_history(result, node);
 }
 
 bool has_tangent(const at::Tensor& tensor) { return tensor.defined() && tensor._fw_grad(/*level=*/0).defined(); }

@@ -35,6 +35,11 @@ at::Tensor with_derivative(
     const at::Tensor& input, at::Tensor result, const torch::autograd::variable_list& saved, const char* name,
     std::function<at::Tensor(const at::Tensor& grad, const torch::autograd::variable_list& saved)> derivative);
 
+/// The same for several results of one function of `input`. `derivative` returns its gradient from those of the results, of which some, but not all, may
+/// be undefined.
+void with_derivative_of_all(const at::Tensor& input, const std::vector<at::Tensor>& results, const char* name,
+                            std::function<at::Tensor(const torch::autograd::variable_list& grads)> derivative);
+
 /// True if the tensor has a forward-mode tangent.
 bool has_tangent(const at::Tensor& tensor);
 

@@ -3,6 +3,7 @@
 // scripts/torch_matrix compiles and tests with several versions. All code that depends on a version is here.
 #pragma once
 
+#include <torch/csrc/autograd/variable.h>
 #include <torch/headeronly/version.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -28,6 +29,15 @@ inline bool has_backend_for(c10d::ProcessGroup& group, c10::DeviceType device) {
   const std::vector<c10::Device> devices = group.getDeviceTypes();
   return std::ranges::any_of(devices, [&](c10::Device each) { return each.type() == device; });
 #endif
+}
+
+/// Whether nobody else holds the tensor, so that a gradient may take its memory. In some versions Python's object for a tensor holds it, too.
+template <class Tensor>
+bool is_stealable(const Tensor& tensor) {
+  if constexpr (requires { torch::autograd::impl::is_tensor_stealable(tensor); })
+    return torch::autograd::impl::is_tensor_stealable(tensor);
+  else
+    return tensor.use_count() <= 1;
 }
 
 }  // namespace shardwise

@@ -1,6 +1,7 @@
 #include "runtime/dispatch/decide.h"
 
 #include "placements/placement_list.h"
+#include "runtime/redistribute/execute.h"
 #include "runtime/rules/op_call.h"
 #include "runtime/rules/rule.h"
 
@@ -108,6 +109,13 @@ bool is_direct(const OpCall& call, const Decision& decision) {
   return std::ranges::all_of(propagation.outputs, [](const SpecPtr& spec) { return is_one_piece(spec.get()); });
 }
 
+/// Removes the moves that would leave on every rank what it has. So results are computed from the operands themselves, and views share their memory.
+void leave_in_place(const OpCall& call, Propagation& propagation) {
+  for (size_t i = 0; i < call.operands.size(); ++i)
+    if (const SpecPtr& to = propagation.inputs[i]; to && leaves_in_place(*call.operands[i].spec, *to))
+      propagation.inputs[i] = nullptr;
+}
+
 /// Throws: c10::NotImplementedError if values would have to come from meta tensors; also on ranks whose pieces are empty.
 void put_outputs_on(c10::DeviceType device_type, const OpCall& call, Propagation& propagation) {
   const bool has_values = call.op.rule->is_shape_only() || device_type == c10::kMeta ||
@@ -143,6 +151,7 @@ Decision decide(OpCall& call) {
   for (const c10::IValue& value : call.args)
     if (value.isDevice()) put_outputs_on(value.toDevice().type(), call, *decision.propagation);
 
+  leave_in_place(call, *decision.propagation);
   const Propagation& propagation = *decision.propagation;
   decision.moves = std::ranges::any_of(propagation.inputs, [](const SpecPtr& spec) { return static_cast<bool>(spec); });
   for (size_t i = 0; i < call.operands.size(); ++i)

@@ -4,12 +4,17 @@
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/event_stream.h"
 #include "runtime/comm/propagated_value.h"
+#include "runtime/comm/torch_versions.h"
+#include "runtime/dispatch/view_begin.h"
+#include "runtime/redistribute/execute.h"
 #include "runtime/tensor/object_lock.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -19,6 +24,10 @@ namespace shardwise {
 namespace {
 
 using torch::autograd::variable_list;
+
+at::Tensor tensor_of(DTensorImpl& impl) {
+  return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(&impl));
+}
 
 constexpr const char* kName = "gradient layout";
 
@@ -34,6 +43,29 @@ SpecPtr wanted_layout(const DTensorImpl& leaf, const DTensorImpl& grad) {
   if (grad.spec()->mesh() != leaf.spec()->mesh()) return nullptr;
   SpecPtr wanted = leaf.spec()->reduced();
   return grad.spec()->layout() == wanted->layout() ? nullptr : wanted;
+}
+
+/// True if nobody else holds the tensor or its pieces, so that the gradient of a leaf may be its memory.
+bool is_held_once(const at::Tensor& grad) {
+  return is_stealable(grad) && std::ranges::all_of(maybe_dtensor(grad)->shards(),
+                                                   [](const at::Tensor& piece) { return is_stealable(piece); });
+}
+
+/// True in a torch.autograd.grad() that returns the gradient of `leaf`. What it returns may share memory, as torch's gradients may.
+bool is_returned(DTensorImpl& leaf) {
+  const auto* nodes = torch::autograd::get_current_graph_task_exec_info();
+  if (!nodes || nodes->empty()) return false;
+  const auto found = nodes->find(torch::autograd::impl::grad_accumulator(tensor_of(leaf)).get());
+  return found != nodes->end() && found->second.captures_ != nullptr;
+}
+
+/// `grad` as `wanted`, in the same memory. Pre: leaves_in_place().
+at::Tensor placed_as(const at::Tensor& grad, const SpecPtr& wanted) {
+  const DTensorImpl& impl = *maybe_dtensor(grad);
+  at::Tensor result = wrap(wanted, impl.shards());
+  begin_view(result, origin_of(impl));
+  share_version(result, grad);
+  return result;
 }
 
 /// True if laying out saves no memory on any rank.
@@ -54,7 +86,7 @@ class GradientsToLayOut {
   void note(DTensorImpl& leaf, uint64_t place) {
     const std::lock_guard lock(mutex_);
     auto& noted = leaves_[place];
-    if (!noted.defined()) noted = at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(&leaf));
+    if (!noted.defined()) noted = tensor_of(leaf);
   }
 
   /// Pre: no backward that notes leaves is running.
@@ -119,6 +151,7 @@ class GradientLayout final : public torch::autograd::FunctionPreHook {
     const SpecPtr wanted = grad ? wanted_layout(leaf_, *grad) : nullptr;
     if (!wanted) return grads;
     const bool is_recorded = at::GradMode::is_enabled();
+    if (!is_recorded && may_stay(grads[0], *wanted)) return {placed_as(grads[0], wanted)};
     if (const auto& gradients = accumulated(); gradients && !is_recorded) {
       gradients->note(leaf_, place_);
       return grads;
@@ -143,6 +176,12 @@ class GradientLayout final : public torch::autograd::FunctionPreHook {
   }
 
  private:
+  /// True if the leaf may take the memory of `grad` as it is.
+  bool may_stay(const at::Tensor& grad, const Spec& wanted) const {
+    const DTensorImpl& impl = *maybe_dtensor(grad);
+    return leaves_in_place(*impl.spec(), wanted) && !impl.holds_subclass() && !impl.is_sparse() &&
+           !is_unfinished(leaf_.grad()) && (is_returned(leaf_) || is_held_once(grad));
+  }
   /// True for a gradient in another layout, left by an AccumulatedGradients that did not finish.
   bool is_unfinished(const at::Tensor& sum) const {
     const auto* before = maybe_dtensor(sum);

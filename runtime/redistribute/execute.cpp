@@ -1,5 +1,6 @@
 #include "runtime/redistribute/execute.h"
 
+#include "placements/placement_list.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/profiler_span.h"
 #include "runtime/redistribute/buffers.h"
@@ -163,6 +164,11 @@ Shards move(const DTensorImpl& tensor, const SpecPtr& destination, const PlanOpt
   if (tensor.spec() == destination) return tensor.local_tensors();
   if (tensor.holds_subclass()) return move_subclass(tensor, destination);
   return move(tensor.spec(), tensor.shards(), destination, options);
+}
+
+bool leaves_in_place(const Spec& source, const Spec& destination) {
+  return source.mesh() == destination.mesh() &&
+         hold_alike(source.placements(), destination.placements(), source.layout().grid().shape);
 }
 
 std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination,

@@ -26,6 +26,9 @@ Shards move(const DTensorImpl& tensor, const SpecPtr& destination, const PlanOpt
 /// Only the move by owners. Returns nothing, and sends nothing, if the rows have no owners or `destination` is Partial.
 std::optional<Shards> move_owned_rows(const DTensorImpl& tensor, const SpecPtr& destination);
 
+/// True if a move would leave on every rank what it has: the layouts differ only along mesh dims of one rank.
+bool leaves_in_place(const Spec& source, const Spec& destination);
+
 /// move() without waiting for the last messages, if it ends with messages. Pre: not on meta, not traced.
 std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination,
                                         const PlanOptions& options = {});

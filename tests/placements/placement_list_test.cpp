@@ -48,6 +48,16 @@ TEST(PlacementListTest, QuestionsAreAskedOfAllPlacements) {
   EXPECT_FALSE(are_linear({P::shard(0), P::partial(Reduce::kMax)}));
 }
 
+TEST(PlacementListTest, MeshDimsOfOneRankDivideNothing) {
+  const auto alike = [](const std::vector<P>& a, const std::vector<P>& b) { return hold_alike(a, b, {1, 3, 1}); };
+  EXPECT_TRUE(alike({P::shard(0), P::shard(1), P::partial()}, {P(), P::shard(1), P::shard(1)}));
+  EXPECT_TRUE(alike({P::shard(0, {4}), P(), P()}, {P::partial(Reduce::kMax), P(), P()}));
+  EXPECT_FALSE(alike({P(), P::shard(0), P()}, {P(), P(), P()}));
+  EXPECT_FALSE(alike({P(), P(), P()}, {P(), P::partial(), P::shard(0)}));
+  EXPECT_TRUE(hold_alike(kBoxes, kBoxes, {1}));
+  EXPECT_FALSE(hold_alike(kBoxes, {P()}, {1}));
+}
+
 TEST(PlacementListTest, TheFirstReplicaHasTheSamePartsAndTerms) {
   EXPECT_EQ(first_replica(kMixed, {1, 2, 3, 4, 5}), (Dims{1, 2, 0, 4, 5}));
   EXPECT_EQ(first_replica({}, {}), Dims{});

@@ -186,11 +186,11 @@ def test_places_beyond_int32_are_no_places_near_the_beginning():
     """What ranks compute whose shard begins behind four billion rows."""
     shard, index, first = torch.tensor([3.0, 4.0]), torch.tensor([0, 1], dtype=torch.int32), 2**32
     own = torch.ops.shardwise
-    assert own.index(shard, [index], [0], [first], [first + 2]).tolist() == [0, 0]
+    assert own.index(shard, [index], [0], [first], [first + 2], True).tolist() == [0, 0]
     assert own.gather(shard, index, 0, first, first + 2).tolist() == [0, 0]
-    assert own.put(shard, [index], torch.tensor(7.0), [0], [first], [first + 2], False).tolist() == [3, 4]
+    assert own.put(shard, [index], torch.tensor(7.0), [0], [first], [first + 2], True, False).tolist() == [3, 4]
     assert own.scatter(shard, index.long(), shard, 0, first, first + 2, "add", True).tolist() == [3, 4]
-    assert own.index(shard, [index - 2], [0], [first], [first + 2]).tolist() == [3, 4]
+    assert own.index(shard, [index - 2], [0], [first], [first + 2], True).tolist() == [3, 4]
 
 
 @pytest.mark.parametrize("accumulate", [True, False])
