@@ -77,6 +77,13 @@ at::Tensor spread_shape(const at::Tensor&, const at::Tensor& input, const at::Te
   return at::empty_like(input);
 }
 
+void check_fits(const std::string& name, c10::IntArrayRef sizes, size_t n_dims, c10::IntArrayRef input) {
+  SW_CHECK(sizes.size() == n_dims,
+           "[aten::nll_loss] {} of shape [{}] does not fit input of shape [{}]. Give it the shape of input without "
+           "the dim of classes.",
+           name, fmt::join(sizes, ", "), fmt::join(input, ", "));
+}
+
 /// The operands' axes by the arguments' names: "nc…,n…,c".
 struct LossAxes {
   Axes input, target;
@@ -93,10 +100,7 @@ struct LossAxes {
                                  : name == "weight" ? Axes{input[dim]}
                                  : is_number        ? Axes()
                                                     : target);
-      SW_CHECK(operand.sizes.size() == signature.inputs.back().size(),
-               "[aten::nll_loss] {} of shape [{}] does not fit input of shape [{}]. Give it the shape of input without "
-               "the dim of classes.",
-               name, fmt::join(operand.sizes, ", "), fmt::join(sizes, ", "));
+      check_fits(name, operand.sizes, signature.inputs.back().size(), sizes);
     }
   }
 };
@@ -188,6 +192,7 @@ Pair forward(const at::Tensor& self, const at::Tensor& targets, const MaybeTenso
   const int64_t n_classes = self.dim() > 0 ? self.size(class_dim(self.dim())) : 0;
   check_operands(self, target, weight, n_classes);
   if (are_summed(self, reduction)) {
+    check_fits("target", target.sizes(), self.dim() - 1, self.sizes());
     if (spec_of(self)->mesh()->size() > 1) check_range(target, n_classes, ignored);  // torch's operator checks it, too
     const auto [total, weights] = sum.tensors<2>(self, target, weight, int64_t{at::Reduction::Sum}, ignored);
     return {reduction == at::Reduction::Mean ? total / weights : total, weights};
