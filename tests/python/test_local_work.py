@@ -106,11 +106,13 @@ def test_the_gradient_of_a_sum_is_not_written_out(n_ranks, name):
 def test_gradients_that_leaves_keep_have_memory_of_their_own(n_ranks):
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (n_ranks,))
-        x, y = (sw.ones(ROWS, COLUMNS, device_mesh=mesh, placements=[Shard(0)]).requires_grad_() for _ in range(2))
+        x, y, z = (sw.ones(ROWS, COLUMNS, device_mesh=mesh, placements=[Shard(0)]).requires_grad_() for _ in range(3))
         (x + y).sum().backward()
+        z.sum().backward()
         x.grad.mul_(3)
+        z.grad.mul_(3)
         y.grad[0] = 5
-        assert x.grad.full_tensor().eq(3).all()
+        assert x.grad.full_tensor().eq(3).all() and z.grad.full_tensor().eq(3).all()
         assert y.grad.full_tensor().sum() == (ROWS + 4) * COLUMNS
 
     run_ranks(n_ranks, body)
