@@ -1,9 +1,10 @@
-// ops/norms/batch_norm.cpp: batch and instance norm. Statistics are those of the whole batch, from each rank's sums.
+// ops/norms/batch_norm.cpp: batch and instance norm. Statistics are those of the whole batch, from each rank's moments.
 #include "ops/families.h"
 #include "ops/norms/statistics.h"
 #include "ops/support/by_rule.h"
 #include "ops/support/dense_dtypes.h"
 #include "ops/support/kernels.h"
+#include "ops/support/own_operator.h"
 #include "ops/support/plain_self.h"
 
 #include <ATen/Functions.h>
@@ -16,6 +17,49 @@ namespace {
 
 using Four = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
+// torch's kernels, which divide by the number of samples, on pieces that may be empty.
+
+at::Tensor normalize(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
+                     const at::Tensor& mean, const at::Tensor& variance, double eps) {
+  if (input.numel() == 0) return at::empty_like(input);
+  return std::get<0>(
+      at::native_batch_norm(input, weight, bias, mean, variance, /*training=*/false, /*momentum=*/0, eps));
+}
+
+/// Per channel the sums of grad * (input - mean) and of grad.
+std::tuple<at::Tensor, at::Tensor> sums(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& mean) {
+  if (input.numel() == 0) return {at::zeros_like(mean), at::zeros_like(mean)};
+  const at::Tensor one = at::ones_like(mean);
+  auto [nothing, product, sum] = at::native_batch_norm_backward(grad, input, {}, mean, one, {}, {}, /*train=*/false,
+                                                                /*eps=*/0, {false, true, true});
+  return {product, sum};
+}
+
+at::Tensor normalize_shape(const at::Tensor& input, const MaybeTensor&, const MaybeTensor&, const at::Tensor&,
+                           const at::Tensor&, double) {
+  return at::empty_like(input, input.suggest_memory_format());
+}
+
+std::tuple<at::Tensor, at::Tensor> sums_shape(const at::Tensor&, const at::Tensor&, const at::Tensor& mean) {
+  return {at::empty_like(mean), at::empty_like(mean)};
+}
+
+/// Tensors have the axes of the input, "nc…", or of its channels. Statistics of a batch need all dims but the channels `whole`.
+Rule by_channel(const char* text, bool whole) {
+  const auto describe = [=](const OpCall& call, Signature& signature) {
+    const Axes all = signature.add_factors(call.operands[call.operand_at("input")].sizes);
+    for (size_t dim = 0; dim < all.size(); ++dim) signature.factors[all[dim].factor].is_whole = whole && dim != 1;
+    const Axes channel{all[1]};
+    for (const Operand& operand : call.operands) {
+      const std::string& name = call.name_of(operand);
+      signature.inputs.push_back(name == "input" || name.starts_with("grad") ? all : channel);
+    }
+    signature.outputs = {call.op.n_returns() == 2 ? channel : all, channel, channel};
+    signature.outputs.resize(call.op.n_returns());
+  };
+  return Rule(text, describe).sampled();
+}
+
 /// Dim 1 of a tensor against all its other dims.
 struct Channels {
   explicit Channels(const at::Tensor& input) : per_channel(input.dim(), 1) {
@@ -24,7 +68,6 @@ struct Channels {
     per_channel[1] = input.size(1);
     n = static_cast<double>(input.numel()) / static_cast<double>(std::max<int64_t>(input.size(1), 1));
   }
-  at::Tensor sum(const at::Tensor& tensor) const { return tensor.sum(others); }
   at::Tensor spread(const at::Tensor& values) const { return values.view(per_channel); }
 
   Dims others, per_channel;
@@ -33,18 +76,37 @@ struct Channels {
 
 at::Tensor inverse_std(const at::Tensor& variance, double eps) { return (variance + eps).rsqrt(); }
 
-void update(const MaybeTensor& running, const at::Tensor& value, double momentum) {
-  if (is_given(running)) running->mul_(1 - momentum).add_(value.to(running->scalar_type()), momentum);
-}
-
 at::Tensor scale_of(const at::Tensor& invstd, const MaybeTensor& weight) {
   return is_given(weight) ? invstd * *weight : invstd;
+}
+
+/// True if a rank has all samples, so that torch's own operator does.
+bool is_whole(const at::Tensor& input) { return input.numel() > 0 && !is_sharded_along(input, c10::IntArrayRef()); }
+
+/// True if torch's operator may write to the statistics along with the replicas that it reads.
+bool may_write(const MaybeTensor& running) {
+  return !is_given(running) || (is_dtensor(*running) && spec_of(*running)->layout().is_replicated());
+}
+
+void update(const MaybeTensor& running, const at::Tensor& value, double momentum) {
+  if (is_given(running)) running->mul_(1 - momentum).add_(value.to(running->scalar_type()), momentum);
 }
 
 /// A plain weight or bias as a replica without history, so that its gradient stays plain.
 MaybeTensor as_replica(const MaybeTensor& parameter, size_t arg, const at::Tensor& input) {
   if (!is_given(parameter) || is_dtensor(*parameter) || !is_dtensor(input)) return parameter;
   return replica_of_plain("native_batch_norm", *parameter, spec_of(input)->mesh(), /*keeps_history=*/false, arg);
+}
+
+MaybeTensor maybe_widened(const MaybeTensor& parameter) {
+  return is_given(parameter) ? MaybeTensor(widened(*parameter)) : parameter;
+}
+
+/// (input - mean) / sqrt(variance + eps) * weight + bias.
+at::Tensor normalized(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
+                      const at::Tensor& mean, const at::Tensor& variance, double eps) {
+  static const auto op = operator_of<decltype(normalize)>("shardwise::normalize_channels");
+  return op.call(input, weight, bias, mean, variance, eps);
 }
 
 /// torch's results are row-major or channels last.
@@ -55,54 +117,69 @@ at::Tensor in_torchs_order(const at::Tensor& result, const at::Tensor& input) {
 Three batch_norm(const at::Tensor& input, const MaybeTensor& given_weight, const MaybeTensor& given_bias,
                  const MaybeTensor& running_mean, const MaybeTensor& running_var, bool training, double momentum,
                  double eps) {
+  static const ByRule whole("aten::_native_batch_norm_legit"), no_stats("aten::_native_batch_norm_legit", "no_stats");
   check_dtype(input, [](const at::Tensor& one) {
     at::native_batch_norm(one, {}, {}, {}, {}, /*training=*/true, /*momentum=*/0, /*eps=*/1);
   });
   const Channels channels(input);
   const MaybeTensor weight = as_replica(given_weight, 1, input), bias = as_replica(given_bias, 2, input);
-  if (!training) {
-    const at::Tensor scale = scale_of(inverse_std(widened(*running_var), eps), weight);
-    const at::Tensor from_mean = widened(*running_mean) * scale;
-    const at::Tensor shift = is_given(bias) ? *bias - from_mean : from_mean.neg();
-    const at::Tensor result = widened(input) * channels.spread(scale) + channels.spread(shift);
-    return {in_torchs_order(result.to(input.scalar_type()), input), input.new_empty({0}), input.new_empty({0})};
-  }
+  if (training && is_whole(input) && is_given(running_mean) == is_given(running_var) && may_write(running_mean) &&
+      may_write(running_var))
+    return is_given(running_mean)
+               ? whole.tensors<3>(input, weight, bias, *running_mean, *running_var, true, momentum, eps)
+               : no_stats.tensors<3>(input, weight, bias, true, momentum, eps);
   const at::Tensor values = widened(reduced(input));
-  const at::Tensor mean = reduced(channels.sum(values).div_(channels.n));
-  at::Tensor result = values - channels.spread(mean);
-  const at::Tensor variance = reduced(channels.sum(result.square()).div_(channels.n));
-  const at::Tensor invstd = inverse_std(variance, eps);
-  update(running_mean, mean, momentum);
-  update(running_var, variance * (channels.n / (channels.n - 1)), momentum);
-  result.mul_(channels.spread(scale_of(invstd, weight)));
-  if (is_given(bias)) result.add_(channels.spread(*bias));
+  at::Tensor mean, variance;
+  if (training) {
+    std::tie(variance, mean) = at::var_mean(values, channels.others, /*correction=*/c10::Scalar(0));
+    variance = reduced(variance);
+    update(running_mean, mean, momentum);
+    update(running_var, variance * (channels.n / (channels.n - 1)), momentum);
+  } else {
+    mean = widened(*running_mean);
+    variance = widened(*running_var);
+  }
+  const at::Tensor result = normalized(values, maybe_widened(weight), maybe_widened(bias), mean, variance, eps);
+  const at::Tensor ordered = in_torchs_order(result.to(input.scalar_type()), input);
+  if (!training) return {ordered, input.new_empty({0}), input.new_empty({0})};
   const at::ScalarType dtype = statistics_dtype(input, weight);
-  return {in_torchs_order(result.to(input.scalar_type()), input), mean.to(dtype), invstd.to(dtype)};
+  return {ordered, mean.to(dtype), inverse_std(variance, eps).to(dtype)};
+}
+
+/// The gradient of a batch that is divided. With the sums of all ranks it is a multiple of `grads` and of `values` in each channel.
+at::Tensor input_gradient(const Channels& channels, const at::Tensor& grads, const at::Tensor& values,
+                          const MaybeTensor& weight, const at::Tensor& mean, const at::Tensor& invstd,
+                          const at::Tensor& product, const at::Tensor& sum) {
+  const at::Tensor scale = scale_of(invstd, weight);
+  const at::Tensor slope = (scale * invstd.square() * product).div_(-channels.n);
+  const at::Tensor offset = (scale * sum).div_(-channels.n);
+  return normalized(values, slope, offset, mean, at::ones_like(mean), /*eps=*/0)
+      .addcmul_(grads, channels.spread(scale));
 }
 
 Three batch_norm_backward(const at::Tensor& grad, const at::Tensor& input, const MaybeTensor& weight,
                           const MaybeTensor& running_mean, const MaybeTensor& running_var, const MaybeTensor& save_mean,
                           const MaybeTensor& save_invstd, bool training, double eps, std::array<bool, 3> mask) {
+  static const ByRule whole("aten::native_batch_norm_backward");
+  static const auto op = operator_of<decltype(sums)>("shardwise::channel_sums");
+  if (training && is_whole(input))
+    return whole.tensors<3>(reduced(grad), input, weight, running_mean, running_var, save_mean, save_invstd, true, eps,
+                            mask);
   const Channels channels(input);
-  const at::Tensor grads = widened(reduced(grad));
+  const at::Tensor grads = widened(reduced(grad)), values = widened(reduced(input));
   const at::Tensor mean = widened(training ? *save_mean : *running_mean);
   const at::Tensor invstd = training ? widened(*save_invstd) : inverse_std(widened(*running_var), eps);
-  const bool needs_sums = training && mask[0];
-  const auto taken = [&](const at::Tensor& sum) { return needs_sums ? reduced(sum) : sum; };
-  at::Tensor centered, sum, product, of_input, of_weight, of_bias;
-  if (needs_sums || mask[1]) {
-    centered = widened(reduced(input)) - channels.spread(mean);
-    product = taken(channels.sum(grads * centered));
+  at::Tensor product, sum, of_input, of_weight, of_bias;
+  if ((training && mask[0]) || mask[1] || mask[2]) std::tie(product, sum) = op.call(grads, values, mean);
+  if (training && mask[0]) {
+    const at::Tensor both = reduced(at::stack({product, sum}));
+    product = both.select(0, 0);
+    sum = both.select(0, 1);
+    of_input = input_gradient(channels, grads, values, maybe_widened(weight), mean, invstd, product, sum);
+  } else if (mask[0]) {
+    of_input = grads * channels.spread(scale_of(invstd, weight));
   }
-  if (needs_sums || mask[2]) sum = taken(channels.sum(grads));
-  if (mask[0]) {
-    of_input = grads;
-    if (training) {
-      const at::Tensor slope = invstd.square() * product / channels.n;
-      of_input = grads - channels.spread(sum / channels.n) - centered * channels.spread(slope);
-    }
-    of_input = (of_input * channels.spread(scale_of(invstd, weight))).to(input.scalar_type());
-  }
+  if (mask[0]) of_input = of_input.to(input.scalar_type());
   const at::ScalarType dtype = statistics_dtype(input, weight);
   if (mask[1]) of_weight = (product * invstd).to(dtype);
   if (mask[2]) of_bias = sum.to(dtype);
@@ -182,7 +259,18 @@ at::Tensor instance_norm(const at::Tensor& input, const MaybeTensor& weight, con
 
 }  // namespace
 
-void register_batch_norm(RuleTable& /*table*/) {
+void register_batch_norm(RuleTable& table) {
+  define_operator(
+      "normalize_channels(Tensor input, Tensor? weight, Tensor? bias, Tensor mean, Tensor variance, float eps) -> "
+      "Tensor",
+      {&normalize, &normalize_shape});
+  define_operator("channel_sums(Tensor grad, Tensor input, Tensor mean) -> (Tensor products, Tensor sums)",
+                  {&sums, &sums_shape});
+  table.add("shardwise::normalize_channels", by_channel("nc…,c,c,c,c->nc…", /*whole=*/false));
+  table.add("shardwise::channel_sums", by_channel("nc…,nc…,c->c,c", /*whole=*/false));
+  table.add(
+      {"aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit.no_stats", "aten::native_batch_norm_backward"},
+      by_channel("batch_norm", /*whole=*/true));
   aten_kernels().impl("native_batch_norm", &batch_norm);
   aten_kernels().impl("_native_batch_norm_legit", &batch_norm_legit);
   aten_kernels().impl("_native_batch_norm_legit.no_stats", &batch_norm_without_running);

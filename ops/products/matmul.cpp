@@ -219,6 +219,21 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(const at::Tensor&
   return {std::move(result[0]), std::move(result[1]), std::move(result[2])};
 }
 
+/// torch multiplies a flattened copy where the weight's gradient is recorded, and batch by batch, which is slower, where it is not. A piece records
+/// none.
+at::Tensor linear_of_rows(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  Dims sizes(input.sizes());
+  sizes.back() = weight.size(0);
+  const int64_t n_rows = c10::multiply_integers(sizes.begin(), sizes.end() - 1);
+  return at::linear(input.reshape({n_rows, input.size(-1)}), weight, bias).view(sizes);
+}
+
+at::Tensor linear_product(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  static const auto of_rows = operator_of<decltype(linear_of_rows)>("shardwise::linear_of_rows");
+  const bool is_flattened = weight.requires_grad() && weight.dim() == 2 && input.dim() > 2 && !input.is_contiguous();
+  return is_flattened ? of_rows.call(input, weight, bias) : at::linear(input, weight, bias);
+}
+
 at::Tensor differentiable_linear(const at::Tensor& input, const at::Tensor& weight,
                                  const std::optional<at::Tensor>& given_bias) {
   const at::Tensor bias = given_bias.value_or(at::Tensor());
@@ -228,7 +243,7 @@ at::Tensor differentiable_linear(const at::Tensor& input, const at::Tensor& weig
     op.callBoxedForDispatchKey(c10::DispatchKey::Autograd, stack);
     return stack[0].toTensor();
   }
-  return with_history(below_derivatives([&] { return at::linear(input, weight, given_bias); }), "LinearBackward0",
+  return with_history(below_derivatives([&] { return linear_product(input, weight, given_bias); }), "LinearBackward0",
                       &linear_gradients, input, weight, bias);
 }
 
@@ -300,7 +315,10 @@ void register_matmul(RuleTable& table) {
                   {&matrix_by_vector});
   define_operator("matmul(Tensor left, Tensor right) -> Tensor",
                   {.compute = &compute, .shape = &compute_shape, .traced = &compute});
-  table.add("aten::linear", Rule("…k,nk,n->…n {k: sum}", describe_linear).multilinear().sampled());
+  define_operator("linear_of_rows(Tensor input, Tensor weight, Tensor? bias) -> Tensor",
+                  {.compute = &linear_of_rows, .traced = &linear_of_rows});
+  table.add({"aten::linear", "shardwise::linear_of_rows"},
+            Rule("…k,nk,n->…n {k: sum}", describe_linear).multilinear().sampled());
   table.add("aten::mm", Rule("mk,kn->mn").multilinear());
   table.add("aten::bmm", Rule("bmk,bkn->bmn").multilinear());
   table.add("aten::mv", Rule("mk,k->m").multilinear());

@@ -17,7 +17,7 @@ namespace {
 /// Whether a loss has a term per element or per sample.
 enum class Terms : uint8_t { kElements, kSamples };
 
-/// An operator and its rule, which holds for reduction "none".
+/// An operator and its rule, which holds for terms that are not combined.
 class Loss : public c10::OperatorKernel {
  public:
   Loss(const std::string& name, Terms terms)
@@ -33,11 +33,6 @@ class Loss : public c10::OperatorKernel {
 
  protected:
   c10::IValue& arg(torch::jit::Stack& stack, size_t i) const { return stack[stack.size() - info_.n_args() + i]; }
-
-  /// Returns the reduction argument and replaces it by "none".
-  int64_t take_reduction(torch::jit::Stack& stack) const {
-    return std::exchange(arg(stack, reduction_), c10::IValue(int64_t{at::Reduction::None})).toInt();
-  }
 
   /// A single sample has no batch dim to shard, so its classes are gathered. Returns true if the call had a single sample.
   bool answers_single_sample(torch::jit::Stack* stack) const {
@@ -57,7 +52,7 @@ class Forward final : public Loss {
 
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     if (answers_single_sample(stack)) return;
-    const int64_t reduction = take_reduction(*stack);
+    const int64_t reduction = std::exchange(arg(*stack, reduction_), c10::IValue(int64_t{at::Reduction::None})).toInt();
     dispatch(info_, stack);
     c10::IValue& terms = (*stack)[stack->size() - info_.n_returns()];
     if (reduction == at::Reduction::Mean) terms = at::mean(terms.toTensor());
@@ -71,12 +66,13 @@ class Backward final : public Loss {
 
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     if (answers_single_sample(stack)) return;
-    const int64_t reduction = take_reduction(*stack);
-    if (reduction != at::Reduction::None) {
+    const int64_t reduction = arg(*stack, reduction_).toInt();
+    if (reduction != at::Reduction::None) {  // the gradient of a sum of elements stays a number
       const Dims terms = sizes_of_terms(arg(*stack, 1).toTensor().sizes(), arg(*stack, 2).toTensor().sizes());
       at::Tensor grad = arg(*stack, 0).toTensor();
       if (reduction == at::Reduction::Mean) grad = grad / c10::multiply_integers(terms);
-      arg(*stack, 0) = grad.expand(terms);
+      arg(*stack, 0) = terms_ == Terms::kElements ? grad : grad.expand(terms);
+      arg(*stack, reduction_) = int64_t{terms_ == Terms::kElements ? at::Reduction::Sum : at::Reduction::None};
     }
     dispatch(info_, stack);
   }

@@ -4,6 +4,7 @@
 // its own classes (as vocabulary-parallel cross entropy does: Megatron-LM, 2019), and the loss is the sum.
 #include "ops/families.h"
 #include "ops/indexing/index_operand.h"
+#include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
 #include "ops/support/maybe_tensor.h"
 #include "ops/support/own_operator.h"
@@ -76,22 +77,50 @@ at::Tensor spread_shape(const at::Tensor&, const at::Tensor& input, const at::Te
   return at::empty_like(input);
 }
 
-/// "nc…,n…,c->n…" by the arguments' names.
-void describe(const OpCall& call, Signature& signature) {
-  Axes input = signature.add_factors(call.operands[call.operand_at("input")].sizes);
-  Axes target = input;
-  const int64_t dim = class_dim(static_cast<int64_t>(input.size()));
-  target.erase(target.begin() + dim);
-  for (const Operand& operand : call.operands) {
-    const std::string& name = call.name_of(operand);
-    signature.inputs.push_back(name == "input" ? input : name == "weight" ? Axes{input[dim]} : target);
-    SW_CHECK(operand.sizes.size() == signature.inputs.back().size(),
-             "[aten::nll_loss] {} of shape [{}] does not fit input of shape [{}]. Give it the shape of input without "
-             "the dim of classes.",
-             name, fmt::join(operand.sizes, ", "), fmt::join(call.operands[call.operand_at("input")].sizes, ", "));
+void check_fits(const std::string& name, c10::IntArrayRef sizes, size_t n_dims, c10::IntArrayRef input) {
+  SW_CHECK(sizes.size() == n_dims,
+           "[aten::nll_loss] {} of shape [{}] does not fit input of shape [{}]. Give it the shape of input without "
+           "the dim of classes.",
+           name, fmt::join(sizes, ", "), fmt::join(input, ", "));
+}
+
+/// The operands' axes by the arguments' names: "nc…,n…,c".
+struct LossAxes {
+  Axes input, target;
+
+  LossAxes(const OpCall& call, Signature& signature, const char* input_name) {
+    const auto& sizes = call.operands[call.operand_at(input_name)].sizes;
+    target = input = signature.add_factors(sizes);
+    const int64_t dim = class_dim(static_cast<int64_t>(input.size()));
+    target.erase(target.begin() + dim);
+    for (const Operand& operand : call.operands) {
+      const std::string& name = call.name_of(operand);
+      const bool is_number = name == "grad_output" || name == "total_weight";
+      signature.inputs.push_back(name == input_name ? input
+                                 : name == "weight" ? Axes{input[dim]}
+                                 : is_number        ? Axes()
+                                                    : target);
+      check_fits(name, operand.sizes, signature.inputs.back().size(), sizes);
+    }
   }
-  signature.outputs =
-      call.op.n_returns() == 2 ? decltype(signature.outputs){target, target} : decltype(signature.outputs){input};
+};
+
+void describe(const OpCall& call, Signature& signature) {
+  const LossAxes axes(call, signature, "input");
+  if (call.op.n_returns() == 2)
+    signature.outputs = {axes.target, axes.target};
+  else
+    signature.outputs = {axes.input};
+}
+
+/// The sum of the losses of whole rows of classes, and the sum of their weights; or the gradient from that of the sum.
+void describe_sum(const OpCall& call, Signature& signature) {
+  const LossAxes axes(call, signature, "self");
+  signature.factors[axes.input[class_dim(static_cast<int64_t>(axes.input.size()))].factor].is_whole = true;
+  if (call.op.n_returns() == 2)
+    signature.outputs = {Axes(), Axes()};
+  else
+    signature.outputs = {axes.input};
 }
 
 void localize_classes(const LocalCall& local, std::vector<c10::IValue>& args) {
@@ -161,11 +190,26 @@ void check_operands(const at::Tensor& self, const at::Tensor& target, const Mayb
               weight->scalar_type());
 }
 
+/// True if torch's operator may sum the losses of each rank: classes are whole, and sums keep their digits (in half precision a count stops at
+/// 2,048).
+bool are_summed(const at::Tensor& self, int64_t reduction) {
+  return is_dtensor(self) && reduction != at::Reduction::None && self.dim() > 1 && self.numel() > 0 &&
+         !at::isReducedFloatingType(self.scalar_type()) && !is_sharded_along(self, class_dim(self.dim()));
+}
+
+template <bool kIsPlane>
 Pair forward(const at::Tensor& self, const at::Tensor& targets, const MaybeTensor& weight, int64_t reduction,
              int64_t ignored) {
+  static const ByRule sum(kIsPlane ? "aten::nll_loss2d_forward" : "aten::nll_loss_forward");
   const at::Tensor target = is_dtensor(targets) ? of_all_ranks(targets) : targets;
   const int64_t n_classes = self.dim() > 0 ? self.size(class_dim(self.dim())) : 0;
   check_operands(self, target, weight, n_classes);
+  if (are_summed(self, reduction)) {
+    check_fits("target", target.sizes(), self.dim() - 1, self.sizes());
+    if (spec_of(self)->mesh()->size() > 1) check_range(target, n_classes, ignored);  // torch's operator checks it, too
+    const auto [total, weights] = sum.tensors<2>(self, target, weight, int64_t{at::Reduction::Sum}, ignored);
+    return {reduction == at::Reduction::Mean ? total / weights : total, weights};
+  }
   const auto [losses, weights] = picked(self, target, weight, ignored);
   check_range(target, n_classes, ignored);
   if (reduction == at::Reduction::None) return {losses, losses.new_zeros({})};
@@ -177,10 +221,14 @@ Pair forward(const at::Tensor& self, const at::Tensor& targets, const MaybeTenso
   return {(total / divisor).to(dtype), divisor.to(dtype)};
 }
 
+template <bool kIsPlane>
 at::Tensor backward(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target, const MaybeTensor& weight,
                     int64_t reduction, int64_t ignored, const at::Tensor& total_weight) {
+  static const ByRule of_sum(kIsPlane ? "aten::nll_loss2d_backward" : "aten::nll_loss_backward");
   if (reduction == at::Reduction::None) return spread_over(grad, self, target, weight, ignored);
   const at::Tensor of_each = reduction == at::Reduction::Mean ? grad / total_weight : grad;
+  if (are_summed(self, reduction))  // a sum's gradient reads no total weight
+    return of_sum(of_each, self, target, weight, int64_t{at::Reduction::Sum}, ignored, of_each);
   return spread_over(of_each.expand(target.sizes()), self, target, weight, ignored);
 }
 
@@ -243,8 +291,14 @@ void register_nll(RuleTable& table) {
       {&spread, &spread_shape});
   table.add("shardwise::nll_pick", Rule("nc…,n…,c->n…,n… {c: sum}", describe).localized(localize_classes));
   table.add("shardwise::nll_spread", Rule("n…,nc…,n…,c->nc…", describe).localized(localize_classes).linear_in_first());
-  for (const char* name : {"nll_loss_forward", "nll_loss2d_forward"}) aten_kernels().impl(name, &forward);
-  for (const char* name : {"nll_loss_backward", "nll_loss2d_backward"}) aten_kernels().impl(name, &backward);
+  for (const char* name : {"aten::nll_loss_forward", "aten::nll_loss2d_forward"})
+    table.add(name, Rule("sum of nc…,n…,c->,", describe_sum).sampled());
+  for (const char* name : {"aten::nll_loss_backward", "aten::nll_loss2d_backward"})
+    table.add(name, Rule("gradient of a sum of nc…,n…,c", describe_sum).linear_in_first().sampled());
+  aten_kernels().impl("nll_loss_forward", &forward<false>);
+  aten_kernels().impl("nll_loss2d_forward", &forward<true>);
+  aten_kernels().impl("nll_loss_backward", &backward<false>);
+  aten_kernels().impl("nll_loss2d_backward", &backward<true>);
   add_composition("cross_entropy_loss", &cross_entropy);
 }
 

@@ -11,8 +11,6 @@
 
 #include <ATen/Functions.h>
 
-#include <cmath>
-
 namespace shardwise {
 namespace {
 
@@ -53,7 +51,8 @@ int64_t n_reduced(const at::Tensor& self, at::OptionalIntArrayRef dims) {
 /// Half precision sums in float32, as torch does.
 at::ScalarType sum_dtype(at::ScalarType dtype) { return at::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
 
-/// The sum over all ranks, divided by the global count, which is right for uneven shards too.
+/// The sum over all ranks, divided by the global count, which is right for uneven shards too. Its derivative divides the gradient before it is
+/// expanded; torch's formula would divide a whole tensor on each rank.
 at::Tensor mean_dim(const at::Tensor& self, at::OptionalIntArrayRef dims, bool keepdim,
                     std::optional<at::ScalarType> dtype) {
   const at::ScalarType to = dtype.value_or(self.scalar_type());
@@ -65,34 +64,6 @@ at::Tensor mean_dim(const at::Tensor& self, at::OptionalIntArrayRef dims, bool k
 
 at::Tensor mean(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
   return mean_dim(self, {}, false, dtype);
-}
-
-/// Throws: torch's errors for powers whose norm of an empty tensor is undefined.
-void check_not_empty(const at::Tensor& self, double p, c10::IntArrayRef dims) {
-  TORCH_CHECK(!dims.empty() || self.numel() > 0, "linalg.vector_norm cannot compute the ", p,
-              " norm on an empty tensor because the operation does not have an identity");
-  for (const int64_t dim : dims)
-    TORCH_CHECK(self.dim() == 0 || self.size(dim) > 0, "linalg.vector_norm cannot compute the ", p,
-                " norm on the dimension ", dim,
-                " because this dimension is empty and the operation does not have an identity");
-}
-
-/// Computes the norm by sums of powers, or by maximum and minimum.
-at::Tensor vector_norm(const at::Tensor& self, const at::Scalar& ord, at::OptionalIntArrayRef dims, bool keepdim,
-                       std::optional<at::ScalarType> dtype) {
-  const double p = ord.toDouble();
-  const at::Tensor input = dtype ? self.to(*dtype) : self;
-  const at::ScalarType to = at::toRealValueType(input.scalar_type());
-  const at::ScalarType wide = sum_dtype(to);
-  SW_CHECK(at::isFloatingType(to), "[aten::linalg_vector_norm] the norm of {} is not defined. Pass a floating dtype=.",
-           c10::toString(input.scalar_type()));
-  if (p < 0) check_not_empty(self, p, dims.value_or(at::IntArrayRef()));
-  const at::Tensor sizes = at::abs(input);
-  if (p == INFINITY) return at::amax(sizes, dims.value_or(at::IntArrayRef()), keepdim);
-  if (p == -INFINITY) return at::amin(sizes, dims.value_or(at::IntArrayRef()), keepdim);
-  if (p == 0) return at::sum(sizes.ne(0), dims, keepdim, wide).to(to);
-  if (p == 1) return at::sum(sizes, dims, keepdim, wide).to(to);
-  return at::sum(sizes.to(wide).pow(p), dims, keepdim).pow(1 / p).to(to);
 }
 
 at::Tensor norm_of_dims(const at::Tensor& self, const std::optional<at::Scalar>& p, c10::IntArrayRef dims,
@@ -160,18 +131,17 @@ void register_reductions(RuleTable& table) {
   table.add("aten::any.dims", reduction_of_listed_dims(Reduce::kMax));
   table.add("aten::all.dims", reduction_of_listed_dims(Reduce::kMin));
   table.add({"aten::prod", "aten::prod.dim_int"}, reduction(Reduce::kProduct));
-  table.add(
-      {"aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim", "aten::aminmax", "aten::median",
-       "aten::nanmedian", "aten::median.dim", "aten::nanmedian.dim", "aten::mode", "aten::kthvalue", "aten::logsumexp",
-       "aten::var.correction", "aten::std.correction", "aten::var_mean.correction", "aten::std_mean.correction"},
-      whole_reduction());
+  table.add({"aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim", "aten::aminmax", "aten::median",
+             "aten::nanmedian", "aten::median.dim", "aten::nanmedian.dim", "aten::mode", "aten::kthvalue",
+             "aten::logsumexp", "aten::var.correction", "aten::std.correction", "aten::var_mean.correction",
+             "aten::std_mean.correction", "aten::linalg_vector_norm"},
+            whole_reduction());
   table.add("shardwise::diagonal_sum", Rule("ij->").linear().localized(localize_diagonal));
   table.add("shardwise::identity_like", Rule("ij->ij").localized(localize_diagonal));
   aten_kernels().impl("trace", &trace_of);
   aten_autograd_kernels().impl("trace", &differentiable_trace);
-  aten_kernels().impl("mean", &mean);
-  aten_kernels().impl("mean.dim", &mean_dim);
-  aten_kernels().impl("linalg_vector_norm", &vector_norm);
+  add_composition("mean", &mean);
+  add_composition("mean.dim", &mean_dim);
   aten_kernels().impl("norm.ScalarOpt_dim", &norm_of_dims);
   aten_kernels().impl("norm.ScalarOpt_dim_dtype", &norm_of_dims_to);
   add_torch_compositions({"norm.Scalar", "norm.ScalarOpt_dtype", "dist", "_foreach_powsum.Scalar"});

@@ -20,10 +20,13 @@ void ByRule::run(torch::jit::Stack& stack) const { dispatch(info_, &stack); }
 
 bool is_sharded_along(const at::Tensor& tensor, c10::IntArrayRef dims) {
   if (!is_dtensor(tensor) || tensor.numel() == 0) return false;
-  return std::ranges::any_of(spec_of(tensor)->placements(), [&](const Placement& placement) {
-    const auto is_split = [&](int64_t dim) { return c10::maybe_wrap_dim(dim, tensor.dim()) == placement.split_dim(); };
-    return placement.split_dim() >= 0 && (dims.empty() || std::ranges::any_of(dims, is_split));
-  });
+  const Spec& spec = *spec_of(tensor);
+  for (int64_t m = 0; m < spec.mesh()->ndim(); ++m) {
+    const int64_t split = spec.mesh()->size(m) > 1 ? spec.placements()[m].split_dim() : -1;
+    const auto is_split = [&](int64_t dim) { return c10::maybe_wrap_dim(dim, tensor.dim()) == split; };
+    if (split >= 0 && (dims.empty() || std::ranges::any_of(dims, is_split))) return true;
+  }
+  return false;
 }
 
 bool is_sharded_along(const at::Tensor& tensor, int64_t dim) { return is_sharded_along(tensor, c10::IntArrayRef(dim)); }

@@ -45,7 +45,7 @@ class ByRule {
   OpInfo info_;
 };
 
-/// True if tensor dim `dim` (negative: from the end) is sharded and the tensor has elements.
+/// True if tensor dim `dim` (negative: from the end) is divided and the tensor has elements. A mesh dim of one rank divides nothing.
 bool is_sharded_along(const at::Tensor& tensor, int64_t dim);
 /// The same for any of `dims`, or for any dim at all if `dims` is empty.
 bool is_sharded_along(const at::Tensor& tensor, c10::IntArrayRef dims);

@@ -1,6 +1,7 @@
 #include "runtime/api/gradients.h"
 
 #include "runtime/api/redistribute.h"
+#include "runtime/redistribute/execute.h"
 #include "runtime/tensor/object_lock.h"
 #include "runtime/tensor/subclass.h"
 #include "runtime/tensor/version_counter.h"
@@ -20,6 +21,14 @@ at::Tensor without_history(const at::Tensor& object) {
   }
 }
 
+/// True for a replica whose elements share memory. torch copies such a gradient before it keeps or changes it, so slices of it may share its memory.
+bool is_expanded(const Spec& spec) {
+  if (!spec.layout().is_replicated()) return false;
+  for (int64_t dim = 0; dim < spec.dim(); ++dim)
+    if (spec.sizes()[dim] > 1 && spec.strides()[dim] == 0) return true;
+  return false;
+}
+
 at::Tensor detached_counted_by(const at::Tensor& piece, const c10::VariableVersion& version) {
   constexpr c10::DispatchKeySet kWrapped(
       {c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Python});
@@ -33,8 +42,14 @@ at::Tensor detached_counted_by(const at::Tensor& piece, const c10::VariableVersi
 }  // namespace
 
 at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec, const PlanOptions& options) {
-  return grad.defined() && is_dtensor(grad) ? redistribute(grad, spec.mesh(), spec.placements().vec(), {options})
-                                            : grad;
+  if (!grad.defined() || !is_dtensor(grad)) return grad;
+  const auto* impl = maybe_dtensor(grad);
+  const SpecPtr& from = impl->spec();
+  if (!is_expanded(*from) || from->mesh() != spec.mesh() || spec.layout().has_terms() || records(grad) ||
+      grad._fw_grad(/*level=*/0).defined())
+    return redistribute(grad, spec.mesh(), spec.placements().vec(), {options});
+  const SpecPtr to = Spec::intern(from->mesh(), from->sizes(), spec.placements().vec(), from->strides(), from->dtype());
+  return wrap(to, move(*impl, to, options, MoveMemory::kShared));
 }
 
 void share_version(const at::Tensor& tensor, const at::Tensor& other) {

@@ -9,7 +9,8 @@ namespace shardwise {
 /// True if autograd records operations on `tensor`.
 inline bool records(const at::Tensor& tensor) { return tensor.requires_grad() && c10::GradMode::is_enabled(); }
 
-/// `grad` redistributed to the mesh and placements of `spec`. Undefined and plain gradients are returned unchanged.
+/// `grad` redistributed to the mesh and placements of `spec`. Slices of an expanded replica stay expanded. Undefined and plain gradients
+/// are returned unchanged.
 at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec, const PlanOptions& options = {});
 
 /// Gives `tensor` the version counter of `other`, whose memory it shares: a write to either counts for both. Inference tensors have no

@@ -132,7 +132,8 @@ class StartedMove final : public PendingMove {
 
 }  // namespace
 
-Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination, const PlanOptions& options) {
+Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination, const PlanOptions& options,
+            MoveMemory memory) {
   if (source == destination) return shards;
   check_move(source, destination);
   check_no_traced_subclass(shards);
@@ -144,7 +145,10 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
   const ProfilerSpan span([&] { return fmt::format("shardwise::move {}", layouts()); });
   Moving moving(source, shards, destination, options);
   if (destination->mesh()->is_meta()) return pieces_on_meta(*destination);
-  run_to_end(moving, source->mesh() != destination->mesh());
+  if (memory == MoveMemory::kShared)
+    moving.run_for_readers();
+  else
+    run_to_end(moving, source->mesh() != destination->mesh());
   return moving.pieces();
 }
 
@@ -159,11 +163,11 @@ std::optional<Shards> move_owned_rows(const DTensorImpl& tensor, const SpecPtr& 
   return rows->move_as(destination);
 }
 
-Shards move(const DTensorImpl& tensor, const SpecPtr& destination, const PlanOptions& options) {
+Shards move(const DTensorImpl& tensor, const SpecPtr& destination, const PlanOptions& options, MoveMemory memory) {
   if (auto rows = move_owned_rows(tensor, destination)) return *std::move(rows);
   if (tensor.spec() == destination) return tensor.local_tensors();
   if (tensor.holds_subclass()) return move_subclass(tensor, destination);
-  return move(tensor.spec(), tensor.shards(), destination, options);
+  return move(tensor.spec(), tensor.shards(), destination, options, memory);
 }
 
 bool leaves_in_place(const Spec& source, const Spec& destination) {

@@ -12,17 +12,23 @@ namespace shardwise {
 
 class DTensorImpl;
 
-/// This rank's pieces of the tensor laid out as `destination`: the source's own pieces if nothing changes, otherwise new memory.
+/// Whether the pieces of a move may be views of the source's pieces: then nobody may write to them.
+enum class MoveMemory : uint8_t { kOwn, kShared };
+
+/// This rank's pieces of the tensor laid out as `destination`: the source's own pieces if nothing changes, otherwise new memory. With kShared
+/// a piece whose values this rank has is a view, unless another step of the move makes new memory.
 /// Below autograd. Collective over both meshes. With two different meshes, other ranks of the world do nothing.
 ///
 /// On meta (DeviceMesh::on_meta) nothing is sent. A source with memory may move to a mesh on meta, but not back.
 ///
 /// Throws: c10::ValueError for different sizes, dtypes or worlds, c10::NotImplementedError for a move out of meta. Cost: plan()'s traffic,
 /// and buffers of at most the bytes sent and received. Plans come from a cache of this thread.
-Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination, const PlanOptions& options = {});
+Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination, const PlanOptions& options = {},
+            MoveMemory memory = MoveMemory::kOwn);
 
 /// The same for a tensor. If its rows have owners (runtime/tensor/owned_rows.h), the owners send each row once to each rank that lacks it.
-Shards move(const DTensorImpl& tensor, const SpecPtr& destination, const PlanOptions& options = {});
+Shards move(const DTensorImpl& tensor, const SpecPtr& destination, const PlanOptions& options = {},
+            MoveMemory memory = MoveMemory::kOwn);
 /// Only the move by owners. Returns nothing, and sends nothing, if the rows have no owners or `destination` is Partial.
 std::optional<Shards> move_owned_rows(const DTensorImpl& tensor, const SpecPtr& destination);
 

@@ -10,6 +10,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/hash.h>
 
+#include <algorithm>
+
 namespace shardwise {
 
 void check_move(const SpecPtr& source, const SpecPtr& destination) {
@@ -105,18 +107,40 @@ std::vector<at::Tensor> Moving::begin_reduction() {
 void Moving::run(bool stops_at_last_sending) {
   while (!is_done()) {
     const bool is_last = static_cast<int>(next_) == plan_->last_sending;
-    if (!takes_part(next())) {
-      skip();
-    } else if (stops_at_last_sending && is_last) {
-      return;
-    } else if (!next().step.has_boxes()) {
-      run_in_place();
-    } else {
-      ExchangeRun exchange = begin();
-      exchange.start();
-      arrive(std::move(exchange.finish()[0]));
-    }
+    if (stops_at_last_sending && is_last && takes_part(next())) return;
+    run_next();
   }
+}
+
+void Moving::run_for_readers() {
+  while (!is_done())
+    if (!take_views()) run_next();
+}
+
+void Moving::run_next() {
+  if (!takes_part(next())) {
+    skip();
+  } else if (!next().step.has_boxes()) {
+    run_in_place();
+  } else {
+    ExchangeRun exchange = begin();
+    exchange.start();
+    arrive(std::move(exchange.finish()[0]));
+  }
+}
+
+bool Moving::take_views() {
+  const OwnStep& own = next();
+  if (!takes_part(own) || !own.is_local || !own.step.has_boxes() || own.to->flat_sizes()) return false;
+  const auto& to = own.to->boxes();
+  const auto is_one_part = [&](const Transfer& part) { return part.box.sizes == to[part.piece].sizes; };
+  if (own.part.receives.size() != to.size() || !std::ranges::all_of(own.part.receives, is_one_part)) return false;
+  Shards views(to.size());
+  for (const Transfer& part : own.part.receives)
+    views[part.piece] = narrowed(pieces_[part.from_piece], own.from->boxes()[part.from_piece], part.box);
+  pieces_ = std::move(views);
+  ++next_;
+  return true;
 }
 
 void Moving::own() {

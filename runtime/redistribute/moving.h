@@ -66,9 +66,16 @@ class Moving {
   /// Runs to the end, or stops before the last step that sends something.
   void run(bool stops_at_last_sending = false);
 
+  /// Runs to the end. A step that only narrows this rank's pieces makes views of them, so nobody may write to the result.
+  void run_for_readers();
+
   ExchangeRun begin() const { return ExchangeRun(participants_of(next()), {item()}, device_); }
 
  private:
+  /// Takes the next step without a copy, if views of this rank's pieces are its result.
+  bool take_views();
+  void run_next();
+
   /// Makes replicas Partial: the first coordinate keeps the value, the others get the reduction's neutral element.
   void make_partial(const OwnStep& own);
 

@@ -92,7 +92,7 @@ Shards move_operand(const DTensorImpl& operand, const SpecPtr& to) {
   const SpecPtr& spec = operand.spec();
   const bool is_number_elsewhere =
       spec->mesh() != to->mesh() && spec->dim() == 0 && !spec->mesh()->is_meta() && !to->mesh()->is_meta();
-  return is_number_elsewhere ? move_number(spec, operand.shards(), to) : move(operand, to);
+  return is_number_elsewhere ? move_number(spec, operand.shards(), to) : move(operand, to, {}, MoveMemory::kShared);
 }
 
 }  // namespace shardwise

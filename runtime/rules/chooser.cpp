@@ -100,6 +100,7 @@ class Chooser {
         break;
     }
     if (int dim = dim_with(axes, choice.factor); dim >= 0) return Placement::shard(dim);
+    if (signature_.factors[choice.factor].is_whole) return Placement::replicate();
     if (i < 0) {
       const auto& reduce = signature_.factors[choice.factor].reduce;
       return reduce ? std::optional(Placement::partial(*reduce)) : std::nullopt;
@@ -121,7 +122,8 @@ class Chooser {
     for (size_t factor = 0; factor < signature_.factors.size(); ++factor) {
       const bool is_input = std::ranges::any_of(
           signature_.inputs, [&](const Axes& axes) { return dim_with(axes, static_cast<int>(factor)) >= 0; });
-      if (!signature_.factors[factor].is_whole && is_input)
+      // A mesh dim of one rank divides nothing: a whole factor stays whole there, and outputs without it are whole.
+      if (is_input && (!signature_.factors[factor].is_whole || mesh_->size(mesh_dim) == 1))
         result.push_back({Choice::Kind::kFactor, static_cast<int>(factor)});
     }
     return result;

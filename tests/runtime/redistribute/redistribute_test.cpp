@@ -426,6 +426,19 @@ TEST(RedistributeTest, LocalSlicesSendNothing) {
   });
 }
 
+TEST(RedistributeTest, ReadersShareTheMemoryOfASlice) {
+  run_ranks(4, [](World&) {
+    auto mesh = make_mesh({2, 2});
+    const at::Tensor x = lay_out(at::arange(15).view({5, 3}), mesh, Placements(2));
+    const auto& own = maybe_dtensor(x)->shards();
+    const SpecPtr slice = spec_of(x)->with_placements({Placement::shard(0), Placement::shard(1)});
+    const Shards read = move(spec_of(x), own, slice, {}, MoveMemory::kShared), kept = move(spec_of(x), own, slice);
+    EXPECT_TRUE(read[0].is_alias_of(own[0]));
+    EXPECT_FALSE(kept[0].is_alias_of(own[0]));
+    EXPECT_TRUE(read[0].equal(kept[0]));
+  });
+}
+
 TEST(RedistributeTest, RanksThatMoveDifferentlyAreNamedUnderTheOrderCheck) {
   const bool was_on = set_order_check(true);
   const std::string error = error_of_ranks(2, [](World& world) {
