@@ -161,15 +161,15 @@ at::Tensor of_all_ranks(const at::Tensor& tensor) {
 
 bool is_replica(const at::Tensor& tensor) { return is_dtensor(tensor) && spec_of(tensor)->layout().is_replicated(); }
 
-/// The sum of `weights`, which picked() gave for these targets. It is no Partial, because the backward reads it, too. Replicated targets give it
-/// without a message.
-at::Tensor sum_of_weights(const at::Tensor& weights, const at::Tensor& target, const MaybeTensor& weight,
-                          int64_t ignored, at::ScalarType dtype) {
-  if (!is_replica(target) || (is_given(weight) && !is_replica(*weight))) return of_all_ranks(at::sum(weights, dtype));
+/// The sum of the weights of all targets; `sum`: that of each rank's. It is no Partial, because the backward reads it, too. Replicated targets give
+/// it without a message.
+at::Tensor sum_of_weights(const at::Tensor& sum, const at::Tensor& target, const MaybeTensor& weight, int64_t ignored) {
+  if (!spec_of(sum)->layout().has_terms()) return sum;
+  if (!is_replica(target) || (is_given(weight) && !is_replica(*weight))) return of_all_ranks(sum);
   const at::Tensor counts = target.ne(ignored);
-  if (!is_given(weight)) return counts.sum(dtype);
+  if (!is_given(weight)) return counts.sum(sum.scalar_type());
   const at::Tensor classes = target.to(at::kLong).mul(counts).reshape(-1);
-  return weight->index_select(0, classes).mul(counts.reshape(-1)).sum(dtype);
+  return weight->index_select(0, classes).mul(counts.reshape(-1)).sum(sum.scalar_type());
 }
 
 void check_weight(const at::Tensor& weight, int64_t n_classes) {
@@ -208,16 +208,18 @@ Pair forward(const at::Tensor& self, const at::Tensor& targets, const MaybeTenso
     check_fits("target", target.sizes(), self.dim() - 1, self.sizes());
     if (spec_of(self)->mesh()->size() > 1) check_range(target, n_classes, ignored);  // torch's operator checks it, too
     const auto [total, weights] = sum.tensors<2>(self, target, weight, int64_t{at::Reduction::Sum}, ignored);
-    return {reduction == at::Reduction::Mean ? total / weights : total, weights};
+    if (reduction == at::Reduction::Sum) return {total, weights};
+    const at::Tensor divisor = sum_of_weights(weights, target, weight, ignored);
+    return {total / divisor, divisor};
   }
   const auto [losses, weights] = picked(self, target, weight, ignored);
   check_range(target, n_classes, ignored);
   if (reduction == at::Reduction::None) return {losses, losses.new_zeros({})};
   const at::ScalarType dtype = self.scalar_type();
   const auto wide = at::isReducedFloatingType(dtype) ? at::kFloat : dtype;  // in half precision a count stops at 2,048
-  const at::Tensor total = at::sum(losses, wide);
-  if (reduction == at::Reduction::Sum) return {total.to(dtype), at::sum(weights, wide).to(dtype)};
-  const at::Tensor divisor = sum_of_weights(weights, target, weight, ignored, wide);
+  const at::Tensor total = at::sum(losses, wide), sum = at::sum(weights, wide);
+  if (reduction == at::Reduction::Sum) return {total.to(dtype), sum.to(dtype)};
+  const at::Tensor divisor = sum_of_weights(sum, target, weight, ignored);
   return {(total / divisor).to(dtype), divisor.to(dtype)};
 }
 
@@ -259,7 +261,7 @@ at::Tensor smooth_part(const at::Tensor& log_probs, const at::Tensor& target, co
   if (reduction == at::Reduction::None) return terms;
   if (reduction == at::Reduction::Sum) return terms.sum();
   const at::Tensor weights = std::get<1>(picked(log_probs.detach(), target, weight, ignored));
-  return terms.sum() / sum_of_weights(weights, target, weight, ignored, weights.scalar_type());
+  return terms.sum() / sum_of_weights(weights.sum(), target, weight, ignored);
 }
 
 /// The same composition as torch's, without selections whose sizes depend on values.
