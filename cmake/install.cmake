@@ -22,11 +22,11 @@ install(EXPORT shardwise NAMESPACE shardwise:: FILE shardwiseTargets.cmake DESTI
 
 # Our headers name each other by room ("placements/box.h"), so include/shardwise is on the path of a consumer, too.
 if(SHARDWISE_LAYERS)
-  install(DIRECTORY kernels numbers text placements plans pictures runtime ops threads wrappers
+  install(DIRECTORY kernels text placements plans pictures runtime ops threads wrappers
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwise FILES_MATCHING PATTERN *.h)
   install(DIRECTORY shardwise DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN *.h)
 else()
-  install(DIRECTORY numbers text placements plans runtime ops threads
+  install(DIRECTORY text placements plans runtime ops threads
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwise FILES_MATCHING PATTERN *.h PATTERN ops/embedding EXCLUDE)
   install(FILES shardwise/placements.h shardwise/device_mesh.h shardwise/dtensor.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwise)
 endif()

@@ -1,6 +1,6 @@
 # The core, which a DTensor needs, and the layers above it. No Python.
 #
-#   libshardwise_core      text/, placements/, plans/ (pure: without torch's headers), numbers/ (raw pointers), runtime/, ops/ without lookups
+#   libshardwise_core      text/, placements/, plans/ (pure: without torch's headers), runtime/ (its numbers/: raw pointers), ops/ without lookups
 #   libshardwise           kernels/ (raw pointers), ops/embedding/, pictures/, wrappers/ and shardwise/
 #   libshardwise_threads   threads/: ranks as threads, for tests and notebooks. A static library
 #
@@ -48,13 +48,13 @@ file(GLOB pure_sources CONFIGURE_DEPENDS text/*.cpp placements/*.cpp plans/*.cpp
 shardwise_pure_objects(shardwise_pure ${pure_sources})
 
 # Numbers are the same bits on every CPU where no product and sum is fused. Square roots become vector code where they need not set errno.
-file(GLOB number_sources CONFIGURE_DEPENDS numbers/*.cpp)
+file(GLOB number_sources CONFIGURE_DEPENDS runtime/numbers/*.cpp)
 set(number_options -ffp-contract=off -fno-math-errno)
 shardwise_kernel_objects(shardwise_numbers "${number_sources}" "${number_options}")
 
 set(core_api shardwise/device_mesh.cpp shardwise/dtensor.cpp)
 file(GLOB core_sources CONFIGURE_DEPENDS runtime/*/*.cpp ops/*.cpp ops/*/*.cpp)
-list(FILTER core_sources EXCLUDE REGEX "/ops/embedding/")
+list(FILTER core_sources EXCLUDE REGEX "/ops/embedding/|/runtime/numbers/")
 # Compiled alone: it changes with every commit.
 configure_file(cmake/version.cpp.in generated/version.cpp @ONLY)
 set_source_files_properties(${PROJECT_BINARY_DIR}/generated/version.cpp PROPERTIES

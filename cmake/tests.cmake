@@ -1,4 +1,4 @@
-# pure_test (placements, numbers, pictures, the traffic of plans and the planner of embeddings) and kernels_test (those rooms alone: milliseconds), runtime_test
+# pure_test (placements, random numbers, pictures, the traffic of plans, the planner of embeddings) and kernels_test (those rooms alone: milliseconds), runtime_test
 # (everything else in C++), gloo_test, and cuda_kernels_test with its twin that needs no GPU. Without the layers, those of the core.
 
 find_package(GTest QUIET)
@@ -13,7 +13,7 @@ if(NOT TARGET GTest::gtest_main)
   FetchContent_MakeAvailable(googletest)
 endif()
 
-file(GLOB number_tests CONFIGURE_DEPENDS tests/numbers/*_test.cpp)
+file(GLOB number_tests CONFIGURE_DEPENDS tests/runtime/numbers/*_test.cpp)
 set_source_files_properties(${number_tests} PROPERTIES COMPILE_OPTIONS "${number_options};-O3")  # vector code, as in the library
 file(GLOB pure_tests CONFIGURE_DEPENDS tests/placements/*_test.cpp tests/plans/traffic_matrix_test.cpp)
 if(SHARDWISE_LAYERS)
@@ -43,7 +43,7 @@ target_link_libraries(collective_test_objects PUBLIC GTest::gtest)
 file(GLOB runtime_tests CONFIGURE_DEPENDS
   tests/support/*.cpp tests/plans/*_test.cpp tests/runtime/*/*_test.cpp tests/ops/*/*_test.cpp tests/threads/*_test.cpp
   tests/wrappers/*_test.cpp tests/wrappers/fsdp/*_test.cpp tests/shardwise/*_test.cpp)
-list(REMOVE_ITEM runtime_tests ${collective_tests} ${pure_tests})
+list(REMOVE_ITEM runtime_tests ${collective_tests} ${pure_tests} ${number_tests})
 if(NOT SHARDWISE_LAYERS)
   list(FILTER runtime_tests EXCLUDE REGEX "/tests/(ops/embedding|wrappers|shardwise)/|/tests/support/embedding_problem.cpp$")
 endif()

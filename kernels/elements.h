@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/rows.h"
-#include "numbers/elements.h"
+#include "runtime/numbers/elements.h"
 
 #include <cstring>
 #include <type_traits>

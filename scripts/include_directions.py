@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the bottom up. A file belongs to the longest room that its path begins with.
 CORE = [
-    "numbers",
+    "runtime/numbers",
     "text",
     "placements",
     "plans",
@@ -55,7 +55,7 @@ LAYERS = [
 ORDER = [*CORE, *LAYERS, "python", "python/layers"]
 
 # The core's public headers: these rooms, and these headers of the others. The layers may include no other header of the core.
-PUBLIC_ROOMS = {"numbers", "text", "placements", "plans", "runtime/comm", "runtime/tensor", "runtime/api"}
+PUBLIC_ROOMS = {"runtime/numbers", "text", "placements", "plans", "runtime/comm", "runtime/tensor", "runtime/api"}
 PUBLIC_HEADERS = {
     "ops/support/agreed_range.h",
     "ops/support/derivative.h",
@@ -84,7 +84,7 @@ EXCEPT["wrappers/fsdp"] |= {"pictures", "wrappers", "wrappers/distributed_embedd
 EXCEPT["python"] = set(LAYERS) - {"threads"}
 EXCEPT["python/layers"] = {"kernels"}
 
-PURE = {"kernels", "numbers", "text", "placements", "plans", "pictures", "wrappers/embedding_plan"}
+PURE = {"kernels", "runtime/numbers", "text", "placements", "plans", "pictures", "wrappers/embedding_plan"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 FORBIDDEN_IN_PURE = re.compile(r"^(torch|ATen|caffe2|c10/core)/")
 FORBIDDEN_OUTSIDE_PYTHON = re.compile(r"^(Python\.h|pybind11/|torch/csrc/utils/pybind)")

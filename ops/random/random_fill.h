@@ -1,7 +1,7 @@
 // ops/random/random_fill.h: fills distributed tensors with random numbers, by global element index.
 #pragma once
 
-#include "numbers/draw.h"
+#include "runtime/numbers/draw.h"
 #include "runtime/tensor/dtensor_impl.h"
 
 #include <ATen/core/Generator.h>

@@ -4,8 +4,8 @@
 // as 1, 2, 3, 2011) computes any place of its sequence at once.
 #pragma once
 
-#include "numbers/draw.h"
-#include "numbers/random_math.h"
+#include "runtime/numbers/draw.h"
+#include "runtime/numbers/random_math.h"
 #include "runtime/tensor/spec.h"
 
 #include <ATen/core/PhiloxRNGEngine.h>

@@ -1,4 +1,4 @@
-// numbers/random_math.h: fractions, logarithms and normal numbers of random bits.
+// runtime/numbers/random_math.h: fractions, logarithms and normal numbers of random bits.
 //
 // The functions have no branches, so that loops over elements become vector code. They give the same bits on every CPU where they are compiled
 // without fused products and sums, as the sources of this folder are. The polynomials are those of fdlibm (Sun Microsystems, 1993). Normal

@@ -1,4 +1,4 @@
-// numbers/elements.h: 16-bit element types, and kernels compiled for several CPUs.
+// runtime/numbers/elements.h: 16-bit element types, and kernels compiled for several CPUs.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,10 @@
-// numbers/philox.h: the random bits of many blocks at once. Only for sources of this folder.
+// runtime/numbers/philox.h: the random bits of many blocks at once. Only for sources of this folder.
 //
 // Block b of Philox-4x32-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011) has the counter (0, 0, b), and holds 64 bits
 // for element 2b and 64 bits for element 2b + 1. torch's at::Philox4_32 gives the same bits for the subsequence b.
 #pragma once
 
-#include "numbers/elements.h"
+#include "runtime/numbers/elements.h"
 
 #include <cstdint>
 #include <cstring>

@@ -1,4 +1,4 @@
-// numbers/draw.h: random numbers of distributions, by element index, into raw memory.
+// runtime/numbers/draw.h: random numbers of distributions, by element index, into raw memory.
 //
 // Element i of a draw is a function of the draw's seed and of i alone. It has the same bits on every CPU, except that log-normal and Cauchy
 // numbers take exponentials and tangents of the C library.

@@ -1,9 +1,9 @@
-// numbers/distributions.h: random bits to numbers, and numbers to elements. Only for sources of this folder.
+// runtime/numbers/distributions.h: random bits to numbers, and numbers to elements. Only for sources of this folder.
 #pragma once
 
-#include "numbers/draw.h"
-#include "numbers/elements.h"
-#include "numbers/random_math.h"
+#include "runtime/numbers/draw.h"
+#include "runtime/numbers/elements.h"
+#include "runtime/numbers/random_math.h"
 
 #include <algorithm>
 #include <bit>

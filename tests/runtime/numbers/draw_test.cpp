@@ -1,7 +1,7 @@
-#include "numbers/draw.h"
+#include "runtime/numbers/draw.h"
 
-#include "numbers/distributions.h"
-#include "numbers/philox.h"
+#include "runtime/numbers/distributions.h"
+#include "runtime/numbers/philox.h"
 
 #include <gtest/gtest.h>
 
