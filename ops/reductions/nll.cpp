@@ -200,14 +200,14 @@ bool are_summed(const at::Tensor& self, int64_t reduction) {
 template <bool kIsPlane>
 Pair forward(const at::Tensor& self, const at::Tensor& targets, const MaybeTensor& weight, int64_t reduction,
              int64_t ignored) {
-  static const ByRule sum(kIsPlane ? "aten::nll_loss2d_forward" : "aten::nll_loss_forward");
+  static const ByRule summed(kIsPlane ? "aten::nll_loss2d_forward" : "aten::nll_loss_forward");
   const at::Tensor target = is_dtensor(targets) ? of_all_ranks(targets) : targets;
   const int64_t n_classes = self.dim() > 0 ? self.size(class_dim(self.dim())) : 0;
   check_operands(self, target, weight, n_classes);
   if (are_summed(self, reduction)) {
     check_fits("target", target.sizes(), self.dim() - 1, self.sizes());
     if (spec_of(self)->mesh()->size() > 1) check_range(target, n_classes, ignored);  // torch's operator checks it, too
-    const auto [total, weights] = sum.tensors<2>(self, target, weight, int64_t{at::Reduction::Sum}, ignored);
+    const auto [total, weights] = summed.tensors<2>(self, target, weight, int64_t{at::Reduction::Sum}, ignored);
     if (reduction == at::Reduction::Sum) return {total, weights};
     const at::Tensor divisor = sum_of_weights(weights, target, weight, ignored);
     return {total / divisor, divisor};

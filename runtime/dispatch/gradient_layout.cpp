@@ -59,10 +59,13 @@ bool is_returned(DTensorImpl& leaf) {
   return found != nodes->end() && found->second.captures_ != nullptr;
 }
 
-/// `grad` as `wanted`, in the same memory. Pre: leaves_in_place().
-at::Tensor placed_as(const at::Tensor& grad, const SpecPtr& wanted) {
+/// `grad` with the placements of `wanted`, in the same memory. It keeps its strides: torch copies an expanded gradient before it keeps it.
+/// Pre: leaves_in_place().
+at::Tensor placed_as(const at::Tensor& grad, const Spec& wanted) {
   const DTensorImpl& impl = *maybe_dtensor(grad);
-  at::Tensor result = wrap(wanted, impl.shards());
+  const Spec& own = *impl.spec();
+  at::Tensor result =
+      wrap(Spec::intern(own.mesh(), own.sizes(), wanted.placements().vec(), own.strides(), own.dtype()), impl.shards());
   begin_view(result, origin_of(impl));
   share_version(result, grad);
   return result;
@@ -151,7 +154,7 @@ class GradientLayout final : public torch::autograd::FunctionPreHook {
     const SpecPtr wanted = grad ? wanted_layout(leaf_, *grad) : nullptr;
     if (!wanted) return grads;
     const bool is_recorded = at::GradMode::is_enabled();
-    if (!is_recorded && may_stay(grads[0], *wanted)) return {placed_as(grads[0], wanted)};
+    if (!is_recorded && may_stay(grads[0], *wanted)) return {placed_as(grads[0], *wanted)};
     if (const auto& gradients = accumulated(); gradients && !is_recorded) {
       gradients->note(leaf_, place_);
       return grads;
