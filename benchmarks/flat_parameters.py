@@ -6,7 +6,7 @@ from torch import nn
 
 
 class FlatUnit:
-    """The parameters of `modules`, gathered by one all-gather and reduced by one reduce-scatter. `is_kept`: from the forward to the backward."""
+    """The parameters of `modules`, gathered by one all-gather and reduced by one reduce-scatter (an all-reduce over Gloo). `is_kept`: from the forward to the backward."""
 
     def __init__(self, modules, is_kept):
         self.is_kept = is_kept
@@ -16,7 +16,8 @@ class FlatUnit:
         self.shapes, self.sizes = [each.shape for each in wholes], [each.numel() for each in wholes]
         flat = torch.cat([each.flatten() for each in wholes])
         n_ranks = dist.get_world_size()
-        flat = nn.functional.pad(flat, (0, -len(flat) % n_ranks))
+        self.sizes.append(-len(flat) % n_ranks)  # of zeros at the end
+        flat = nn.functional.pad(flat, (0, self.sizes[-1]))
         self.own = nn.Parameter(flat.chunk(n_ranks)[dist.get_rank()].clone())
         self.whole = flat.requires_grad_()
         self.n_bytes = flat.untyped_storage().nbytes()
@@ -41,7 +42,7 @@ class FlatUnit:
 
     def set_parameters(self):
         self.gather()
-        parts = self.whole[: sum(self.sizes)].split(self.sizes)
+        parts = self.whole.split(self.sizes)
         for (module, name), part, shape in zip(self.places, parts, self.shapes):
             setattr(module, name, part.view(shape))
 

@@ -40,7 +40,7 @@ class Summed(Function):
 
     @staticmethod
     def forward(ctx, x):
-        return summed(x.detach().clone(memory_format=torch.contiguous_format))
+        return summed(x.detach().contiguous())
 
     @staticmethod
     @once_differentiable
@@ -58,7 +58,7 @@ class Copied(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        return summed(grad.clone(memory_format=torch.contiguous_format))
+        return summed(grad.contiguous())
 
 
 class CrossEntropy(Function):

@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 4 benchmarks/fully_shard.py --widths 64 128 256 512 --turns 15
 
 Each side shards every layer and then the model, and steps with AdamW. A turn runs each side once; a step ends when the slowest rank is
-done. "cpu" is the CPU time of this rank's process. "peak" is the most bytes of tensors at one time within a step, minus the bytes before
-the step, as torch's allocator counts them on rank 0. So it excludes parameters, gradients and the optimizer's state, which are the same on
-both sides. "MB" is received by rank 0 with Shardwise. "bound" is the least it must receive: the parts of the parameters that it lacks, once
+done. "cpu" is the CPU time of a rank's process, the mean over ranks. "peak" is the most bytes of tensors at one time within a step, minus
+the bytes before the step, as torch's allocator counts them on rank 0. So it excludes parameters, gradients and the optimizer's state, which are the same on
+all sides. "MB" is received by rank 0 with Shardwise. "bound" is the least it must receive: the parts of the parameters that it lacks, once
 for the forward and once for the backward (not for the outermost group), and the gradients of its part from each other rank. After all steps
 the parameters of Shardwise and FSDP2 are compared, and the losses of all sides. "by hand" is flat_parameters.py.
 """
@@ -130,7 +130,7 @@ def compared(options, width):
     times = in_turns(calls, options.turns)
     with sw.CommDebugMode() as comm:
         calls[OURS]()
-    calls[FSDP2]()
+    calls[FSDP2]()  # as many steps as the side before, because their parameters are compared
     peaks = {name: peak_bytes(call) for name, call in calls.items()}
     for ours, theirs in zip(all_sides[OURS].model.parameters(), all_sides[FSDP2].model.parameters(), strict=True):
         torch.testing.assert_close(ours.full_tensor(), theirs.full_tensor(), rtol=1e-2, atol=1e-3)

@@ -131,7 +131,9 @@ def distributed_layers(side):
 
 
 def distribute_module(side):
-    return None if side.is_plain else lambda: side.package.distribute_module(layers(N_PARAMETERS), side.mesh)
+    if side.is_plain:
+        return lambda: layers(N_PARAMETERS)
+    return lambda: side.package.distribute_module(layers(N_PARAMETERS), side.mesh)
 
 
 # name: turns a side into what is measured, or None; the number that a turn's time is divided by
