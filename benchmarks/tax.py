@@ -1,4 +1,4 @@
-"""What a training step of a tensor-parallel transformer costs beside the program written by hand, on four Gloo ranks.
+"""The cost of a training step of a tensor-parallel transformer beside the program written by hand, on four Gloo ranks.
 
     export PYTHONPATH=build/python                                                     # where Shardwise is built and not installed
     torchrun --nproc-per-node 4 benchmarks/tax.py                                      # eager, some minutes

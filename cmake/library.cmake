@@ -47,7 +47,7 @@ endfunction()
 file(GLOB pure_sources CONFIGURE_DEPENDS text/*.cpp placements/*.cpp plans/*.cpp)
 shardwise_pure_objects(shardwise_pure ${pure_sources})
 
-# Numbers are the same bits on every CPU where no product and sum is fused. Square roots become vector code where they need not set errno.
+# -ffp-contract=off: numbers have the same bits on every CPU. -fno-math-errno: square roots become vector code.
 file(GLOB number_sources CONFIGURE_DEPENDS runtime/numbers/*.cpp)
 set(number_options -ffp-contract=off -fno-math-errno)
 shardwise_kernel_objects(shardwise_numbers "${number_sources}" "${number_options}")

@@ -59,7 +59,7 @@ void keep_below(int64_t cap, int64_t element_bytes, Step& step) {
   step.n_rounds = std::clamp<int64_t>(most / cap + (most % cap > 0 ? 1 : 0), 1, std::max<int64_t>(n_slabs, 1));
 }
 
-/// Splits large reductions into rounds of about 8 MiB per term, at most as many as terms arrive. A rank then holds one term of its part at a time,
+/// Splits large reductions into rounds of at least 8 MiB per term, at most as many as terms arrive. A rank then holds one term of its part at a time,
 /// not all, in the same time. Smaller rounds take longer than one.
 void split_large_terms(int64_t element_bytes, Step& step) {
   constexpr int64_t kBytesPerRound = int64_t{8} << 20;

@@ -54,7 +54,7 @@ struct Step {
       -1;  // the mesh dim that is reduced or made Partial; -1 for an exchange, and for an all-reduce over all ranks of the mesh
   Reduce reduce = Reduce::kSum;
   int64_t n_rounds =
-      1;  // rounds into which each box is split, to keep the memory cap, or to hold few terms of a large reduction
+      1;  // rounds into which each box is split, to keep the memory cap, or to hold one term of a large reduction at a time
 
   /// Boxes go from rank to rank, and are combined on arrival or not.
   bool has_boxes() const { return kind == Kind::kExchange || kind == Kind::kReduce; }

@@ -11,7 +11,8 @@
 
 namespace shardwise {
 
-/// Fills every local shard of `self`, in any layout. Every rank draws the seed, even without a shard. If `self` is Partial, its reduced value is drawn. Below autograd. `dense`: torch's own operator.
+/// Fills every local shard of `self`, in any layout. Every rank draws the seed, even without a shard. If `self` is Partial, its reduced value is
+/// drawn. Below autograd. `dense`: torch's own operator.
 /// It is called on one plain element so that it throws its errors about the arguments.
 at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& generator, const Distribution& distribution,
                       const std::function<void(at::Tensor&, const at::Generator&)>& dense);

@@ -229,8 +229,11 @@ at::Tensor backward(const at::Tensor& grad, const at::Tensor& self, const at::Te
   static const ByRule of_sum(kIsPlane ? "aten::nll_loss2d_backward" : "aten::nll_loss_backward");
   if (reduction == at::Reduction::None) return spread_over(grad, self, target, weight, ignored);
   const at::Tensor of_each = reduction == at::Reduction::Mean ? grad / total_weight : grad;
-  if (are_summed(self, reduction))  // a sum's gradient reads no total weight
-    return of_sum(of_each, self, target, weight, int64_t{at::Reduction::Sum}, ignored, of_each);
+  if (are_summed(self, reduction)) {
+    // The kernel does not read the total weight of a sum, which is Partial: it would be reduced for nothing.
+    const at::Tensor& total = reduction == at::Reduction::Mean ? total_weight : of_each;
+    return of_sum(of_each, self, target, weight, int64_t{at::Reduction::Sum}, ignored, total);
+  }
   return spread_over(of_each.expand(target.sizes()), self, target, weight, ignored);
 }
 

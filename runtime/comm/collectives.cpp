@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
 
 namespace shardwise {
 namespace {
@@ -92,13 +91,11 @@ class StartedReduction final : public Reduction {
     works_ = communication_.launch([&] {
       const auto n_bytes = static_cast<int64_t>(form_.tensor.nbytes());
       if (goes_tagged(*backend_)) {
-        if (goes_doubling(group_, n_bytes)) {
-          doubling_.emplace(group_, form_.tensor, form_.op);
-          if (!is_awaited) return doubling_->start(communication_, *backend_);
-          doubling_->run(communication_, *backend_);
-          doubling_.reset();
+        if (is_awaited && goes_doubling(group_, n_bytes)) {
+          reduce_by_doubling(communication_, *backend_, group_, form_.tensor, form_.op);
           return TaggedWorks();
         }
+        if (goes_whole(group_, n_bytes)) return send_whole();
         if (goes_in_parts(n_bytes)) return send_parts();
         meet_tagged(communication_, *backend_, group_, n_bytes);
       }
@@ -111,23 +108,22 @@ class StartedReduction final : public Reduction {
 
   void finish() override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    if (doubling_)
-      communication_.finish([&] {
-        doubling_->finish(communication_, *backend_, std::move(works_));
-        return TaggedWorks();
-      });
-    else
-      communication_.wait(works_);
-    if (!parts_.empty()) {
-      reduce_rows(rows_, form_.op, own_part_);
+    communication_.wait(works_);
+    if (rows_.defined()) reduce_rows(rows_, form_.op, own_part_);
+    if (!parts_.empty())
       communication_.finish([&] { return gather_tagged(communication_, *backend_, group_, own_part_, parts_); });
-    }
     from_reduce_form(form_, tensor_, reduce_, group_.size());
   }
 
  private:
   int64_t n_bytes() const {
     return 2 * static_cast<int64_t>(form_.tensor.nbytes()) * (group_.size() - 1) / group_.size();
+  }
+
+  TaggedWorks send_whole() {
+    own_part_ = form_.tensor;
+    rows_ = at::empty({group_.size(), own_part_.numel()}, own_part_.options());
+    return gather_tagged(communication_, *backend_, group_, own_part_, rows_.unbind());
   }
 
   TaggedWorks send_parts() {
@@ -145,8 +141,7 @@ class StartedReduction final : public Reduction {
   Communication communication_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   TaggedWorks works_;
-  std::optional<DoublingReduction> doubling_;
-  // If it goes in parts: the part that this rank reduces, the members' terms of it, and all parts.
+  // For tagged messages: the part that this rank reduces, the members' terms of it, and all parts if there are several.
   at::Tensor own_part_, rows_;
   std::vector<at::Tensor> parts_;
 };

@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/ParallelGuard.h>
 #include <c10/util/thread_name.h>
+#include <unistd.h>
 
 #include <condition_variable>
 #include <exception>
@@ -60,25 +61,37 @@ class Jobs {
   bool is_closed_ = false;
 };
 
-/// Detached, not joined: a forked process has this object without its thread.
+/// Detached, not joined. A forked process has this object without its thread, and starts another one.
 class MessageThread {
  public:
-  MessageThread() {
-    std::thread([jobs = jobs_] { jobs->serve(); }).detach();
+  MessageThread() = default;
+  ~MessageThread() {
+    if (jobs_ && process_ == getpid()) jobs_->close();
   }
-  ~MessageThread() { jobs_->close(); }
   MessageThread(const MessageThread&) = delete;
   MessageThread& operator=(const MessageThread&) = delete;
 
-  Jobs& jobs() { return *jobs_; }
+  Jobs& jobs() {
+    if (!jobs_ || process_ != getpid()) start();
+    return *jobs_;
+  }
 
  private:
-  std::shared_ptr<Jobs> jobs_ = std::make_shared<Jobs>();
+  void start() {
+    if (jobs_) new std::shared_ptr<Jobs>(std::move(jobs_));  // kept: its mutex may be held by a thread that the fork left behind
+    process_ = getpid();
+    jobs_ = std::make_shared<Jobs>();
+    std::thread([jobs = jobs_] { jobs->serve(); }).detach();
+  }
+
+  pid_t process_ = 0;
+  std::shared_ptr<Jobs> jobs_;
 };
 
 }  // namespace
 
-void run_on_message_thread(const std::function<void()>& job) {
+void run_on_message_thread(c10::Device device, const std::function<void()>& job) {
+  if (!device.is_cpu()) return job();
   thread_local MessageThread thread;
   thread.jobs().run(job);
 }

@@ -2,16 +2,17 @@
 //
 // Note [Messages have a thread]: Gloo locks a connection while it writes to it, and wakes the thread of the receiver. If ranks share cores, the
 // scheduler lets that thread run at once in place of a writer that has computed for long. Until the writer runs again it holds the lock, and
-// Gloo's own thread spins if something arrives on the connection. A thread that only writes messages is rarely interrupted: with four ranks on
-// two cores an all-reduce between products took half the CPU time (benchmarks/four_ranks.py).
+// Gloo's own thread spins if something arrives on the connection. A thread that only writes messages is rarely interrupted.
 #pragma once
+
+#include <c10/core/Device.h>
 
 #include <functional>
 
 namespace shardwise {
 
-/// Runs `job` on the message thread of the calling thread, waits for it, and throws what it throws. Below autograd, and without other
-/// threads for its operators. Do not call it in a job.
-void run_on_message_thread(const std::function<void()>& job);
+/// Runs `job` on the message thread of the calling thread, waits for it, and throws what it throws. The job runs below autograd, and its operators
+/// use one thread. For tensors on another `device` than the CPU the calling thread runs it, on its own stream. Do not call it in a job.
+void run_on_message_thread(c10::Device device, const std::function<void()>& job);
 
 }  // namespace shardwise

@@ -138,7 +138,7 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
     if (traits.groups_messages) return start_grouped(*communication, *backend, outgoing, incoming);
     if (!goes_tagged(*backend)) return start_each(*communication, *backend, outgoing, incoming);
     Works started;
-    run_on_message_thread([&] { started = start_each(*communication, *backend, outgoing, incoming); });
+    run_on_message_thread(device, [&] { started = start_each(*communication, *backend, outgoing, incoming); });
     return started;
   });
   std::vector<at::Tensor> tensors;

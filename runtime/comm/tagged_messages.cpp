@@ -74,14 +74,15 @@ void meet_tagged(const Communication& communication, c10d::Backend& backend, con
   const int tag = tag_of(communication, n_bytes);
   const std::vector<at::Tensor> parts(group.size(), bytes[group.index]);
   run_on_message_thread(
-      [&] { wait_for_all(exchange(backend, group, parts, bytes, [=](const at::Tensor&) { return tag; })); });
+      at::kCPU, [&] { wait_for_all(exchange(backend, group, parts, bytes, [=](const at::Tensor&) { return tag; })); });
 }
 
 TaggedWorks exchange_tagged(const Communication& communication, c10d::Backend& backend, const Group& group,
                             const std::vector<at::Tensor>& parts, const std::vector<at::Tensor>& places) {
   const at::Tensor &own = parts[group.index], &place = places[group.index];
+  const at::Device device = own.defined() ? own.device() : place.defined() ? place.device() : at::Device(at::kCPU);
   TaggedWorks works;
-  run_on_message_thread([&] {
+  run_on_message_thread(device, [&] {
     works = exchange(backend, group, parts, places,
                      [&](const at::Tensor& bytes) { return tag_of(communication, bytes.numel()); });
   });
@@ -94,49 +95,33 @@ TaggedWorks gather_tagged(const Communication& communication, c10d::Backend& bac
   return exchange_tagged(communication, backend, group, std::vector<at::Tensor>(group.size(), own), places);
 }
 
-DoublingReduction::DoublingReduction(const Group& group, const at::Tensor& total, c10d::ReduceOp::RedOpType op)
-    : total_(total), other_(at::empty_like(total)), op_(op) {
+void reduce_by_doubling(const Communication& communication, c10d::Backend& backend, const Group& group,
+                        const at::Tensor& total, c10d::ReduceOp::RedOpType op) {
   const int64_t n = group.size(), index = group.index;
-  const int64_t n_doubling = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(n)));
-  if (index >= n_doubling) {
-    rounds_ = {{index - n_doubling, /*sends=*/true, nullptr}, {index - n_doubling, /*sends=*/false, &total_}};
-    return;
-  }
-  const bool has_guest = index + n_doubling < n;
-  if (has_guest) rounds_.push_back({index + n_doubling, /*sends=*/false, &other_});
-  for (int64_t step = 1; step < n_doubling; step *= 2) rounds_.push_back({index ^ step, /*sends=*/true, &other_});
-  if (has_guest) rounds_.push_back({index + n_doubling, /*sends=*/true, nullptr});
-}
-
-TaggedWorks DoublingReduction::start_round(const Communication& communication, c10d::Backend& backend) const {
-  const Round& round = rounds_[next_];
-  TaggedWorks works;
-  if (round.place) works.push_back(receive_tagged(communication, backend, bytes_of(*round.place), round.partner));
-  if (round.sends) works.push_back(send_tagged(communication, backend, bytes_of(total_), round.partner));
-  return works;
-}
-
-void DoublingReduction::finish_rounds(const Communication& communication, c10d::Backend& backend, TaggedWorks works) {
-  for (;;) {
-    wait_for_all(works);
-    if (rounds_[next_].place == &other_) accumulate(total_, other_, op_);
-    if (++next_ == rounds_.size()) return;
-    works = start_round(communication, backend);
-  }
-}
-
-TaggedWorks DoublingReduction::start(const Communication& communication, c10d::Backend& backend) {
-  TaggedWorks works;
-  run_on_message_thread([&] { works = start_round(communication, backend); });
-  return works;
-}
-
-void DoublingReduction::finish(const Communication& communication, c10d::Backend& backend, TaggedWorks works) {
-  run_on_message_thread([&] { finish_rounds(communication, backend, std::move(works)); });
-}
-
-void DoublingReduction::run(const Communication& communication, c10d::Backend& backend) {
-  run_on_message_thread([&] { finish_rounds(communication, backend, start_round(communication, backend)); });
+  const auto n_doubling = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(n)));
+  const at::Tensor other = at::empty_like(total);
+  const auto send = [&](int64_t to) { return send_tagged(communication, backend, bytes_of(total), to); };
+  const auto receive = [&](const at::Tensor& place, int64_t from) {
+    return receive_tagged(communication, backend, bytes_of(place), from);
+  };
+  run_on_message_thread(total.device(), [&] {
+    if (index >= n_doubling) {  // a guest of another member
+      send(index - n_doubling)->wait();
+      receive(total, index - n_doubling)->wait();
+      return;
+    }
+    const bool has_guest = index + n_doubling < n;
+    if (has_guest) {
+      receive(other, index + n_doubling)->wait();
+      accumulate(total, other, op);
+    }
+    for (int64_t step = 1; step < n_doubling; step *= 2) {
+      const auto received = receive(other, index ^ step);
+      wait_for_all({received, send(index ^ step)});
+      accumulate(total, other, op);
+    }
+    if (has_guest) send(index + n_doubling)->wait();
+  });
 }
 
 void reduce_rows(const at::Tensor& rows, c10d::ReduceOp::RedOpType op, const at::Tensor& result) {

@@ -28,7 +28,7 @@ Communication::WorkPtr receive_tagged(const Communication& communication, c10d::
 bool goes_tagged(const c10d::Backend& backend);
 /// True if each member sends all its `n_bytes` to each other one: a single round, for short messages.
 bool goes_whole(const Group& group, int64_t n_bytes);
-/// True if a reduction goes by DoublingReduction, for short tensors.
+/// True if an awaited reduction goes by reduce_by_doubling(), for short tensors.
 bool goes_doubling(const Group& group, int64_t n_bytes);
 /// True if a longer reduction sends its parts to the members that reduce them, and then the results to all: two rounds, and no more bytes
 /// than needed.
@@ -48,36 +48,12 @@ TaggedWorks exchange_tagged(const Communication& communication, c10d::Backend& b
 TaggedWorks gather_tagged(const Communication& communication, c10d::Backend& backend, const Group& group,
                           const at::Tensor& own, const std::vector<at::Tensor>& places);
 
-/// A reduction to all members in rounds (recursive doubling: Optimization of Collective Communication Operations in MPICH, 2005). In the round
-/// of step s = 1, 2, 4, ... member i exchanges its total so far with member i ^ s. So a member sends log2(n) messages, and all members get the
-/// same bits. If n is no power of two, the last members give their terms to others first, and get the result from them.
-class DoublingReduction {
- public:
-  /// `total`, contiguous: this member's term; the result when all rounds have finished.
-  DoublingReduction(const Group& group, const at::Tensor& total, c10d::ReduceOp::RedOpType op);
-  DoublingReduction(const DoublingReduction&) = delete;
-  DoublingReduction& operator=(const DoublingReduction&) = delete;
-
-  /// Starts the first round. finish() waits for its works and carries out the other rounds.
-  TaggedWorks start(const Communication& communication, c10d::Backend& backend);
-  void finish(const Communication& communication, c10d::Backend& backend, TaggedWorks works);
-  /// Both at once.
-  void run(const Communication& communication, c10d::Backend& backend);
-
- private:
-  TaggedWorks start_round(const Communication& communication, c10d::Backend& backend) const;
-  void finish_rounds(const Communication& communication, c10d::Backend& backend, TaggedWorks works);
-
-  struct Round {
-    int64_t partner;
-    bool sends;
-    const at::Tensor* place;  // of the partner's total; null if it sends none
-  };
-  at::Tensor total_, other_;
-  c10d::ReduceOp::RedOpType op_;
-  std::vector<Round> rounds_;
-  size_t next_ = 0;
-};
+/// Reduces `total`, contiguous, over the members in rounds (recursive doubling: Optimization of Collective Communication Operations in MPICH, 2005).
+/// In the round of step s = 1, 2, 4, ... member i exchanges its total so far with member i ^ s. So a member sends log2(n) messages, and all
+/// members get the same bits. If n is no power of two, the last members give their terms to others first, and get the result from them.
+/// Waits for all rounds: a round needs its partner, who may be waiting elsewhere if the reduction runs in the background.
+void reduce_by_doubling(const Communication& communication, c10d::Backend& backend, const Group& group,
+                        const at::Tensor& total, c10d::ReduceOp::RedOpType op);
 
 /// Reduces the rows into flat `result`, in order, so that all ranks get the same bits.
 void reduce_rows(const at::Tensor& rows, c10d::ReduceOp::RedOpType op, const at::Tensor& result);

@@ -35,7 +35,7 @@ void replace_by_normals(Words words, const Number& number) {
   }
 }
 
-// `n_digits`: of the elements that the numbers will be stored as
+// `n_digits`: the number of binary digits of an element
 
 inline void to_numbers(const Uniform& uniform, int n_digits, Words words) {
   const uint64_t kept = ~uint64_t{0} << (64 - n_digits);
@@ -104,7 +104,8 @@ T element_of(Number number) {
   if constexpr (kIs16BitFloat<T>)
     return static_cast<T>(static_cast<float>(number));
   else if constexpr (std::is_integral_v<T> && std::is_floating_point_v<Number>)
-    return static_cast<T>(static_cast<std::conditional_t<sizeof(T) == 8, int64_t, int32_t>>(number));
+    return static_cast<T>(static_cast<std::conditional_t<sizeof(T) == 8, int64_t, int32_t>>(
+        std::min(number, sizeof(T) == 8 ? 0x1.fffffffffffffp62 : 0x1.fffffffcp30)));
   else
     return static_cast<T>(number);
 }

@@ -1,7 +1,7 @@
 // runtime/numbers/draw.h: random numbers of distributions, by element index, into raw memory.
 //
-// Element i of a draw is a function of the draw's seed and of i alone. It has the same bits on every CPU, except that log-normal and Cauchy
-// numbers take exponentials and tangents of the C library.
+// Element i of a draw is a function of the draw's seed and of i alone. It has the same bits on every CPU, except that log-normal, Cauchy and
+// geometric numbers take functions of the C library.
 //
 //     Draw draw(Normal{}, seed, Stored::kFloat, memory);
 //     draw.add(0, 4);   // elements 0 to 3 go to memory[0..4),
@@ -17,7 +17,7 @@ namespace shardwise {
 /// How an element is stored. Integers and bools differ by their size only.
 enum class Stored : uint8_t { kFloat, kDouble, kBFloat16, kHalf, k8Bits, k16Bits, k32Bits, k64Bits };
 
-/// In [from, to), to the last bit of the element's mantissa.
+/// Uniform in [from, to), with as many random digits as an element's mantissa has.
 struct Uniform {
   double from = 0, to = 1;
 };
@@ -28,11 +28,11 @@ struct Normal {
 struct LogNormal {
   double mean, deviation;
 };
-/// Never 0, so that division by the number is finite.
+/// Never 0 as a double, so that division by the number is finite. A 16-bit element may round to 0.
 struct Exponential {
   double rate;
 };
-/// From 1 on.
+/// The number of trials up to the first success; at least 1.
 struct Geometric {
   double p;
 };

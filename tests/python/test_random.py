@@ -9,7 +9,7 @@ import shardwise as sw
 from shardwise import Partial, Replicate, Shard
 from shardwise.testing import run_ranks
 
-SIZE = (9, 5, 4)
+SIZE = (9, 5, 3)
 # mesh, placements
 LAYOUTS = [
     ((1,), [Replicate()]),

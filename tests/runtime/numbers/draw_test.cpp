@@ -86,7 +86,7 @@ TEST(DrawTest, BitsAreThoseOfPhilox) {
 }
 
 TEST(DrawTest, NumbersOfASeedStayTheSame) {
-  // from before there was vector code
+  // Other values would change every seeded program.
   EXPECT_EQ(elements<float>(Uniform{}, Stored::kFloat, 3, 7),
             (std::vector<float>{0x1.8013f2p-1F, 0x1.5edacp-4F, 0x1.5fb6c8p-3F}));
   EXPECT_EQ(elements<float>(Normal{}, Stored::kFloat, 3, 7),
