@@ -74,7 +74,7 @@ DRAWS = {
 
 
 def input_of(mesh, placements):
-    dense = torch.linspace(-1, 1, 180).view(SIZE)
+    dense = torch.linspace(-1, 1, 135).view(SIZE)
     return sw.distribute_tensor(dense, mesh, [Replicate()] * mesh.ndim).redistribute(placements=placements)
 
 
