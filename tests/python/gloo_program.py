@@ -194,7 +194,8 @@ def waits_at_different_places(folder):
     rank, mesh = dist.get_rank(), sw.init_device_mesh("cpu", (4,))
     for n in (4, 400):
         terms = [
-            sw.DTensor.from_local(torch.full((n,), i * (rank + 1.0)), mesh, [Partial()], run_check=False) for i in (1, 2)
+            sw.DTensor.from_local(torch.full((n,), i * (rank + 1.0)), mesh, [Partial()], run_check=False)
+            for i in (1, 2)
         ]
         first = terms[0].redistribute(mesh, [Replicate()], async_op=True)
         if rank < 2:
