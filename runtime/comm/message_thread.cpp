@@ -78,7 +78,8 @@ class MessageThread {
 
  private:
   void start() {
-    if (jobs_) new std::shared_ptr<Jobs>(std::move(jobs_));  // kept: its mutex may be held by a thread that the fork left behind
+    // The parent's jobs are never freed: the fork may have left their mutex locked.
+    if (jobs_) new std::shared_ptr<Jobs>(std::move(jobs_));
     process_ = getpid();
     jobs_ = std::make_shared<Jobs>();
     std::thread([jobs = jobs_] { jobs->serve(); }).detach();
