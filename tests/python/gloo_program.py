@@ -189,6 +189,23 @@ def moves(folder):
     dist.destroy_process_group()
 
 
+def waits_at_different_places(folder):
+    """A move that runs in the background does not need the other ranks to wait for it at the same place."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    rank, mesh = dist.get_rank(), sw.init_device_mesh("cpu", (4,))
+    for n in (4, 400):
+        terms = [
+            sw.DTensor.from_local(torch.full((n,), i * (rank + 1.0)), mesh, [Partial()], run_check=False)
+            for i in (1, 2)
+        ]
+        first = terms[0].redistribute(mesh, [Replicate()], async_op=True)
+        if rank < 2:
+            assert torch.equal(first.to_local(), torch.full((n,), 10.0))
+        assert torch.equal(terms[1].redistribute(mesh, [Replicate()]).to_local(), torch.full((n,), 20.0))
+        assert torch.equal(first.to_local(), torch.full((n,), 10.0))
+    dist.destroy_process_group()
+
+
 def read_alone(folder):
     """What one rank prints, saves or takes out of a view whose source was written to keeps nobody waiting."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))

@@ -22,6 +22,7 @@ PROGRAM = "gloo_program.py"
         "moves",
         "read_alone",
         "mixed_pieces",
+        "waits_at_different_places",
         "torch_collectives",
         "torch_data_parallel",
         "replicas_of_tensor_parallel_modules",
