@@ -1,10 +1,12 @@
 """A table of the costs of each row on several sides: the time that each distributed side adds to the plain call, and the ratio of the two."""
 
+import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from dispatch_rows import Row
-from sides import PLAIN, SHARDWISE, TORCH
+from sides import PLAIN, SHARDWISE, TORCH, machine_line
 
 # Shardwise's added cost over torch.distributed.tensor's, at most.
 TARGET_HOT, TARGET_FRESH = 1 / 15, 1 / 50
@@ -46,6 +48,29 @@ def summary(comparisons):
     fresh = [c for c in comparisons if c.row.fresh]
     kinds = (("hot calls", hot, TARGET_HOT), ("first calls with a new shape", fresh, TARGET_FRESH))
     return [_summary_line(name, group, target) for name, group, target in kinds if group]
+
+
+def add_row_arguments(parser, seconds):
+    """--rows and --seconds; is_chosen() reads the first."""
+    parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name contains one of these")
+    parser.add_argument("--seconds", type=float, default=seconds, help="for each row (default: %(default)s)")
+
+
+def is_chosen(name, options):
+    return not options.rows or any(text in name for text in options.rows)
+
+
+def above_target(ratios, target):
+    """The line below a table: the mean, and the rows whose ratio is above the target, worst first."""
+    above = sorted((name for name in ratios if ratios[name] > target), key=ratios.get, reverse=True)
+    mean = geometric_mean(ratios.values())
+    return f"{len(ratios)} rows: geometric mean {mean:.2f}; {len(above)} above {target}: {', '.join(above) or 'none'}"
+
+
+def write_json(path, figures):
+    """Writes the machine and the figures there, if there is a path."""
+    if path:
+        Path(path).write_text(json.dumps({"machine": machine_line(), **figures}, indent=1))
 
 
 def geometric_mean(values):

@@ -13,11 +13,10 @@ sides take turns in short batches, and the fastest batch of each counts, so a bu
 
 import argparse
 import gc
-import json
 import time
 
 import torch
-from comparison import Comparison, render, summary
+from comparison import Comparison, render, summary, write_json
 from dispatch_rows import select_rows
 from sides import available_sides, machine_line, use_device, world_of_one
 
@@ -68,10 +67,8 @@ def main():
         comparisons = [compare(row, sides, args.repeats) for row in rows]
     print(f"{machine_line()}; microseconds per call, fastest of {args.repeats} batches\n")
     print(render(comparisons))
-    if args.json:
-        figures = {"rows": [c.as_json() for c in comparisons], "summary": summary(comparisons)}
-        with open(args.json, "w") as file:
-            json.dump({"machine": machine_line(), "unit": "us", **figures}, file, indent=1)
+    figures = {"rows": [c.as_json() for c in comparisons], "summary": summary(comparisons)}
+    write_json(args.json, {"unit": "us", **figures})
 
 
 if __name__ == "__main__":

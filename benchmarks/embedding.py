@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from comparison import aligned
+from comparison import aligned, write_json
 from embedding_kernel import compare_kernels
 from embedding_memory import MIB, peak_resident
 from embedding_problem import Problem, draw_ids
@@ -41,7 +41,7 @@ from embedding_sides import (
     torchrec,
     unpooled_sides,
 )
-from redistribute import number, verdict, write_json
+from redistribute import number, verdict
 from sides import SHARDWISE, TORCH, machine_line
 from turns import best_ms
 

@@ -12,10 +12,10 @@ import warnings
 import embedding_torchrec as torchrec
 import torch
 import torch.nn.functional as F
-from comparison import aligned
+from comparison import aligned, write_json
 from embedding_problem import LEARNING_RATE, draw_ids
 from embedding_sides import has_fused_optimizers
-from redistribute import best_us, number, write_json
+from redistribute import best_us, number
 from sides import PLAIN, SHARDWISE, machine_line, world_of_one
 
 import shardwise

@@ -11,17 +11,15 @@ divide by the side by hand, the minimum by the minimum and the median by the med
 """
 
 import argparse
-import json
-import time
 import warnings
 
 import torch
 import torch.distributed as dist
-from comparison import aligned, geometric_mean
+from comparison import above_target, add_row_arguments, aligned, is_chosen, write_json
 from four_ranks_rows import EVEN, UNEVEN, part_of, rows
 from sides import SHARDWISE, TORCH, available_sides, machine_line
 from torch.utils._pytree import tree_leaves
-from turns import in_turns, median
+from turns import in_turns_for, median, ratios
 
 BY_HAND = "by hand"
 TARGET = 1.0  # of the time by hand, at most
@@ -76,7 +74,7 @@ class ByHand(Call):
 
 
 class Distributed(Call):
-    """Of a package with the names of torch.distributed.tensor. Results and gradients that are Partial are reduced."""
+    """A package with the names of torch.distributed.tensor. Results and gradients that are Partial are reduced."""
 
     def __init__(self, row, side):
         self.laid_out, self.moved, self.to_local = side.distribute, side.redistribute, side.to_local()
@@ -111,15 +109,6 @@ def compared(row, sides):
     return calls
 
 
-def measure(row, sides, seconds):
-    calls = compared(row, sides)
-    start = time.monotonic()
-    in_turns(calls, 2)
-    repeats = torch.tensor(seconds / (time.monotonic() - start) * 2)
-    dist.broadcast(repeats, 0)
-    return in_turns(calls, max(5, int(repeats)))
-
-
 def cells(name, times):
     base, base_cpu = times[BY_HAND]
     found = [name, f"{min(base):.2f}", f"{median(base):.2f}"]
@@ -128,15 +117,13 @@ def cells(name, times):
             found += ["-"] * 3
             continue
         ms, cpu = times[side]
-        found += [f"{statistic(ms) / statistic(base):.2f}" for statistic in (min, median)]
-        found.append(f"{median(cpu) / median(base_cpu):.2f}")
+        found += [*ratios(ms, base), f"{median(cpu) / median(base_cpu):.2f}"]
     return found
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name contains one of these")
-    parser.add_argument("--seconds", type=float, default=1.5, help="for each row (default: %(default)s)")
+    add_row_arguments(parser, seconds=1.5)
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     options = parser.parse_args()
 
@@ -148,8 +135,8 @@ def main():
     for even, uneven in zip(rows(EVEN), rows(UNEVEN), strict=True):
         for row, extent in ((even, "even"), (uneven, "uneven")):
             name = f"{row.name}; {extent}"
-            if not options.rows or any(text in name for text in options.rows):
-                figures[name] = measure(row, sides, options.seconds)
+            if is_chosen(name, options):
+                figures[name] = in_turns_for(compared(row, sides), options.seconds)
     if dist.get_rank() == 0:
         report(figures, options.json)
     dist.barrier()
@@ -162,13 +149,9 @@ def report(figures, file_name):
         f"{machine_line()}, {dist.get_world_size()} Gloo ranks; forward and backward, ratios to the program by hand\n"
     )
     print("\n".join(aligned([header, *(cells(name, times) for name, times in figures.items())])))
-    ratios = {name: min(times[SHARDWISE][0]) / min(times[BY_HAND][0]) for name, times in figures.items()}
-    above = sorted((name for name in ratios if ratios[name] > TARGET), key=ratios.get, reverse=True)
-    mean = geometric_mean(ratios.values())
-    print(f"\n{len(ratios)} rows: geometric mean {mean:.2f}; {len(above)} above {TARGET}: {', '.join(above) or 'none'}")
-    if file_name:
-        with open(file_name, "w") as file:
-            json.dump({"machine": machine_line(), "rows": figures}, file)
+    best = {name: min(times[SHARDWISE][0]) / min(times[BY_HAND][0]) for name, times in figures.items()}
+    print(f"\n{above_target(best, TARGET)}")
+    write_json(file_name, {"rows": figures})
 
 
 if __name__ == "__main__":

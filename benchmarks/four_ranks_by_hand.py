@@ -213,22 +213,6 @@ def best_of_ranks(x, extent):
     return values, both[:, 1].gather(0, rank[None])[0]
 
 
-class Max(Function):
-    @staticmethod
-    def forward(ctx, x, extent):
-        values, places = best_of_ranks(x, extent)
-        ctx.save_for_backward(places)
-        ctx.extent, ctx.shape = extent, x.shape
-        ctx.mark_non_differentiable(places)
-        return values, places
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad, _):
-        (places,) = ctx.saved_tensors
-        return scattered(grad[:, None], places[:, None], ctx.shape, ctx.extent), None
-
-
 def scattered(grad, places, shape, extent):
     """Zeros of `shape`, plus gradients at those of the `places` along dim 1 that are this rank's."""
     begin, end = own_range(extent)
@@ -238,16 +222,21 @@ def scattered(grad, places, shape, extent):
     )
 
 
-class TopK(Function):
-    """One message of each rank's largest values, and of their places as bits of floats."""
+def topk_of_ranks(x, extent, k):
+    """The k largest values of rows and their indices over all ranks: one message of each rank's, with the indices as bits of floats."""
+    begin, _ = own_range(extent)
+    values, places = x.topk(k, 1)
+    both = gathered(torch.stack((values, places.add_(begin).to(torch.int32).view(torch.float32))))
+    values, order = both[:, 0].transpose(0, 1).flatten(1).topk(k, 1)
+    return values, both[:, 1].transpose(0, 1).flatten(1).gather(1, order).view(torch.int32).to(torch.int64)
+
+
+class Largest(Function):
+    """The values of rows that `find(x, extent)` returns, and their indices over all ranks."""
 
     @staticmethod
-    def forward(ctx, x, k, extent):
-        begin, _ = own_range(extent)
-        values, places = x.topk(k, 1)
-        both = gathered(torch.stack((values, places.add_(begin).to(torch.int32).view(torch.float32))))
-        values, order = both[:, 0].transpose(0, 1).flatten(1).topk(k, 1)
-        places = both[:, 1].transpose(0, 1).flatten(1).gather(1, order).view(torch.int32).to(torch.int64)
+    def forward(ctx, x, find, extent):
+        values, places = find(x, extent)
         ctx.save_for_backward(places)
         ctx.extent, ctx.shape = extent, x.shape
         ctx.mark_non_differentiable(places)
@@ -257,7 +246,8 @@ class TopK(Function):
     @once_differentiable
     def backward(ctx, grad, _):
         (places,) = ctx.saved_tensors
-        return scattered(grad, places, ctx.shape, ctx.extent), None, None
+        n_rows = ctx.shape[0]
+        return scattered(grad.reshape(n_rows, -1), places.view(n_rows, -1), ctx.shape, ctx.extent), None, None
 
 
 class Variance(Function):

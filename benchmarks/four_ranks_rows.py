@@ -6,6 +6,7 @@ hand on a rank's own parts, and the dims along which the results are sharded. Ro
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import four_ranks_by_hand as by_hand
@@ -62,9 +63,9 @@ def rows(n):
         row("sum of dim 1", lambda x: x.sum(1), lambda x: by_hand.Summed.apply(x.sum(1)), [x], None),
         row("mean", torch.mean, lambda x: by_hand.Summed.apply(x.sum() / (n * N)), [by_rows], None),
         row("amax", lambda x: x.amax(1), by_hand.Amax.apply, [x], None),
-        row("max", lambda x: x.max(1), lambda x: by_hand.Max.apply(x, n), [x], None, None),
+        row("max", lambda x: x.max(1), lambda x: by_hand.Largest.apply(x, by_hand.best_of_ranks, n), [x], None, None),
         row("argmax", lambda x: x.argmax(1), lambda x: by_hand.best_of_ranks(x.detach(), n)[1], [x], None),
-        row("topk", lambda x: x.topk(8, 1), lambda x: by_hand.TopK.apply(x, 8, n), [x], None, None),
+        row("topk", lambda x: x.topk(8, 1), lambda x: by_hand.Largest.apply(x, partial(by_hand.topk_of_ranks, k=8), n), [x], None, None),
         row("var", lambda x: x.var(1), lambda x: by_hand.Variance.apply(x, n), [x], None),
         row("norm", torch.linalg.vector_norm, lambda x: by_hand.Norm.apply(x, None), [by_rows], None),
         row("norm of dim 1", lambda x: torch.linalg.vector_norm(x, dim=1), lambda x: by_hand.Norm.apply(x, 1), [x], None),

@@ -22,7 +22,7 @@ from flat_parameters import fully_sharded
 from sides import machine_line
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
-from turns import in_turns, median
+from turns import in_turns, median, min_and_median
 
 import shardwise as sw
 
@@ -137,10 +137,9 @@ def compared(options, width):
     rows = []
     base, base_cpu = times[FSDP2]
     for name, (ms, cpu) in times.items():
-        ratios = [f"{statistic(ms) / statistic(base):.2f}" for statistic in (min, median)]
         own = name == OURS
         rows.append(
-            (width, name, f"{min(ms):.1f}", f"{median(ms):.1f}", *ratios, f"{median(cpu):.1f}", f"{median(cpu) / median(base_cpu):.2f}",
+            (width, name, *min_and_median(ms, base, 1), f"{median(cpu):.1f}", f"{median(cpu) / median(base_cpu):.2f}",
              f"{peaks[name] / 1e6:.2f}", f"{peaks[name] / peaks[FSDP2]:.2f}",
              f"{comm.bytes_received() / 1e6:.2f}" if own else "-", f"{bound(all_sides[name].model) / 1e6:.2f}" if own else "-")
         )  # fmt: skip

@@ -11,19 +11,17 @@ by torch's, both minus the plain side's where there is one.
 """
 
 import argparse
-import gc
 import importlib
-import time
 import warnings
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
-from comparison import aligned
-from sides import PLAIN, SHARDWISE, TORCH, machine_line
+from comparison import add_row_arguments, aligned, is_chosen
+from sides import PLAIN, SHARDWISE, TORCH, calls_of, machine_line
 from torch import nn
-from turns import median, ms_in_turns
+from turns import in_turns_for, median, ms_of
 
 N_PARAMETERS, N_LAYERS = 1000, 200
 
@@ -156,24 +154,7 @@ ROWS = {
 def measured(row, sides, seconds):
     """Microseconds of each side, fastest and median."""
     make, n = ROWS[row]
-    calls = {}
-    for side in sides:
-        call = make(side)
-        if call is None:
-            continue
-        try:
-            call()
-        except Exception:
-            if side.name != TORCH:
-                raise
-        else:
-            calls[side.name] = call
-    start = time.monotonic()
-    ms_in_turns(calls, repeats=2)
-    n_turns = torch.tensor(max(5, round(2 * seconds / (time.monotonic() - start))))
-    dist.broadcast(n_turns, 0)
-    gc.collect()
-    times = ms_in_turns(calls, int(n_turns))
+    times = ms_of(in_turns_for(calls_of(sides, make), seconds))
     return {side: SimpleNamespace(least=min(ms) * 1e3 / n, median=median(ms) * 1e3 / n) for side, ms in times.items()}
 
 
@@ -191,8 +172,7 @@ def cells(row, times):
 
 def main():
     parser = argparse.ArgumentParser(description="Host time of calls around operators.")
-    parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name contains one of these")
-    parser.add_argument("--seconds", type=float, default=5.0, help="for each row (default: %(default)s)")
+    add_row_arguments(parser, seconds=5.0)
     args = parser.parse_args()
 
     warnings.simplefilter("ignore")
@@ -201,7 +181,7 @@ def main():
     sides = [Side(name) for name in (PLAIN, TORCH, SHARDWISE)]
     lines = [["row, us", "plain", "median", "torch", "median", "shardwise", "median", "ratio", "median"]]
     for row in ROWS:
-        if not args.rows or any(text in row for text in args.rows):
+        if is_chosen(row, args):
             lines.append(cells(row, measured(row, sides, args.seconds)))
     if dist.get_rank() == 0:
         print(f"{machine_line()}, {dist.get_world_size()} ranks\n")

@@ -10,17 +10,16 @@ cost. "kept" is the memory that the forward keeps for the backward, in bytes, as
 """
 
 import argparse
+import functools
 import gc
-import json
-import time
 import warnings
 
 import torch
-from comparison import aligned, geometric_mean
+from comparison import above_target, add_row_arguments, aligned, is_chosen, write_json
 from one_rank_rows import ROWS
-from sides import PLAIN, SHARDWISE, TORCH, available_sides, machine_line, world_of_one
+from sides import PLAIN, SHARDWISE, TORCH, available_sides, calls_of, machine_line, world_of_one
 from torch.utils._pytree import tree_leaves
-from turns import median, ms_in_turns
+from turns import in_turns_for, ms_of, ratios
 
 TARGET = 1.05  # of the plain tensor's time, at most
 
@@ -66,27 +65,16 @@ class Call:
 
 def compare(row, sides, seconds):
     """Times of the calls of each side, in turns for `seconds`, and the bytes kept. A side that refuses the row has none."""
-    calls, kept = {}, {}
-    for side in sides:
-        try:
-            call = Call(row, side)
-            call()
-            kept[side.name], calls[side.name] = call.kept_bytes(), call
-        except Exception as error:
-            if side.name != TORCH:
-                raise RuntimeError(f"{row.name}, {side.name}") from error
-    start = time.monotonic()
-    ms_in_turns(calls, repeats=1)
-    times = ms_in_turns(calls, max(5, round(seconds / (time.monotonic() - start))))
-    gc.collect()
-    return times, kept
+    calls = calls_of(sides, functools.partial(Call, row))
+    kept = {name: call.kept_bytes() for name, call in calls.items()}
+    return ms_of(in_turns_for(calls, seconds)), kept
 
 
 def cells(row, times, kept):
     found = [row.name, f"{min(times[PLAIN]):.3f}"]
     for name in (TORCH, SHARDWISE):
         if name in times:
-            found += [f"{statistic(times[name]) / statistic(times[PLAIN]):.2f}" for statistic in (min, median)]
+            found += ratios(times[name], times[PLAIN])
             found.append(f"{kept[name] / kept[PLAIN]:.2f}" if kept[PLAIN] else str(kept[name]))
         else:
             found += ["-"] * 3
@@ -97,14 +85,13 @@ def main():
     parser = argparse.ArgumentParser(
         description="Forward and backward on one rank, as ratios of the plain tensor's time."
     )
-    parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name contains one of these")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each row (default: %(default)s)")
+    add_row_arguments(parser, seconds=1.0)
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     args = parser.parse_args()
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    rows = [row for row in ROWS if not args.rows or any(text in row.name for text in args.rows)]
+    rows = [row for row in ROWS if is_chosen(row.name, args)]
     with world_of_one():
         sides = available_sides()
         gc.disable()
@@ -113,16 +100,9 @@ def main():
     header = ["row", "plain ms", "torch min", "median", "kept", "shardwise min", "median", "kept"]
     print(f"{machine_line()}; forward and backward, ratios to the plain tensor\n")
     print("\n".join(aligned([header, *lines])))
-    ratios = {name: min(times[SHARDWISE]) / min(times[PLAIN]) for name, (times, _) in figures.items()}
-    above = sorted((name for name in ratios if ratios[name] > TARGET), key=ratios.get, reverse=True)
-    print(
-        f"\n{len(rows)} rows: geometric mean {geometric_mean(ratios.values()):.2f}; {len(above)} above {TARGET}: {', '.join(above) or 'none'}"
-    )
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(
-                {"machine": machine_line(), "rows": {n: {"ms": t, "kept": k} for n, (t, k) in figures.items()}}, file
-            )
+    best = {name: min(times[SHARDWISE]) / min(times[PLAIN]) for name, (times, _) in figures.items()}
+    print(f"\n{above_target(best, TARGET)}")
+    write_json(args.json, {"rows": {name: {"ms": times, "kept": kept} for name, (times, kept) in figures.items()}})
 
 
 if __name__ == "__main__":

@@ -8,14 +8,13 @@ One process, one thread, 1,048,576 elements. The sides take turns. A ratio divid
 """
 
 import argparse
-import time
 import warnings
 from functools import partial
 
 import torch
-from comparison import aligned
-from sides import PLAIN, SHARDWISE, TORCH, available_sides, machine_line, world_of_one
-from turns import median, ms_in_turns
+from comparison import above_target, add_row_arguments, aligned, is_chosen
+from sides import PLAIN, SHARDWISE, TORCH, available_sides, calls_of, machine_line, world_of_one
+from turns import in_turns_for, ms_of, ratios
 
 TARGET = 1.2  # of the plain tensor's time, at most
 SHAPE = (1024, 1024)
@@ -43,19 +42,8 @@ ROWS = {
 
 def compare(fill, dtype, sides, seconds):
     """The times of each side that knows the fill, in turns for `seconds`."""
-    calls = {}
-    for side in sides:
-        call = partial(fill, side.distribute(torch.zeros(SHAPE, dtype=dtype), 0))
-        try:
-            call()
-        except Exception:
-            if side.name != TORCH:
-                raise
-        else:
-            calls[side.name] = call
-    start = time.monotonic()
-    ms_in_turns(calls, repeats=1)
-    return ms_in_turns(calls, max(5, round(seconds / (time.monotonic() - start))))
+    calls = calls_of(sides, lambda side: partial(fill, side.distribute(torch.zeros(SHAPE, dtype=dtype), 0)))
+    return ms_of(in_turns_for(calls, seconds))
 
 
 def cells(name, times):
@@ -64,31 +52,26 @@ def cells(name, times):
     for side in (PLAIN, TORCH, SHARDWISE):
         found.append(f"{min(times[side]) * 1e6 / n:.2f}" if side in times else "-")
     for side in (TORCH, SHARDWISE):
-        found += [f"{ratio(times, side, of):.2f}" if side in times else "-" for of in (min, median)]
+        found += ratios(times[side], times[PLAIN]) if side in times else ["-", "-"]
     return found
-
-
-def ratio(times, side, of):
-    return of(times[side]) / of(times[PLAIN])
 
 
 def main():
     parser = argparse.ArgumentParser(description="Time per element of random fills on one rank.")
-    parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name contains one of these")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each row (default: %(default)s)")
+    add_row_arguments(parser, seconds=1.0)
     args = parser.parse_args()
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    rows = {name: row for name, row in ROWS.items() if not args.rows or any(text in name for text in args.rows)}
+    rows = {name: row for name, row in ROWS.items() if is_chosen(name, args)}
     with world_of_one():
         sides = available_sides()
         figures = {name: compare(*row, sides, args.seconds) for name, row in rows.items()}
     header = ["row", "plain ns", "torch", "shardwise", "torch min", "median", "shardwise min", "median"]
     print(f"{machine_line()}; ns per element, and ratios to the plain tensor\n")
     print("\n".join(aligned([header, *(cells(name, times) for name, times in figures.items())])))
-    above = [name for name, times in figures.items() if ratio(times, SHARDWISE, min) > TARGET]
-    print(f"\n{len(rows)} rows, {len(above)} above {TARGET}: {', '.join(above) or 'none'}")
+    best = {name: min(times[SHARDWISE]) / min(times[PLAIN]) for name, times in figures.items()}
+    print(f"\n{above_target(best, TARGET)}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ divided by the bound.
 
 import argparse
 import importlib
-import json
 import os
 import time
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from comparison import aligned
+from comparison import aligned, write_json
 from embedding_memory import peak_resident
 from redistribute_moves import MOVES, N_RANKS, SHAPES
 from sides import SHARDWISE, TORCH, machine_line, world_of_one
@@ -205,11 +204,6 @@ def compare(args):
         print(*aligned([HEADER, *(r.cells() for r in results)]), "", *summary(results), sep="\n")
         write_json(args.json, {"rows": [vars(r) for r in results], "summary": summary(results)})
     dist.destroy_process_group()
-
-
-def write_json(path, figures):
-    if path:
-        Path(path).write_text(json.dumps({"machine": machine_line(), **figures}, indent=1))
 
 
 def best_us(call, repeats, per_batch=1):

@@ -78,6 +78,23 @@ def available_sides():
     return [Plain(), *map(Distributed, installed)]
 
 
+def calls_of(sides, make):
+    """`make(side)` by side, called once. None makes no call, and neither does torch.distributed.tensor where it refuses."""
+    calls = {}
+    for side in sides:
+        try:
+            call = make(side)
+            if call is not None:
+                call()
+        except Exception:
+            if side.name != TORCH:
+                raise
+        else:
+            if call is not None:
+                calls[side.name] = call
+    return calls
+
+
 @contextlib.contextmanager
 def world_of_one():
     """A process group whose only rank is this process: Gloo's, or NCCL's on a GPU."""

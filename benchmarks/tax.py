@@ -16,15 +16,14 @@ process for a layer, in microseconds, and "adds" what a side adds to it.
 
 import argparse
 import functools
-import json
 
 import tax_models
 import torch
 import torch.distributed as dist
 import torch.distributed.tensor
-from comparison import aligned
+from comparison import aligned, write_json
 from sides import SHARDWISE, TORCH, machine_line
-from turns import in_turns, median
+from turns import in_turns, min_and_median
 
 BY_HAND, STYLES, DTENSORS, MODULE = "by hand", "styles, plain", "styles, DTensors", "distribute_module"
 N_LAYERS = 4
@@ -81,9 +80,8 @@ def measured(options, width, length):
 def lines(size, times):
     base, base_cpu = next(iter(times.values()))
     for name, (ms, cpu) in times.items():
-        ratios = [f"{statistic(ms) / statistic(base):.2f}" for statistic in (min, median)]
         of_layer, added = (1e3 * value / N_LAYERS for value in (min(cpu), min(cpu) - min(base_cpu)))
-        yield [size, name, f"{min(ms):.2f}", f"{median(ms):.2f}", *ratios, f"{of_layer:.0f}", f"{added:.0f}"]
+        yield [size, name, *min_and_median(ms, base, 2), f"{of_layer:.0f}", f"{added:.0f}"]
 
 
 def main():
@@ -109,9 +107,7 @@ def main():
         header = ["width x length", "side", "min ms", "median", "ratio", "of med.", "cpu us/layer", "adds"]
         print("\n".join(aligned([header, *(line for size, times in figures.items() for line in lines(size, times))])))
         print(f"target: {TARGETS[options.compiled]}")
-        if options.json:
-            with open(options.json, "w") as file:
-                json.dump({"machine": machine_line(), "compiled": options.compiled, "sizes": figures}, file)
+        write_json(options.json, {"compiled": options.compiled, "sizes": figures})
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,5 +1,6 @@
 """Times calls of several sides in turns. A call starts behind a barrier and lasts until the slowest rank, and its device, is done."""
 
+import gc
 import time
 
 import torch
@@ -26,9 +27,24 @@ def in_turns(calls, repeats):
     return {side: ((times[0, row] / 1e6).tolist(), (times[1, row] / 1e6).tolist()) for row, side in enumerate(calls)}
 
 
+def in_turns_for(calls, seconds):
+    """in_turns() for about `seconds`, five times at least. Two turns before them are not counted."""
+    start = time.monotonic()
+    in_turns(calls, 2)
+    repeats = torch.tensor(max(5, round(2 * seconds / (time.monotonic() - start))))
+    dist.broadcast(repeats, 0)
+    gc.collect()
+    return in_turns(calls, int(repeats))
+
+
+def ms_of(times):
+    """The milliseconds of each call, by side, of what in_turns() returns."""
+    return {side: ms for side, (ms, _) in times.items()}
+
+
 def ms_in_turns(calls, repeats):
     """The milliseconds of each of the `repeats` calls, by side."""
-    return {side: ms for side, (ms, _) in in_turns(calls, repeats).items()}
+    return ms_of(in_turns(calls, repeats))
 
 
 def best_ms(calls, repeats):
@@ -40,8 +56,12 @@ def median(values):
     return sorted(values)[len(values) // 2]
 
 
+def ratios(ms, base):
+    """Cells of a table: the minimum and the median, divided by those of the side `base`."""
+    return [f"{statistic(ms) / statistic(base):.2f}" for statistic in (min, median)]
+
+
 def min_and_median(ms, base, digits):
-    """Cells of a table: the minimum and the median in milliseconds, and both divided by those of the side `base`, if it is not None."""
-    own, others = [[statistic(each) for statistic in (min, median)] if each else [] for each in (ms, base)]
-    ratios = [f"{a / b:.2f}" for a, b in zip(own, others, strict=True)] if base else ["-", "-"]
-    return [*(f"{value:.{digits}f}" for value in own), *ratios]
+    """Cells of a table: the minimum and the median in milliseconds, and their ratios to the side `base`, if it is not None."""
+    own = [f"{statistic(ms):.{digits}f}" for statistic in (min, median)]
+    return [*own, *(ratios(ms, base) if base else ["-", "-"])]
