@@ -311,14 +311,11 @@ void register_index(RuleTable& table) {
       {.compute = &index_window, .derivative = &differentiable_index});
   define_operator(
       "put(Tensor self, Tensor[] indices, Tensor values, int[] dims, int[] firsts, int[] sizes, bool from_end, bool "
-      "accumulate) "
-      "-> "
-      "Tensor",
+      "accumulate) -> Tensor",
       {&compute_put});
   define_operator(
       "put_(Tensor(a!) self, Tensor[] indices, Tensor values, int[] dims, int[] firsts, int[] sizes, bool from_end, "
-      "bool "
-      "accumulate) -> Tensor(a!)",
+      "bool accumulate) -> Tensor(a!)",
       {&compute_put_});
   table.add("shardwise::index", Rule("index", describe_index).linear_in_first().localized(localize_index));
   table.add({"shardwise::put", "shardwise::put_"}, Rule("put", describe_put).localized(localize_index));

@@ -20,12 +20,6 @@ at::Generator& scratch_generator() {
   return generator;
 }
 
-void fill_pieces(const DTensorImpl& impl, uint64_t seed, const Distribution& distribution) {
-  const Spec& spec = *impl.spec();
-  for (size_t i = 0; i < impl.shards().size(); ++i)
-    fill_box(impl.shards()[i], spec.sizes(), spec.boxes()[i], seed, distribution);
-}
-
 }  // namespace
 
 at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& generator, const Distribution& distribution,

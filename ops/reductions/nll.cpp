@@ -154,9 +154,9 @@ void check_range(const at::Tensor& target, int64_t n_classes, int64_t ignored) {
                       range->first < 0 ? range->first : range->second, " is out of bounds.");
 }
 
-at::Tensor of_all_ranks(const at::Tensor& tensor) {
-  if (!spec_of(tensor)->layout().has_terms()) return tensor;
-  return redistribute(tensor, Placements(spec_of(tensor)->placements().size()));
+at::Tensor of_all_ranks(const at::Tensor& target) {
+  if (!spec_of(target)->layout().has_terms()) return target;
+  return redistribute(target, Placements(spec_of(target)->placements().size()));
 }
 
 bool is_replica(const at::Tensor& tensor) { return is_dtensor(tensor) && spec_of(tensor)->layout().is_replicated(); }
@@ -165,7 +165,7 @@ bool is_replica(const at::Tensor& tensor) { return is_dtensor(tensor) && spec_of
 /// it without a message.
 at::Tensor sum_of_weights(const at::Tensor& sum, const at::Tensor& target, const MaybeTensor& weight, int64_t ignored) {
   if (!spec_of(sum)->layout().has_terms()) return sum;
-  if (!is_replica(target) || (is_given(weight) && !is_replica(*weight))) return of_all_ranks(sum);
+  if (!is_replica(target) || (is_given(weight) && !is_replica(*weight))) return reduced(sum);
   const at::Tensor counts = target.ne(ignored);
   if (!is_given(weight)) return counts.sum(sum.scalar_type());
   const at::Tensor classes = target.to(at::kLong).mul(counts).reshape(-1);

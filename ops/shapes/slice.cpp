@@ -8,6 +8,7 @@
 #include "ops/support/kernels.h"
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
+#include "runtime/api/gradients.h"
 #include "runtime/dispatch/view_call.h"
 #include "runtime/dispatch/view_replay.h"
 #include "runtime/rules/propagate.h"
@@ -129,19 +130,17 @@ class PartsBackward {
     are_indices_ = parts[0].dim() < base.dim();
     int64_t n_covered = 0;
     for (const at::Tensor& part : parts) {
-      specs_.push_back(spec_of(part));
+      parts_.push_back(spec_of(part));
       n_covered += are_indices_ ? 1 : part.size(dim_);
     }
     are_all_ = n_covered == base.size(dim_);
   }
 
   at::Tensor operator()(variable_list grads) const {
-    if (lie_as_parts(grads)) return written(grads);
-    bool fills = are_all_;
-    for (at::Tensor& grad : grads) {
-      fills &= grad.defined();
+    const bool fills = are_all_ && std::ranges::all_of(grads, [](const at::Tensor& grad) { return grad.defined(); });
+    if (lie_as_parts(grads)) return written(grads, fills);
+    for (at::Tensor& grad : grads)
       if (grad.defined() && are_indices_) grad = grad.unsqueeze(dim_);
-    }
     return spread(grads, *base_, ranges_, fills);
   }
 
@@ -155,16 +154,15 @@ class PartsBackward {
     for (size_t i = 0; i < grads.size(); ++i) {
       if (!grads[i].defined()) continue;
       const auto* impl = maybe_dtensor(grads[i]);
-      if (!impl || impl->holds_subclass() || has_tangent(grads[i]) || !(impl->spec()->layout() == specs_[i]->layout()))
+      if (!impl || impl->holds_subclass() || has_tangent(grads[i]) || !(impl->spec()->layout() == parts_[i]->layout()))
         return false;
     }
     return true;
   }
 
-  at::Tensor written(const variable_list& grads) const {
+  at::Tensor written(const variable_list& grads, bool fills) const {
     const at::Tensor& any = first_defined(grads);
     auto spec = Spec::intern(base_->mesh(), base_->layout(), row_major_strides(base_->sizes()), any.scalar_type());
-    const bool fills = are_all_ && std::ranges::all_of(grads, [](const at::Tensor& grad) { return grad.defined(); });
     const BelowAutograd guard;
     Shards pieces;
     for (const Box& box : spec->boxes()) {
@@ -213,7 +211,7 @@ class PartsBackward {
   int64_t dim_;
   bool are_indices_ = false;
   bool are_all_ = false;  // the parts cover the base
-  std::vector<SpecPtr> specs_;
+  std::vector<SpecPtr> parts_;
 };
 
 /// One index of a dim, without the dim.
@@ -291,20 +289,20 @@ std::vector<at::Tensor> differentiable_parts(const at::Tensor& self, std::vector
     at::AutoDispatchBelowAutograd guard;  // views are still noted
     parts = parts_in(self, ranges, part_of);
   }
-  if (self.requires_grad() && c10::GradMode::is_enabled() && !parts.empty())
+  if (records(self) && !parts.empty())
     with_derivative_of_all(self, parts, name, PartsBackward(self, parts, std::move(ranges)));
   return parts;
 }
 
 // The kernels of aten's operators, below autograd and above.
 
-at::Tensor select(const at::Tensor& self, int64_t of_dim, int64_t of_index) {
+at::Tensor select(const at::Tensor& self, int64_t dim, int64_t index) {
   static const ByRule whole("aten::select", "int");
-  const Range index = range_of_index(self, of_dim, of_index);
+  const Range range = range_of_index(self, dim, index);
   const Layout& layout = spec_of(self)->layout();
-  const bool is_whole = layout.has_one_box_each() && layout.n_parts(index.dim) == 1;
-  return is_whole && !maybe_dtensor(self)->holds_subclass() ? whole(self, index.dim, *index.start)
-                                                            : slice(self, index).squeeze(index.dim);
+  const bool is_whole = layout.has_one_box_each() && layout.n_parts(range.dim) == 1;
+  return is_whole && !maybe_dtensor(self)->holds_subclass() ? whole(self, range.dim, *range.start)
+                                                            : slice(self, range).squeeze(range.dim);
 }
 std::vector<at::Tensor> split(const at::Tensor& self, int64_t size, int64_t dim) {
   return parts_in(self, ranges_evenly(self, size, dim), &slice);

@@ -83,7 +83,6 @@ at::Tensor with_derivative(const at::Tensor& input, at::Tensor result, const var
 void with_derivative_of_all(const at::Tensor& input, const std::vector<at::Tensor>& results, const char* name,
                             std::function<at::Tensor(const variable_list& grads)> derivative) {
   for (const at::Tensor& result : results) check_tangents(input, result, name);
-  if (!input.requires_grad() || !c10::GradMode::is_enabled()) return;
   auto node = make_node<BackwardOfAll>();
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   node->name_in_graph = name;

@@ -36,7 +36,7 @@ at::Tensor with_derivative(
     std::function<at::Tensor(const at::Tensor& grad, const torch::autograd::variable_list& saved)> derivative);
 
 /// The same for several results of one function of `input`. `derivative` returns its gradient from those of the results, of which some, but not all, may
-/// be undefined.
+/// be undefined. Pre: autograd records `input`.
 void with_derivative_of_all(const at::Tensor& input, const std::vector<at::Tensor>& results, const char* name,
                             std::function<at::Tensor(const torch::autograd::variable_list& grads)> derivative);
 

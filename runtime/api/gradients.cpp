@@ -48,7 +48,7 @@ at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec, const PlanOptio
   if (!is_expanded(*from) || from->mesh() != spec.mesh() || spec.layout().has_terms() || records(grad) ||
       grad._fw_grad(/*level=*/0).defined())
     return redistribute(grad, spec.mesh(), spec.placements().vec(), {options});
-  const SpecPtr to = Spec::intern(from->mesh(), from->sizes(), spec.placements().vec(), from->strides(), from->dtype());
+  const SpecPtr to = from->placed_in_memory(spec.placements().vec());
   return wrap(to, move(*impl, to, options, MoveMemory::kShared));
 }
 

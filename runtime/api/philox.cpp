@@ -24,8 +24,7 @@ Stored stored_as(at::ScalarType dtype) {
   return stored;
 }
 
-}  // namespace
-
+/// Fills `piece`, the part `box` of a tensor of `sizes`.
 void fill_box(const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed,
               const Distribution& distribution) {
   if (piece.is_complex()) {
@@ -42,6 +41,14 @@ void fill_box(const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, u
   each_run(sizes, box, [&](uint64_t first, int64_t /*place*/, int64_t length) { draw.add(first, length); });
   draw.finish();
   if (!in_place) piece.copy_(values);
+}
+
+}  // namespace
+
+void fill_pieces(const DTensorImpl& tensor, uint64_t seed, const Distribution& distribution) {
+  const Spec& spec = *tensor.spec();
+  for (size_t i = 0; i < tensor.shards().size(); ++i)
+    fill_box(tensor.shards()[i], spec.sizes(), spec.boxes()[i], seed, distribution);
 }
 
 }  // namespace shardwise

@@ -6,7 +6,7 @@
 
 #include "runtime/numbers/draw.h"
 #include "runtime/numbers/random_math.h"
-#include "runtime/tensor/spec.h"
+#include "runtime/tensor/dtensor_impl.h"
 
 #include <ATen/core/PhiloxRNGEngine.h>
 #include <ATen/core/Tensor.h>
@@ -52,8 +52,7 @@ void each_run(c10::IntArrayRef sizes, const Box& box, const OnRun& on_run) {
   }
 }
 
-/// Fills `piece`, the part `box` of a tensor of `sizes`. Complex numbers are drawn as pairs of real ones.
-void fill_box(const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed,
-              const Distribution& distribution);
+/// Fills this rank's pieces. Complex numbers are drawn as pairs of real ones.
+void fill_pieces(const DTensorImpl& tensor, uint64_t seed, const Distribution& distribution);
 
 }  // namespace shardwise

@@ -60,9 +60,7 @@ at::Tensor drawn(const char* op, c10::IntArrayRef sizes, const MeshPtr& mesh, Pl
   if (mesh->is_meta()) return tensor;
   const uint64_t seed = next_seed(*mesh);
   BelowAutograd guard;
-  const auto* impl = maybe_dtensor(tensor);
-  for (size_t i = 0; i < impl->shards().size(); ++i)
-    fill_box(impl->shards()[i], sizes, impl->spec()->boxes()[i], seed, distribution);
+  fill_pieces(*maybe_dtensor(tensor), seed, distribution);
   return tensor;
 }
 

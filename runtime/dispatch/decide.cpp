@@ -88,8 +88,8 @@ std::optional<Propagation> placed(const OpCall& call, const Rule& rule) {
 
 bool is_one_piece(const Spec* spec) { return !spec || spec->boxes().size() == 1; }
 
-/// True if element i of a list is broadcast to its element of the first list, so that each rank takes a part of it.
-bool is_expanded(const OpCall& call, size_t i) {
+/// True if operand i is an element of a list that is broadcast to its element of the first list, so that each rank takes a part of it.
+bool is_broadcast_in_list(const OpCall& call, size_t i) {
   const Operand& operand = call.operands[i];
   if (!operand.spec || operand.spec->numel() == 1 || !call.args[operand.arg].isTensorList()) return false;
   const Operand& leader = call.operands[operand.index];  // the first list's elements are the first operands
@@ -104,7 +104,7 @@ bool is_direct(const OpCall& call, const Decision& decision) {
     return false;
   if (!rule.is_per_element() && (propagation.outputs.empty() || !propagation.outputs[0])) return false;
   for (size_t i = 0; i < call.operands.size(); ++i)
-    if (!is_one_piece(input_spec(call, propagation, i)) || (rule.is_per_element() && is_expanded(call, i)))
+    if (!is_one_piece(input_spec(call, propagation, i)) || (rule.is_per_element() && is_broadcast_in_list(call, i)))
       return false;
   return std::ranges::all_of(propagation.outputs, [](const SpecPtr& spec) { return is_one_piece(spec.get()); });
 }

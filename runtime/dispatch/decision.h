@@ -29,7 +29,7 @@ struct Decision {
   /// If may_be_refused_on_other_ranks: the numbers of this thread's latest call, which the kernel accepts there. It may refuse other
   /// numbers.
   mutable std::optional<std::vector<c10::IValue>> accepted_numbers;
-  /// One piece each, and nothing to move, replace or skip: the kernel's result is the local result. For lists, this is so for each element.
+  /// One piece each, and nothing to move, replace or skip: the kernel's result is the local result. For lists: for each element.
   bool is_direct = false;
   /// Arguments to replace, per local piece (one entry for ordinary layouts); empty if no piece has any.
   std::vector<std::vector<std::pair<size_t, c10::IValue>>> local_args;

@@ -1,13 +1,13 @@
 #include "runtime/comm/events.h"
+#include "runtime/dispatch/direct_operand.h"
 #include "runtime/dispatch/foreach_run.h"
-#include "runtime/dispatch/gradient_layout.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
 
 namespace shardwise {
 namespace {
 
-/// The key of a call on lists, and its writes in progress. `is_simple()` becomes false if the call must take the general path.
+/// The key of a call on lists. `is_simple()` becomes false if the call must take the general path.
 class ListsKey {
  public:
   ListsKey(const OpInfo& op, c10::ArrayRef<c10::IValue> args)
@@ -34,9 +34,9 @@ class ListsKey {
   void add_tensor(const at::Tensor& tensor, bool may_be_plain) {
     const auto* impl = maybe_dtensor(tensor);
     if (impl)
-      is_simple_ &= impl->is_ready() && !impl->local_form() && !wants_gradient_layout(*impl);
+      is_simple_ &= is_for_kernel(*impl);
     else if (tensor.defined())
-      is_simple_ &= may_be_plain && tensor.dim() == 0 && !tensor.requires_grad();
+      is_simple_ &= is_for_kernel(tensor) && may_be_plain;
     key_.add_tensor(tensor, impl);
   }
 

@@ -63,9 +63,7 @@ bool is_returned(DTensorImpl& leaf) {
 /// Pre: leaves_in_place().
 at::Tensor placed_as(const at::Tensor& grad, const Spec& wanted) {
   const DTensorImpl& impl = *maybe_dtensor(grad);
-  const Spec& own = *impl.spec();
-  at::Tensor result =
-      wrap(Spec::intern(own.mesh(), own.sizes(), wanted.placements().vec(), own.strides(), own.dtype()), impl.shards());
+  at::Tensor result = wrap(impl.spec()->placed_in_memory(wanted.placements().vec()), impl.shards());
   begin_view(result, origin_of(impl));
   share_version(result, grad);
   return result;

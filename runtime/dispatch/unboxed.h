@@ -8,8 +8,8 @@
 
 #include "runtime/comm/events.h"
 #include "runtime/dispatch/decision.h"
+#include "runtime/dispatch/direct_operand.h"
 #include "runtime/dispatch/dispatch.h"
-#include "runtime/dispatch/gradient_layout.h"
 #include "runtime/dispatch/view_begin.h"
 #include "runtime/dispatch/view_call.h"
 #include "runtime/rules/rule.h"
@@ -68,9 +68,9 @@ class UnboxedKey {
   void add_tensor(const at::Tensor& tensor) {
     auto* impl = maybe_dtensor(tensor);
     if (impl) {
-      is_simple_ &= impl->is_ready() && !impl->local_form() && !wants_gradient_layout(*impl);
+      is_simple_ &= is_for_kernel(*impl);
     } else if (tensor.defined()) {
-      is_simple_ &= tensor.dim() == 0 && !op_.args[n_args_].is_written && !tensor.requires_grad();
+      is_simple_ &= is_for_kernel(tensor) && !op_.args[n_args_].is_written;
     }
     key_.add_tensor(tensor, impl);
   }

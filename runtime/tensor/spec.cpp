@@ -108,6 +108,10 @@ SpecPtr Spec::with_placements(std::vector<Placement> placements) const {
                 dtype_);
 }
 
+SpecPtr Spec::placed_in_memory(std::vector<Placement> placements) const {
+  return intern(mesh_, sizes(), std::move(placements), strides_, dtype_);
+}
+
 SpecPtr Spec::reduced() const {
   return layout_.has_terms() ? with_placements(without_partial(placements()))
                              : SpecPtr::reclaim_copy(const_cast<Spec*>(this));

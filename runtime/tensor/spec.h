@@ -43,6 +43,8 @@ class Spec final : public torch::CustomClassHolder {
 
   /// The same tensor with other placements. Throws: as Layout.
   SpecPtr with_placements(std::vector<Placement> placements) const;
+  /// The same tensor, with its strides even if it is expanded, for pieces that share the memory of this one's.
+  SpecPtr placed_in_memory(std::vector<Placement> placements) const;
   /// The same tensor after every Partial has been reduced to replicas; this Spec if nothing is Partial.
   SpecPtr reduced() const;
   /// The same tensor replicated on every mesh dim.
