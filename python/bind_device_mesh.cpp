@@ -95,7 +95,7 @@ py::object torchs_group(const DeviceMesh& mesh, const std::optional<DimOrName>& 
                           "_init_backend=False. Make it without that on all ranks.",
                           text_of(mesh)));
   if (const MeshPtr flat = flattened_mesh(mesh, mesh_dim)) return torchs_group(*flat, 0);
-  const GroupPtr& group = mesh.group(dim_of(mesh, mesh_dim));
+  const GroupPtr& group = mesh.process_group(dim_of(mesh, mesh_dim));
   if (!group) return py::none();
   if (group->size() > 1 || group->process_group) return package().group_of(open_name(*group));
   const std::string name = open_name(*mesh.world()->everyone());
@@ -326,6 +326,10 @@ void bind_device_mesh(py::module_& module) {
       .def("__hash__", [](const DeviceMesh& self) { return reinterpret_cast<Py_hash_t>(&self) >> 4; })
       .def("__repr__", &text_of)
       .def("__deepcopy__", [](const py::object& self, const py::object&) { return self; });
+  module.def(
+      "set_planned_type", [](const std::string& device_type) { DeviceMesh::set_planned_type(device_type_of(device_type)); },
+      py::arg("device_type"),
+      "From now on, meshes that are made on meta are planned for this kind of device. Before the first call it is \"cuda\".");
   module.def("mesh_slices", &mesh_slices, py::arg("mesh"), py::arg("mesh_dim_names"), py::arg("dims"),
              "The ranks of all slices of `mesh`, one after another. Dim i of a slice merges the dims in `dims[i]`.");
   module.def(

@@ -206,6 +206,7 @@ void bind_events(py::module_& module) {
       .def_readonly("bytes_sent", &CommEvent::bytes_sent)
       .def_readonly("bytes_received", &CommEvent::bytes_received)
       .def_readonly("is_asked_for", &CommEvent::is_asked_for, "False if an operator moved its operands on its own.")
+      .def_readonly("is_sent", &CommEvent::is_sent, "False if it was planned only, for tensors on meta.")
       .def_readonly("call", &CommEvent::call, "Its number among the group's; 0 where members may stay away.")
       .def_readonly("layouts", &CommEvent::layouts, "The layouts of the moved tensor, in a profile; or \"\".")
       .def_readonly("source", &CommEvent::source, "The program's line, in a profile; or \"\".")

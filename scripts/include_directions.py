@@ -60,6 +60,7 @@ PUBLIC_HEADERS = {
     "ops/support/agreed_range.h",
     "ops/support/derivative.h",
     "ops/support/kernels.h",
+    "ops/support/planned_values.h",
     "runtime/dispatch/gradient_layout.h",
     "runtime/dispatch/plain_operand.h",
     "runtime/redistribute/execute.h",

@@ -35,8 +35,8 @@ std::shared_ptr<World> init_process_group(std::chrono::milliseconds timeout) {
 Mesh init_device_mesh(const std::string& device_type, c10::IntArrayRef mesh_shape,
                       std::vector<std::string> mesh_dim_names) {
   const std::string kind = device_type.substr(0, device_type.find(':'));
-  SW_CHECK_VALUE(kind == "cpu" || kind == "cuda",
-                 "[device_mesh] device_type \"{}\" is not supported. Use \"cpu\" or \"cuda\".", device_type);
+  SW_CHECK_VALUE(kind == "cpu" || kind == "cuda" || kind == "meta",
+                 "[device_mesh] device_type \"{}\" is not supported. Use \"cpu\", \"cuda\" or \"meta\".", device_type);
   const c10::Device device(device_type);
   SW_CHECK_VALUE(!device.has_index(),
                  "[device_mesh] device_type \"{}\" has an index. A mesh spans devices: use \"{}\".", device_type,

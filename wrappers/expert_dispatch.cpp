@@ -64,11 +64,10 @@ void check_arguments(const at::Tensor& tokens, const at::Tensor& expert_ids, con
   check_kind("expert_ids", expert_ids);
   if (weights) check_kind("weights", *weights);
   SW_CHECK_NOT_IMPLEMENTED(
-      mesh->is_member() && !mesh->is_meta(),
-      "[{}] the number of rows that each rank gets depends on values, which {}. Call it only on ranks of the mesh {}, "
-      "with tensors that have memory.",
-      kDispatch, mesh->is_meta() ? "meta tensors do not have" : fmt::format("rank {} does not have", mesh->rank()),
-      to_string(*mesh));
+      mesh->is_member(),
+      "[{}] the number of rows that each rank gets depends on values, which rank {} does not have. Call it only on "
+      "ranks of the mesh {}.",
+      kDispatch, mesh->rank(), to_string(*mesh));
 }
 
 /// An error in this rank's own part, or "". All ranks compare the results before tokens are sent.
@@ -114,7 +113,7 @@ class Counts {
     std::vector<int64_t> own{kind_of_part(local), 0, -1, 0};
     if (mistake.empty()) {
       own[3] = local.tokens.size(0);
-      if (const at::Tensor ids = local.expert_ids.reshape({-1}); ids.numel() > 0) {
+      if (const at::Tensor ids = local.expert_ids.reshape({-1}); ids.numel() > 0 && !ids.is_meta()) {
         own[1] = ids.min().item<int64_t>();
         own[2] = ids.max().item<int64_t>();
       }
@@ -197,6 +196,7 @@ bool check_rows(const at::Tensor& rows, const Spec& spec) {
   const std::vector<Interval> of_ranks = spec.layout().shard_intervals(0);
   bool any_gradient = false;
   for (int64_t i = 0; i < group.size(); ++i) {
+    if (!group.sends && i != group.index) continue;
     const int64_t n_rows = of_ranks[i].end - of_ranks[i].begin, rank = group.ranks[i];
     const std::vector<int64_t>& told = all[i];
     const std::string shape =

@@ -1,5 +1,6 @@
 #include "wrappers/token_route.h"
 
+#include "ops/support/planned_values.h"
 #include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/autograd_node.h"
 #include "runtime/tensor/below_autograd.h"
@@ -138,7 +139,8 @@ std::pair<at::Tensor, at::Tensor> mapped(const RoutePtr& route, bool to_experts,
 
 SortedChoices SortedChoices::of(const LocalTokens& local, const std::vector<Interval>& intervals, int64_t n_experts) {
   const BelowAutograd guard;
-  const at::Tensor ids = local.expert_ids.reshape({-1}).to(at::kLong);
+  const at::Tensor ids = local.expert_ids.is_meta() ? planned_experts(local.expert_ids.numel(), n_experts)
+                                                    : local.expert_ids.reshape({-1}).to(at::kLong);
   const int64_t n_choices = local.expert_ids.dim() == 1 ? 1 : local.expert_ids.size(1);
   SortedChoices result;
   result.choices = at::argsort(ids, /*stable=*/true, /*dim=*/0);
@@ -156,8 +158,10 @@ SortedChoices SortedChoices::of(const LocalTokens& local, const std::vector<Inte
     result.tokens_per_rank.push_back(distinct.numel());
     begin += n;
   }
-  result.tokens = at::cat(of_ranks);
-  result.slots = at::cat(slots).to(at::kInt);
+  const c10::Device device = local.expert_ids.device();
+  result.choices = result.choices.to(device);
+  result.tokens = at::cat(of_ranks).to(device);
+  result.slots = at::cat(slots).to(device, at::kInt);
   return result;
 }
 

@@ -32,18 +32,6 @@ at::Tensor own_weights_grad(const BagLookup& call, c10::ArrayRef<at::Tensor> pie
   return sum.defined() ? sum : at::zeros(call.bags.ids.sizes(), grads.values.options());
 }
 
-BagGradients gradients_on_meta(const BagLookup& call, const LookupBackwardPlan& plan, bool of_table,
-                               at::ScalarType dtype) {
-  call.sink.check_dense_on_meta(call.lookup.op);
-  const Spec& table = *call.lookup.table;
-  BagGradients result;
-  if (of_table) result.table = empty(table.sizes(), table.mesh(), plan.table, dtype);
-  if (!call.wants_weights) return result;
-  const SpecPtr weights = spec_of_weights_grad(call, plan, dtype);
-  result.weights = empty(weights->sizes(), weights->mesh(), weights->placements().vec(), dtype);
-  return result;
-}
-
 }  // namespace
 
 BagGradients bag_gradients(const BagLookup& call, const at::Tensor& grad, bool of_table) {
@@ -52,7 +40,7 @@ BagGradients bag_gradients(const BagLookup& call, const at::Tensor& grad, bool o
   Placements now = spec_of(grad)->placements().vec();
   if (call.sink.is_complete() || call.wants_weights) now = without_partial(now);
   const LookupBackwardPlan plan = plan_lookup_backward(*call.lookup.table, call.found->placements(), now);
-  if (grad.is_meta()) return gradients_on_meta(call, plan, of_table, grad.scalar_type());
+  if (grad.is_meta()) call.sink.check_dense_on_meta(call.lookup.op);
   const at::Tensor moved = redistribute(grad, plan.grad);
   const at::Tensor counts = call.by_freq ? call.lookup.counts() : at::Tensor();
   const SpecPtr& table = call.lookup.table;

@@ -127,10 +127,6 @@ at::Tensor pool_bags_of(BagLookup& call, c10::ArrayRef<at::Tensor> pieces_of_tab
   call.found = spec_of_bags(call, call.lookup.plan->found);
   Placements moved = spec_of_bags(call, call.lookup.plan->result)->placements().vec();
   Shards pieces;
-  if (like.device().is_meta()) {
-    if (call.pooling == Pooling::kMax) moved = without_partial(moved);
-    return empty(call.found->sizes(), call.found->mesh(), std::move(moved), call.found->dtype());
-  }
   if (call.found->is_member()) {
     call.bags = own_bags(call, weights);
     pieces.push_back(pool_here(call, pieces_of_table, like));

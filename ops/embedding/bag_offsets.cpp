@@ -1,6 +1,7 @@
 #include "ops/embedding/bag_offsets.h"
 
 #include "ops/embedding/table_lookup.h"
+#include "ops/support/planned_values.h"
 #include "placements/placement_list.h"
 #include "runtime/api/equal_values.h"
 #include "runtime/comm/order_check.h"
@@ -35,7 +36,11 @@ bool are_even(const at::Tensor& offsets, int64_t n, int64_t n_ids) {
   return true;
 }
 
-at::Tensor on_host(const at::Tensor& offsets) { return offsets.to(at::kCPU, at::kLong).contiguous(); }
+/// Offsets on meta count as those of bags with equal lengths.
+at::Tensor on_host(const at::Tensor& offsets, int64_t n, int64_t n_ids) {
+  if (!offsets.is_meta()) return offsets.to(at::kCPU, at::kLong).contiguous();
+  return planned_offsets(n, n_ids).narrow(0, 0, offsets.numel());
+}
 
 }  // namespace
 
@@ -51,7 +56,7 @@ BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool incl
   bags.n_ = offsets.numel() - (include_last ? 1 : 0);
   bags.n_ids_ = n_ids;
   at::Tensor all;
-  const at::Tensor plain = is_dtensor(offsets) ? at::Tensor() : on_host(offsets);
+  const at::Tensor plain = is_dtensor(offsets) ? at::Tensor() : on_host(offsets, bags.n_, n_ids);
   if (plain.defined() && are_even(plain, bags.n_, n_ids)) {
     all = plain;
     SW_CHECK_VALUE(!checks_order() || is_equal_on_all(all, mesh),
@@ -59,7 +64,7 @@ BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool incl
   } else {
     const at::Tensor whole = redistribute(distributed_operand(op, "offsets", offsets, mesh), Placements(mesh->ndim()));
     if (!mesh->is_member()) return bags;
-    all = on_host(maybe_dtensor(whole)->shards()[0]);
+    all = on_host(maybe_dtensor(whole)->shards()[0], bags.n_, n_ids);
   }
   check_numbers(op, all, n_ids);
   if (include_last) bags.n_ids_ = all[bags.n_].item<int64_t>();

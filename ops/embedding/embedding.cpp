@@ -39,7 +39,6 @@ at::Tensor terms_of(const TableLookup& lookup, const at::Tensor& weight, Sharded
 /// `sharded`: receives the lookup for the backward, if a move of the result sends each rank the rows of a part of equal ids.
 at::Tensor look_up(const TableLookup& lookup, const at::Tensor& weight, ShardedLookup sharded) {
   const SpecPtr& found = lookup.plan->rows;
-  if (weight.is_meta()) return empty(found->sizes(), found->mesh(), lookup.plan->result, found->dtype());
   if (lookup.plan->ids_are_equal && found->is_member()) return terms_of(lookup, weight, std::move(sharded));
   Shards pieces;
   if (found->is_member()) pieces.push_back(lookup.find_rows(maybe_dtensor(weight)->shards()));
@@ -106,10 +105,7 @@ at::Tensor table_grad(const at::Tensor& grad, const TableLookup& forward, const 
   const LookupBackwardPlan plan = plan_lookup_backward(*lookup.table, lookup.plan->found, now);
   const auto spec = Spec::intern(lookup.table->mesh(), lookup.table->sizes(), plan.table, lookup.table->strides(),
                                  grad.scalar_type());
-  if (spec->mesh()->is_meta()) {
-    call.sink.check_dense_on_meta(kEmbedding);
-    return empty(spec->sizes(), spec->mesh(), spec->placements().vec(), spec->dtype());
-  }
+  if (spec->mesh()->is_meta()) call.sink.check_dense_on_meta(kEmbedding);
   const at::Tensor moved = redistribute(grad, plan.grad);
   const at::Tensor counts = call.by_freq ? lookup.counts() : at::Tensor();
   std::vector<BoxGrads> boxes;

@@ -18,7 +18,7 @@ namespace shardwise {
 
 void IdBounds::add(const at::Tensor& ids) {
   check_not_traced("embedding lookup");
-  if (ids.numel() == 0) return;
+  if (ids.numel() == 0 || ids.is_meta()) return;
   if (!ids.is_cpu()) {
     const auto [least, most] = at::aminmax(ids);
     const at::Tensor both = at::stack({least, most}).cpu();  // one wait for the device
@@ -55,8 +55,8 @@ void IdBounds::check(const char* op, int64_t n_rows) const {
 void check_ids(const char* op, const at::Tensor& ids, int64_t n_rows) {
   const auto* impl = maybe_dtensor(ids);
   const Spec& spec = *impl->spec();
-  if (!spec.is_member() || spec.mesh()->is_meta()) return;
-  if (kHasCudaKernels && spec.mesh()->device_type() == c10::kCUDA) {
+  if (!spec.is_member()) return;
+  if (spec.mesh()->planned_type() == c10::kCUDA && (kHasCudaKernels || spec.mesh()->is_meta())) {
     for (const at::Tensor& piece : impl->shards()) assert_ids(piece, n_rows);
     return;
   }

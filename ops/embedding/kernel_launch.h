@@ -18,7 +18,7 @@ inline constexpr bool kHasCudaKernels = true;
 inline constexpr bool kHasCudaKernels = false;
 #endif
 
-/// True where there are kernels for memory of `device`.
+/// True where there are kernels for memory of `device`; also for meta.
 bool has_kernels(c10::Device device);
 
 /// Calls `part(begin, end)` for parts of [0, n) on several threads.
@@ -35,10 +35,11 @@ void set_host_kernels(c10::DeviceType type, HostKernels run);
 void run_host_kernel(c10::Device device, const std::function<void()>& kernel);
 
 /// Calls `on_cpu()` or `on_gpu(stream)`, depending on `device`, and returns its result. `on_gpu` takes `auto`: builds without CUDA do not instantiate
-/// it, so they need no symbol of kernels/cuda/. A device is current while its kernel is launched.
+/// it, so they need no symbol of kernels/cuda/. A device is current while its kernel is launched. On meta no kernel runs, and the result is 0.
 template <class OnCpu, class OnGpu>
 std::invoke_result_t<OnCpu> run_kernel(c10::Device device, const OnCpu& on_cpu, [[maybe_unused]] const OnGpu& on_gpu) {
   if (device.is_cpu()) return on_cpu();
+  if (device.is_meta()) return std::invoke_result_t<OnCpu>();
   const c10::DeviceGuard guard(device);
   if constexpr (kHasCudaKernels)
     if (device.is_cuda()) return on_gpu(current_stream(device));

@@ -47,32 +47,32 @@ at::Tensor with_dense_rows(const at::Tensor& rows) {
 
 const int64_t* numbers_of(const at::Tensor& tensor) {
   check_not_traced("embedding lookup");
-  return tensor.defined() ? tensor.const_data_ptr<int64_t>() : nullptr;
+  return tensor.defined() ? const_memory_of<int64_t>(tensor) : nullptr;
 }
 
 kernels::Ids ids_of(const at::Tensor& ids) {
   check_not_traced("embedding lookup");
-  return {ids.const_data_ptr(), ids.scalar_type() == at::kInt, ids.numel()};
+  return {const_memory_of(ids), ids.scalar_type() == at::kInt, ids.numel()};
 }
 
 kernels::Rows rows_of(const at::Tensor& rows, int64_t first_row, kernels::Element element) {
   check_not_traced("embedding lookup");
-  return {rows.mutable_data_ptr(), element, first_row, rows.size(0), rows.size(1), rows.stride(0)};
+  return {memory_of(rows), element, first_row, rows.size(0), rows.size(1), rows.stride(0)};
 }
 kernels::Rows rows_of(const at::Tensor& rows, int64_t first_row) {
   return rows_of(rows, first_row, element_of(rows.scalar_type()));
 }
 
 kernels::GradRows grad_rows_of(const RowGrads& grads) {
-  return {grads.values.const_data_ptr(), element_of(grads.values.scalar_type()),
+  return {const_memory_of(grads.values), element_of(grads.values.scalar_type()),
           grads.values.size(1),          grads.values.stride(0),
-          numbers_of(grads.row_of),      grads.factors.defined() ? grads.factors.const_data_ptr() : nullptr,
+          numbers_of(grads.row_of),      grads.factors.defined() ? const_memory_of(grads.factors) : nullptr,
           numbers_of(grads.chosen)};
 }
 
 kernels::Bags bags_of(const IdBags& bags) {
-  return {bags.offsets.const_data_ptr<int64_t>(), bags.offsets.numel(), bags.ids.numel(), bags.padding,
-          bags.weights.defined() ? bags.weights.const_data_ptr() : nullptr};
+  return {const_memory_of<int64_t>(bags.offsets), bags.offsets.numel(), bags.ids.numel(), bags.padding,
+          bags.weights.defined() ? const_memory_of(bags.weights) : nullptr};
 }
 
 int64_t row_bytes(int64_t width, kernels::Element element) {

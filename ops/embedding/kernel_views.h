@@ -27,6 +27,16 @@ at::TensorOptions numbers_like(const at::Tensor& tensor);
 /// `rows` with stride 1 along the last dim.
 at::Tensor with_dense_rows(const at::Tensor& rows);
 
+/// The tensor's memory; null on meta, where no kernel runs.
+template <class T = void>
+T* memory_of(const at::Tensor& tensor) {
+  return tensor.is_meta() ? nullptr : static_cast<T*>(tensor.mutable_data_ptr());
+}
+template <class T = void>
+const T* const_memory_of(const at::Tensor& tensor) {
+  return tensor.is_meta() ? nullptr : static_cast<const T*>(tensor.const_data_ptr());
+}
+
 /// Null for an undefined tensor.
 const int64_t* numbers_of(const at::Tensor& tensor);
 kernels::Ids ids_of(const at::Tensor& ids);

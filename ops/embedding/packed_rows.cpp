@@ -39,11 +39,11 @@ void lookup_packed_rows_into(const at::Tensor& results, const at::Tensor& words,
                              int64_t first_row) {
   if (results.numel() == 0) return;
   const at::Tensor all_ids = ids.contiguous();
-  const kernels::PackedRows table{words.const_data_ptr(), first_row, words.size(0), results.size(-1)};
+  const kernels::PackedRows table{const_memory_of(words), first_row, words.size(0), results.size(-1)};
   const kernels::Ids wanted = ids_of(all_ids);
   const kernels::Element element = element_of(results.scalar_type());
   const int64_t step = results.stride(-2);
-  void* into = results.mutable_data_ptr();
+  void* into = memory_of(results);
   run_parts(words.device(), wanted.n, row_bytes(table.width, element),
             [&](auto... where) { kernels::look_up_packed(table, wanted, element, into, step, where...); });
 }
@@ -52,12 +52,12 @@ at::Tensor pool_packed_rows(const at::Tensor& words, int64_t width, at::ScalarTy
                             const IdBags& bags, kernels::Pooling pooling, at::Tensor* chosen) {
   at::Tensor results = at::empty({bags.offsets.numel(), width}, words.options().dtype(dtype));
   if (chosen != nullptr) *chosen = at::empty(results.sizes(), numbers_like(words));
-  const kernels::PackedRows table{words.const_data_ptr(), first_row, words.size(0), width};
+  const kernels::PackedRows table{const_memory_of(words), first_row, words.size(0), width};
   const kernels::Ids ids = ids_of(bags.ids);
   const kernels::Bags raw_bags = bags_of(bags);
   const kernels::Element element = element_of(dtype);
-  void* into = results.mutable_data_ptr();
-  auto* places = chosen == nullptr ? nullptr : chosen->mutable_data_ptr<int64_t>();
+  void* into = memory_of(results);
+  auto* places = chosen == nullptr ? nullptr : memory_of<int64_t>(*chosen);
   run_parts(words.device(), raw_bags.n, row_bytes(width, element) * ids_per_bag(raw_bags), [&](auto... where) {
     kernels::pool_packed(table, ids, raw_bags, pooling, element, into, places, where...);
   });

@@ -1,6 +1,7 @@
 #include "ops/embedding/row_exchange.h"
 
 #include "ops/embedding/packed_rows.h"
+#include "ops/support/planned_values.h"
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/messages.h"
 #include "text/check.h"
@@ -8,6 +9,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -25,11 +27,11 @@ bool is_partner(const DeviceMesh& mesh, int64_t rank, const std::vector<bool>& a
   return true;
 }
 
-/// A key that is equal for ranks that must have the same ids, if ids are sharded along `id_shards`.
-Dims place_of_ids(const DeviceMesh& mesh, int64_t rank, const std::vector<bool>& id_shards) {
+/// A key that is equal for ranks that must have the same ids.
+Dims place_of_ids(const DeviceMesh& mesh, int64_t rank, const Spec& all_ids) {
   Dims place = *mesh.grid().coord_of(rank);
-  for (size_t m = 0; m < id_shards.size(); ++m)
-    if (!id_shards[m]) place[m] = 0;
+  for (size_t m = 0; m < place.size(); ++m)
+    if (!all_ids.placements()[m].divides()) place[m] = 0;
   return place;
 }
 
@@ -53,12 +55,12 @@ RowExchange::RowExchange(const SpecPtr& table, std::vector<bool> along, const at
 }
 
 RowExchange RowExchange::make(const char* op, const SpecPtr& table, std::vector<bool> along, const at::Tensor& ids,
-                              const std::vector<bool>& id_shards, bool checks_ids) {
+                              const Spec& all_ids, bool checks_ids) {
   bool are_sharded_elsewhere = false;
-  for (size_t m = 0; m < id_shards.size(); ++m) are_sharded_elsewhere |= id_shards[m] && !along[m];
+  for (size_t m = 0; m < along.size(); ++m) are_sharded_elsewhere |= all_ids.placements()[m].divides() && !along[m];
   GroupPtr group = group_along(*table->mesh(), along, are_sharded_elsewhere);
   RowExchange result(table, std::move(along), ids, std::move(group));
-  result.exchange_counts(op, ids, checks_ids);
+  result.exchange_counts(op, ids, all_ids, checks_ids);
   result.exchange_ids();
   return result;
 }
@@ -83,25 +85,34 @@ RowExchange RowExchange::make_of_parts(const SpecPtr& table, std::vector<bool> a
   for (size_t box = 0; box < own.size(); ++box) {
     std::vector<at::Tensor> places;
     int64_t begin = 0;
+    const Interval rows_of_box = table->boxes()[box].interval(0);
     for (const int64_t rank : result.group_->ranks) {
       if (!is_partner(*table->mesh(), rank, result.along_)) continue;
-      places.push_back(group_ids(part_of(rank, own[box].group_of), 0, own[box].n()).rows);
+      const at::Tensor part = part_of(rank, own[box].group_of);
+      places.push_back(part.is_meta()
+                           ? group_ids(part, rows_of_box.begin, rows_of_box.length(), -1, false, table->sizes()[0]).rows
+                           : group_ids(part, 0, own[box].n()).rows);
       const int64_t end = begin + places.back().numel();
       result.incoming_.push_back({rank, box, begin, end});
       begin = end;
     }
     result.incoming_places_.push_back(at::cat(places));
-    const at::Tensor rows = own[box].rows.index_select(0, result.incoming_places_[box]);
-    result.incoming_ids_.push_back(rows.add_(table->boxes()[box].offsets[0]));
+    const at::Tensor& of_box = result.incoming_places_[box];
+    const at::Tensor rows = of_box.is_meta() ? at::empty_like(of_box) : own[box].rows.index_select(0, of_box);
+    result.incoming_ids_.push_back(rows.add_(rows_of_box.begin));
   }
   return result;
 }
 
 void RowExchange::find_requests() {
-  const at::Tensor rows = groups_.rows.cpu();
+  const bool is_planned = groups_.rows.is_meta();
+  const at::Tensor rows = is_planned ? at::empty({0}, at::kLong) : groups_.rows.cpu();
   const auto* begin = rows.const_data_ptr<int64_t>();
   const auto* end = begin + rows.numel();
-  const auto first_from = [&](int64_t row) { return std::lower_bound(begin, end, row) - begin; };
+  const auto first_from = [&](int64_t row) -> int64_t {
+    return is_planned ? planned_ids_below(row, groups_.n(), table_->sizes()[0])
+                      : std::lower_bound(begin, end, row) - begin;
+  };
   columns_ = {table_->sizes()[1], 0};
   for (const int64_t rank : group_->ranks) {
     if (!is_partner(*table_->mesh(), rank, along_)) continue;
@@ -118,6 +129,7 @@ void RowExchange::find_requests() {
 
 /// Marks ids of rows that no partner owns. Ranks that differ along other mesh dims look them up.
 void RowExchange::drop_unowned() {
+  if (groups_.rows.is_meta()) return;
   if (std::ranges::any_of(requests_, [&](const Request& each) { return each.begin == 0 && each.end == groups_.n(); }))
     return;
   std::vector<uint8_t> is_unowned(static_cast<size_t>(groups_.n()), 1);
@@ -132,6 +144,7 @@ void RowExchange::drop_unowned() {
 IdBounds RowExchange::bounds_of(const at::Tensor& ids) const {
   IdBounds bounds;
   const int64_t n = groups_.n();
+  if (ids.is_meta()) return bounds;
   if (groups_.starts[n].item<int64_t>() < ids.numel())
     bounds.add(ids);
   else if (n > 0)
@@ -141,8 +154,7 @@ IdBounds RowExchange::bounds_of(const at::Tensor& ids) const {
 
 /// Without this check, ranks whose ids differ would wait for rows that no rank sends. Compares each rank's ids with the ids of the first rank that
 /// must have the same.
-void RowExchange::check_equal(const char* op, const Spec& table, const at::Tensor& ids,
-                              const std::vector<bool>& id_shards) {
+void RowExchange::check_equal(const char* op, const Spec& table, const at::Tensor& ids, const Spec& all_ids) {
   const Group& group = *table.mesh()->group();
   IdBounds bounds;
   bounds.add(ids);
@@ -151,7 +163,7 @@ void RowExchange::check_equal(const char* op, const Spec& table, const at::Tenso
   for (int64_t i = 0; i < group.size(); ++i) {
     const int64_t rank = group.ranks[i];
     bounds.add(summary[i][0], summary[i][1]);
-    const int64_t first = first_at.try_emplace(place_of_ids(*table.mesh(), rank, id_shards), i).first->second;
+    const int64_t first = first_at.try_emplace(place_of_ids(*table.mesh(), rank, all_ids), i).first->second;
     SW_CHECK_VALUE(summary[i][2] == summary[first][2],
                    "[{}] replicated ids differ between ranks {} and {}. Pass equal ids on all ranks (distribute_tensor "
                    "sends one rank's ids), or shard them.",
@@ -160,7 +172,16 @@ void RowExchange::check_equal(const char* op, const Spec& table, const at::Tenso
   bounds.check(op, table.sizes()[0]);
 }
 
-void RowExchange::exchange_counts(const char* op, const at::Tensor& ids, bool checks_ids) {
+std::vector<int64_t> RowExchange::planned_counts(int64_t rank, const Spec& all_ids) const {
+  int64_t n_ids = 0;
+  for (const Box& box : all_ids.layout().boxes(rank)) n_ids += box.numel();
+  const auto below = [&](int64_t row) { return planned_ids_below(row, n_ids, table_->sizes()[0]); };
+  std::vector<int64_t> counts;
+  for (const Box& box : table_->boxes()) counts.push_back(below(box.interval(0).end) - below(box.interval(0).begin));
+  return counts;
+}
+
+void RowExchange::exchange_counts(const char* op, const at::Tensor& ids, const Spec& all_ids, bool checks_ids) {
   const size_t n_own_boxes = table_->boxes().size();
   IdBounds bounds;
   if (checks_ids) bounds = bounds_of(ids);
@@ -175,7 +196,13 @@ void RowExchange::exchange_counts(const char* op, const at::Tensor& ids, bool ch
     const bool sends_requests = is_partner(*table_->mesh(), rank, along_);
     n_from.push_back(static_cast<int64_t>(n_bounds + (sends_requests ? n_own_boxes : 0)));
   }
-  const auto arrived = exchange_numbers(*group_, groups_.rows.device(), sent, n_from);
+  auto arrived = exchange_numbers(*group_, groups_.rows.device(), sent, n_from);
+  for (size_t member = 0; member < arrived.size() && ids.is_meta(); ++member) {
+    if (checks_ids) arrived[member] = {bounds.lowest, bounds.highest};
+    const auto counts = planned_counts(group_->ranks[member], all_ids);
+    arrived[member].insert(arrived[member].end(), counts.begin(), counts.end());
+    arrived[member].resize(n_from[member]);
+  }
   std::vector<int64_t> n_incoming(n_own_boxes, 0);
   for (size_t member = 0; member < arrived.size(); ++member) {
     const std::vector<int64_t>& numbers = arrived[member];

@@ -30,11 +30,11 @@ struct BoxGroups {
 
 class RowExchange {
  public:
-  /// Exchanges counts and ids among the ranks that differ only along the mesh dims `along`. `ids`: this rank's ids, of any shape, sharded along the
-  /// mesh dims `id_shards`. Collective over the mesh's members.
+  /// Exchanges counts and ids among the ranks that differ only along the mesh dims `along`. `ids`: this rank's part of `all_ids`, of any
+  /// shape. Collective over the mesh's members.
   /// Throws: with `checks_ids`, on every rank, c10::IndexError naming the worst id if one is out of range.
   static RowExchange make(const char* op, const SpecPtr& table, std::vector<bool> along, const at::Tensor& ids,
-                          const std::vector<bool>& id_shards, bool checks_ids);
+                          const Spec& all_ids, bool checks_ids);
 
   /// The same if those ranks have equal ids (check_equal()): each rank knows the requests of the other ranks, and nothing is sent.
   /// scatter_gradients() cannot be called.
@@ -49,7 +49,7 @@ class RowExchange {
 
   /// Checks that ids are equal on the ranks that replicate them. Cost: a message of a few numbers between all members, which CommTrace leaves out.
   /// Throws: c10::IndexError as make(), and c10::ValueError if such ids differ.
-  static void check_equal(const char* op, const Spec& table, const at::Tensor& ids, const std::vector<bool>& id_shards);
+  static void check_equal(const char* op, const Spec& table, const at::Tensor& ids, const Spec& all_ids);
 
   /// This rank's ids, grouped by row. `group_of` is -1 for ids whose row no rank of the exchange owns.
   const IdGroups& groups() const { return groups_; }
@@ -98,7 +98,9 @@ class RowExchange {
   RowExchange(const SpecPtr& table, std::vector<bool> along, const at::Tensor& ids, GroupPtr group);
   void find_requests();
   void drop_unowned();
-  void exchange_counts(const char* op, const at::Tensor& ids, bool checks_ids);
+  void exchange_counts(const char* op, const at::Tensor& ids, const Spec& all_ids, bool checks_ids);
+  /// On meta: the counts of groups that `rank` requests from this rank's boxes, by planned_values.h.
+  std::vector<int64_t> planned_counts(int64_t rank, const Spec& all_ids) const;
   void exchange_ids();
   IdBounds bounds_of(const at::Tensor& ids) const;
   /// This rank's request to its own box.

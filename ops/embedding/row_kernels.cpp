@@ -1,6 +1,7 @@
 #include "ops/embedding/row_kernels.h"
 
 #include "ops/embedding/kernel_views.h"
+#include "ops/support/planned_values.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -34,7 +35,7 @@ bool copy_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t first_row,
   const at::Tensor from = with_dense_rows(rows), all_ids = ids.contiguous();
   const kernels::Rows table = rows_of(from, first_row, element_of_copies(rows));
   const kernels::Ids wanted = ids_of(all_ids);
-  void* into = results.mutable_data_ptr();
+  void* into = memory_of(results);
   run_parts(rows.device(), wanted.n, row_bytes(table),
             [&](auto... where) { kernels::look_up(table, wanted, miss, into, step, where...); });
   return true;
@@ -84,12 +85,13 @@ int64_t digest_of_ids(const at::Tensor& ids) {
       },
       [&](auto stream) {
         const at::Tensor digest = at::empty({1}, numbers_like(ids));
-        cuda::digest_of(all, reinterpret_cast<uint64_t*>(digest.mutable_data_ptr<int64_t>()), stream);
+        cuda::digest_of(all, reinterpret_cast<uint64_t*>(memory_of<int64_t>(digest)), stream);
         return digest.item<int64_t>();
       });
 }
 
-IdGroups group_ids(const at::Tensor& ids, int64_t first_row, int64_t n_rows, int64_t skipped, bool with_group_of) {
+IdGroups group_ids(const at::Tensor& ids, int64_t first_row, int64_t n_rows, int64_t skipped, bool with_group_of,
+                   std::optional<int64_t> n_table_rows) {
   const at::Tensor flat = ids.reshape(-1).contiguous();
   const kernels::Ids all = ids_of(flat);
   const int64_t n = flat.numel();
@@ -99,12 +101,14 @@ IdGroups group_ids(const at::Tensor& ids, int64_t first_row, int64_t n_rows, int
   at::Tensor scratch;
   const auto memory_with_scratch = [&](int64_t n_words) {
     scratch = at::empty({n_words}, options);
-    return kernels::GroupMemory{groups.rows.mutable_data_ptr<int64_t>(), groups.starts.mutable_data_ptr<int64_t>(),
-                                groups.order.mutable_data_ptr<int64_t>(),
-                                with_group_of ? groups.group_of.mutable_data_ptr<int64_t>() : nullptr,
-                                reinterpret_cast<uint64_t*>(scratch.mutable_data_ptr<int64_t>())};
+    return kernels::GroupMemory{memory_of<int64_t>(groups.rows), memory_of<int64_t>(groups.starts),
+                                memory_of<int64_t>(groups.order),
+                                with_group_of ? memory_of<int64_t>(groups.group_of) : nullptr,
+                                reinterpret_cast<uint64_t*>(memory_of<int64_t>(scratch))};
   };
-  const int64_t n_groups = run_kernel(
+  const auto n_planned = [&](int64_t row) { return planned_ids_below(row, n, n_table_rows.value_or(n_rows)); };
+  const int64_t begin = n_table_rows ? first_row : 0;
+  const int64_t n_groups = ids.is_meta() ? n_planned(begin + n_rows) - n_planned(begin) : run_kernel(
       ids.device(), [&] { return kernels::group_ids(all, first_row, n_rows, skipped, memory_with_scratch(2 * n)); },
       [&](auto stream) {
         return cuda::group_ids(all, first_row, n_rows, skipped, memory_with_scratch(cuda::group_scratch(n)), stream);
@@ -138,7 +142,7 @@ void sum_groups_into(const at::Tensor& sums, const RowGrads& grads, const IdGrou
     return;
   }
   const kernels::GradRows rows = grad_rows_of(grads);
-  void* into = sums.mutable_data_ptr();
+  void* into = memory_of(sums);
   run_sums(rows, groups, groups.n(), row_bytes(rows),
            [&](const kernels::Groups& all, auto... where) { kernels::sum_groups(rows, all, into, where...); });
 }
@@ -153,7 +157,7 @@ at::Tensor sum_rows(const RowGrads& grads, const IdGroups& groups, int64_t n_row
   if (result.numel() == 0) return result;
   const kernels::GradRows rows = grad_rows_of(grads);
   const int64_t* numbers = numbers_of(groups.rows);
-  void* into = result.mutable_data_ptr();
+  void* into = memory_of(result);
   run_sums(rows, groups, n_rows, row_bytes(rows),
            [&](const kernels::Groups& all, auto... where) { kernels::sum_rows(rows, all, numbers, into, where...); });
   return result;
@@ -167,8 +171,8 @@ at::Tensor pool_rows(const at::Tensor& rows, int64_t first_row, const IdBags& ba
   const kernels::Rows table = rows_of(from, first_row);
   const kernels::Ids ids = ids_of(bags.ids);
   const kernels::Bags raw_bags = bags_of(bags);
-  void* into = results.mutable_data_ptr();
-  auto* places = chosen == nullptr ? nullptr : chosen->mutable_data_ptr<int64_t>();
+  void* into = memory_of(results);
+  auto* places = chosen == nullptr ? nullptr : memory_of<int64_t>(*chosen);
   run_parts(rows.device(), raw_bags.n, row_bytes(table) * ids_per_bag(raw_bags),
             [&](auto... where) { kernels::pool(table, ids, raw_bags, pooling, into, places, where...); });
   return results;
@@ -186,8 +190,8 @@ RowGrads grads_of_bags(const at::Tensor& grad, const IdBags& bags, kernels::Pool
   const kernels::Ids ids = ids_of(bags.ids);
   const kernels::Bags raw_bags = bags_of(bags);
   const kernels::Element element = element_of(grad.scalar_type());
-  auto* bag_of = grads.row_of.mutable_data_ptr<int64_t>();
-  void* factors = grads.factors.defined() ? grads.factors.mutable_data_ptr() : nullptr;
+  auto* bag_of = memory_of<int64_t>(grads.row_of);
+  void* factors = grads.factors.defined() ? memory_of(grads.factors) : nullptr;
   run_parts(grad.device(), raw_bags.n, 16 * ids_per_bag(raw_bags),
             [&](auto... where) { kernels::spread_bags(raw_bags, ids, pooling, element, bag_of, factors, where...); });
   return grads;
@@ -199,7 +203,7 @@ at::Tensor weights_grad(const at::Tensor& rows, int64_t first_row, const IdBags&
   const kernels::Rows table = rows_of(from, first_row);
   const kernels::Ids ids = ids_of(bags.ids);
   const kernels::GradRows grad_rows = grad_rows_of(grads);
-  void* into = result.mutable_data_ptr();
+  void* into = memory_of(result);
   run_parts(rows.device(), ids.n, row_bytes(table),
             [&](auto... where) { kernels::dot_rows(table, ids, bags.padding, grad_rows, into, where...); });
   return result;
@@ -210,7 +214,7 @@ at::Tensor row_powers(const at::Tensor& rows, const at::Tensor& numbers, double 
   const at::Tensor from = with_dense_rows(rows);
   const kernels::Rows table = rows_of(from, 0);
   const int64_t *wanted = numbers_of(numbers), n = numbers.numel();
-  auto* into = powers.mutable_data_ptr<double>();
+  auto* into = memory_of<double>(powers);
   const auto part = [&](int64_t begin, int64_t end) { kernels::row_powers(table, wanted, p, into, begin, end); };
   run_kernel(
       rows.device(), [&] { share_out(n, row_bytes(table), part); },
@@ -223,7 +227,7 @@ void shorten_rows(const at::Tensor& rows, const at::Tensor& numbers, double p, d
   const at::Tensor dense = with_dense_rows(rows);
   const kernels::Rows table = rows_of(dense, 0);
   const int64_t *wanted = numbers_of(numbers), n = numbers.numel();
-  const auto* of_rows = powers.const_data_ptr<double>();
+  const auto* of_rows = const_memory_of<double>(powers);
   const auto part = [&](int64_t begin, int64_t end) {
     kernels::shorten_rows(table, wanted, p, max_norm, of_rows, begin, end);
   };

@@ -9,6 +9,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include <optional>
+
 namespace shardwise {
 
 /// The row of each id, or zeros if another piece has the row: [..., width], contiguous. Any dtype. Cost: one pass over the result.
@@ -37,8 +39,9 @@ struct IdGroups {
 };
 
 /// Groups the ids in [first_row, first_row + n_rows), without `skipped`. Cost: a pass over the ids per 11 bits of n_rows.
+/// On meta, the number of groups is that of planned_values.h: for ids of these rows, or of a table of `n_table_rows`.
 IdGroups group_ids(const at::Tensor& ids, int64_t first_row, int64_t n_rows, int64_t skipped = -1,
-                   bool with_group_of = false);
+                   bool with_group_of = false, std::optional<int64_t> n_table_rows = {});
 
 /// Gradient rows: one per id or, for pooled lookups, one per bag.
 struct RowGrads {

@@ -13,14 +13,14 @@ namespace {
 /// `rows`: with_dense_rows(piece.rows).
 kernels::UpdatedPiece updated_piece_of(const UpdatedRows& piece, const at::Tensor& rows) {
   const auto memory = [&](size_t i) {
-    return i < piece.state.size() && piece.state[i].defined() ? piece.state[i].mutable_data_ptr() : nullptr;
+    return i < piece.state.size() && piece.state[i].defined() ? memory_of(piece.state[i]) : nullptr;
   };
   return {rows_of(rows, piece.first_row), {memory(0), memory(1), piece.rows_are_groups}, piece.update};
 }
 
 kernels::RowTotals totals_of(const RowSums& sums) {
   const auto numbers = [](const at::Tensor& tensor) {
-    return tensor.defined() ? tensor.const_data_ptr<double>() : nullptr;
+    return tensor.defined() ? const_memory_of<double>(tensor) : nullptr;
   };
   return {numbers(sums.mean_squares), numbers(sums.ratios)};
 }
@@ -36,7 +36,7 @@ at::Tensor grad_squares(const RowGrads& grads, const IdGroups& groups, const at:
   piece.table.width = grad_rows.width;
   piece.update.l2 = l2;
   const int64_t* numbers = numbers_of(groups.rows);
-  auto* into = squares.mutable_data_ptr<double>();
+  auto* into = memory_of<double>(squares);
   run_sums(grad_rows, groups, groups.n(), row_bytes(grad_rows), [&](const kernels::Groups& all, auto... where) {
     kernels::grad_squares(piece, grad_rows, all, numbers, into, where...);
   });
@@ -51,7 +51,7 @@ at::Tensor lamb_squares(const UpdatedRows& piece, const RowGrads& grads, const I
   const kernels::UpdatedPiece updated = updated_piece_of(piece, rows);
   const kernels::RowTotals totals = totals_of({mean_squares, {}});
   const int64_t* numbers = numbers_of(groups.rows);
-  auto* into = squares.mutable_data_ptr<double>();
+  auto* into = memory_of<double>(squares);
   run_sums(grad_rows, groups, groups.n(), 4 * row_bytes(grad_rows), [&](const kernels::Groups& all, auto... where) {
     kernels::lamb_squares(updated, grad_rows, all, numbers, totals, into, where...);
   });
@@ -79,7 +79,7 @@ void update_rows(c10::ArrayRef<UpdatedRows> pieces, const RowGrads& grads, const
   if (groups.rows.is_cuda() && updated.size() > 1) {
     const auto n_bytes = static_cast<int64_t>(updated.size() * sizeof(kernels::UpdatedPiece));
     there = at::from_blob(updated.data(), {n_bytes}, at::kByte).to(groups.rows.device());
-    all_pieces.there = static_cast<const kernels::UpdatedPiece*>(there.const_data_ptr());
+    all_pieces.there = static_cast<const kernels::UpdatedPiece*>(const_memory_of(there));
   }
   run_sums(grad_rows, groups, groups.n(), 4 * row_bytes(grad_rows), [&](const kernels::Groups& all, auto... where) {
     kernels::update_rows(all_pieces, grad_rows, all, numbers, totals, where...);

@@ -84,27 +84,25 @@ TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::T
   // Compares tables under the order check, because messages of rows do not name their table.
   if (checks_order() && table->is_member()) have_equal(*table->mesh()->group(), "look up", Facts());
   if (lookup.plan->ids != spec_of(ids)->placements()) lookup.ids = redistribute(ids, lookup.plan->ids);
-  if (table->mesh()->is_meta()) return lookup;  // there are no ids to check and no rows to exchange
   if (!lookup.plan->exchanges_rows()) {
     if (options.checks_ids) check_ids(op, lookup.ids, table->sizes()[0]);
     return lookup;
   }
   check_policy(lookup);
   if (!table->is_member()) return lookup;
-  std::vector<bool> id_shards;
-  for (const Placement& of_ids : lookup.plan->ids) id_shards.push_back(of_ids.divides());
   if (!lookup.plan->ids_are_equal)
     lookup.row_exchange =
-        RowExchange::make(op, table, lookup.plan->exchange_along, lookup.own_ids(), id_shards, options.checks_ids);
+        RowExchange::make(op, table, lookup.plan->exchange_along, lookup.own_ids(), *spec_of(lookup.ids), options.checks_ids);
   else if (options.checks_ids)
-    RowExchange::check_equal(op, *table, lookup.own_ids(), id_shards);
+    RowExchange::check_equal(op, *table, lookup.own_ids(), *spec_of(lookup.ids));
   return lookup;
 }
 
 std::vector<IdGroups> TableLookup::own_groups() const {
   std::vector<IdGroups> groups;
   for (const Box& box : table->boxes())
-    groups.push_back(group_ids(own_ids(), box.offsets[0], box.sizes[0], /*skipped=*/-1, /*with_group_of=*/true));
+    groups.push_back(group_ids(own_ids(), box.offsets[0], box.sizes[0], /*skipped=*/-1, /*with_group_of=*/true,
+                               table->sizes()[0]));
   return groups;
 }
 
@@ -187,6 +185,10 @@ at::Tensor inverse_counts(const at::Tensor& ids, at::ScalarType dtype) {
   const at::Tensor all = redistribute(ids, Placements(spec_of(ids)->placements().size()));
   std::vector<at::Tensor> pieces;
   for (const at::Tensor& piece : maybe_dtensor(all)->shards()) {
+    if (piece.is_meta()) {
+      pieces.push_back(at::empty(ids.sizes(), piece.options().dtype(dtype)));
+      continue;
+    }
     const auto [values, places, counts] =
         at::_unique2(piece, /*sorted=*/false, /*return_inverse=*/true, /*return_counts=*/true);
     pieces.push_back(counts.to(dtype).reciprocal().index_select(0, places.reshape(-1)).view(ids.sizes()));

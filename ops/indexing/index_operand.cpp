@@ -51,12 +51,12 @@ at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr&
 
 std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index, std::optional<int64_t> ignored) {
   const auto* impl = maybe_dtensor(index);
-  if (impl ? !impl->spec()->is_member() || impl->spec()->numel() == 0 || impl->spec()->mesh()->is_meta()
-           : index.is_meta() || is_tracing())
+  if (impl ? !impl->spec()->is_member() || impl->spec()->numel() == 0 : index.is_meta() || is_tracing())
     return std::nullopt;
   BelowAutograd guard;
   std::pair range{std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()};
   for (const at::Tensor& piece : impl ? impl->shards() : Shards{index}) {
+    if (piece.is_meta()) continue;
     const at::Tensor counted = ignored ? piece.to(at::kLong).masked_select(piece.ne(*ignored)) : piece;
     if (counted.numel() == 0) continue;
     const auto [low, high] = at::aminmax(counted);

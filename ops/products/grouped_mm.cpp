@@ -11,6 +11,7 @@
 #include "ops/support/host_integers.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
+#include "ops/support/planned_values.h"
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/plain_operand.h"
@@ -165,15 +166,16 @@ at::Tensor rows_by_group(const at::Tensor& rows, const Spec& matrices, const at:
   const MeshDims of_groups = dims_of_groups(matrices);
   if (of_groups.empty()) return rows;
   const MeshPtr& mesh = matrices.mesh();
-  SW_CHECK_NOT_IMPLEMENTED(
-      !mesh->is_meta() && !(is_dtensor(offs) && !mesh->is_member()),
-      "[{}] the layout of the result depends on the values of offs, but {}. {}", kGroupedMm,
-      mesh->is_meta() ? "tensors on meta have none" : fmt::format("rank {} does not have them", mesh->rank()),
-      mesh->is_meta() ? "Give tensors with memory, or shard the matrices along another dim than the groups."
-                      : "Give offs as a torch.Tensor, equal on all ranks, or call it on members only.");
-  const Dims ends = checked_ends(offs, rows.size(0));
-  const auto n_groups = static_cast<int64_t>(ends.size());
+  SW_CHECK_NOT_IMPLEMENTED(!is_dtensor(offs) || mesh->is_member(),
+                           "[{}] the layout of the result depends on the values of offs, but rank {} does not have "
+                           "them. Give offs as a torch.Tensor, equal on all ranks, or call it on members only.",
+                           kGroupedMm, mesh->rank());
+  const bool is_planned = mesh->is_meta();
+  if (is_planned && are_sharded_rows(*spec_of(rows), of_groups)) return rows;  // counts as laid out by group
+  const Dims ends = is_planned ? Dims() : checked_ends(offs, rows.size(0));
+  const int64_t n_groups = offs.size(0);
   const Placements by_group = matrices.layout().resized(0, [&](int64_t group) {
+    if (is_planned) return planned_begin(group, rows.size(0), n_groups);
     return group == 0 ? 0 : group == n_groups ? rows.size(0) : ends[group - 1];
   });
   Placements wanted = whole_along(spec_of(rows)->placements(), 0);

@@ -43,11 +43,10 @@ at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& gene
 }
 
 bool any_anywhere(const at::Tensor& flags) {
-  if (flags.is_meta()) return false;
   const at::Tensor any = at::any(flags);
   const at::Tensor everywhere = moved_to(any, Placements(spec_of(any)->placements().size()));
   const Shards& pieces = maybe_dtensor(everywhere)->shards();
-  return !pieces.empty() && pieces[0].item<bool>();
+  return !pieces.empty() && !pieces[0].is_meta() && pieces[0].item<bool>();
 }
 
 }  // namespace shardwise

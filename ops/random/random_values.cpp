@@ -74,11 +74,11 @@ at::Tensor sampled(const at::TensorList parameters, at::ScalarType dtype, const 
   at::Tensor like = parameters[0];
   for (size_t i = 1; i < parameters.size(); ++i) like = at::add(like, parameters[i]);
   at::Tensor result = at::empty_like(like, like.options().dtype(dtype));
-  if (result.is_meta()) return result;
   const Spec& spec = *spec_of(result);
   std::vector<at::Tensor> moved;
   for (const at::Tensor& parameter : parameters)
     moved.push_back(moved_to(parameter.expand_as(result), spec.placements().vec()));
+  if (result.is_meta()) return result;
 
   const uint64_t seed = next_seed(*spec.mesh(), generator);
   const Shards& pieces = maybe_dtensor(result)->shards();

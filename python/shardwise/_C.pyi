@@ -111,6 +111,7 @@ class DeviceMesh:
     def _concatenate(device_mesh_list: Sequence[DeviceMesh]) -> Mesh: ...
     def __deepcopy__(self, memo: object) -> Mesh: ...
 
+def set_planned_type(device_type: str) -> None: ...
 def mesh_slices(
     mesh: Tensor | Sequence[object], mesh_dim_names: Sequence[str], dims: Sequence[Sequence[str]]
 ) -> Tensor: ...
@@ -328,6 +329,7 @@ class CommEvent:
     bytes_sent: Final[int]
     bytes_received: Final[int]
     is_asked_for: Final[bool]
+    is_sent: Final[bool]
     call: Final[int]
     layouts: Final[str]
     source: Final[str]

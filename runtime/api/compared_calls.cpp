@@ -31,7 +31,7 @@ int64_t signature_of(const Arguments& arguments) {
   Digest digest;
   for (const ForwardArgument& argument : arguments) {
     add_form(digest, argument);
-    digest.add(static_cast<int64_t>(is_on_meta(argument)));  // a call with meta tensors compares nothing
+    digest.add(static_cast<int64_t>(is_on_meta(argument)));  // a call with meta tensors is compared apart
   }
   return digest.value();
 }
@@ -44,11 +44,13 @@ int64_t digest_of(const ForwardArgument& argument) {
   return digest.value();
 }
 
-/// False for a call with meta tensors, which one rank may make alone. A module that was distributed on meta may have values by now.
-bool can_be_compared(const Arguments& arguments, const DeviceMesh& mesh) {
-  if (arguments.empty() || !mesh.is_member() || mesh.size() == 1) return false;
+/// The group that compares the call. One rank may call with meta tensors alone, so nothing is sent then. A module that was distributed on
+/// meta may have values by now.
+const Group& comparing_group(const Arguments& arguments, const DeviceMesh& mesh) {
   const auto is_tensor = [](const ForwardArgument& argument) { return argument.tensor.defined(); };
-  return std::ranges::none_of(arguments, is_on_meta) && (!mesh.is_meta() || std::ranges::any_of(arguments, is_tensor));
+  const bool is_planned =
+      std::ranges::any_of(arguments, is_on_meta) || (mesh.is_meta() && std::ranges::none_of(arguments, is_tensor));
+  return *(is_planned ? mesh.on_meta() : mesh.with_memory())->group();
 }
 
 /// "" if all ranks of the group have the same arguments. Collective.
@@ -98,8 +100,8 @@ ComparedCalls::Differences ComparedCalls::differences(const std::string& name, c
   }
   Differences result;
   for (const MeshPtr& mesh : meshes_) {
-    if (!can_be_compared(arguments, *mesh)) continue;
-    if (std::string text = difference(name, arguments, *mesh->with_memory()->group()); !text.empty())
+    if (arguments.empty() || !mesh->is_member() || mesh->size() == 1) continue;
+    if (std::string text = difference(name, arguments, comparing_group(arguments, *mesh)); !text.empty())
       result.emplace_back(mesh, std::move(text));
   }
   const std::lock_guard lock(mutex_);

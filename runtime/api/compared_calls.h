@@ -46,7 +46,7 @@ class ComparedCalls {
   ///
   /// Collective over each mesh at the first call of a signature that has arguments: gathers one number per argument and rank, which CommTrace
   /// leaves out. Later calls read no value and cost a hash of the signature. Nothing
-  /// is compared while torch traces, in a backward, or if tensors are on the meta device.
+  /// is compared while torch traces, in a backward, or, although it is counted, if tensors are on the meta device.
   Differences differences(const std::string& name, const std::vector<ForwardArgument>& arguments);
 
   /// Makes the next call with the signature of the last call be compared again.

@@ -36,7 +36,8 @@ at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const Redistribute
   const auto* impl = maybe_dtensor(tensor);
   const CommScope scope = scope_of_move();
   if (impl->is_sparse()) return wrap_sparse(to, move_sparse(*impl, to), {impl->entries()->sparse_dim});
-  if (!options.async_op || to->mesh()->is_meta() || impl->holds_subclass() || is_traced(impl->shards()))
+  const bool is_to_meta = to->mesh()->is_meta() && !impl->spec()->mesh()->is_meta();
+  if (!options.async_op || is_to_meta || impl->holds_subclass() || is_traced(impl->shards()))
     return wrap(to, move(*impl, to, options.plan));
   auto pending = start_move(impl->spec(), impl->shards(), to, options.plan);
   at::Tensor result = wrap(to, {});

@@ -12,6 +12,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>
@@ -126,6 +127,7 @@ std::vector<Words> gather_words(const Group& group, const char* what, const Word
   const auto backend = backend_of(group, "all_gather", device);
   at::Tensor row = at::tensor(sent, at::kLong).to(device);
   const at::Tensor gathered = at::empty({group.size(), row.numel()}, row.options());
+  if (!group.sends) gathered.copy_(row);  // the other ranks count as equal
   at::Tensor flat = gathered.view(-1);
   const auto n_bytes = static_cast<int64_t>(row.nbytes()) * (group.size() - 1);
   Communication gathering(group, {.name = what,
@@ -179,9 +181,9 @@ std::vector<Words> exchange_numbers(const Group& group, c10::Device device, cons
     sent.insert(sent.end(), numbers.begin(), numbers.end());
     n_to.push_back(static_cast<int64_t>(numbers.size()));
   }
-  const at::Tensor sending = at::tensor(sent, at::kLong).to(device);
+  const at::Tensor sending = at::tensor(sent, at::kLong).to(group.sends ? device : c10::Device(at::kCPU));
   const int64_t n_all = std::accumulate(n_from.begin(), n_from.end(), int64_t{0});
-  const at::Tensor received = at::empty({n_all}, sending.options());
+  const at::Tensor received = at::zeros({n_all}, sending.options());
   all_to_all(group, received, sending, n_from, n_to);
   const at::Tensor on_cpu = received.cpu();
   const auto* next = on_cpu.const_data_ptr<int64_t>();

@@ -7,7 +7,8 @@
 //     ... reader.number() ... reader.list() ...
 //   }
 //
-// All ranks get all facts and derive the same result from them: an error, or a layout.
+// All ranks get all facts and derive the same result from them: an error, or a layout. In a group that sends nothing (Group::sends) every
+// other member counts as having this rank's facts.
 #pragma once
 
 #include "placements/box.h"
@@ -103,7 +104,7 @@ std::vector<std::vector<int64_t>> gather_numbers(const Group& group, const char*
                                                  bool is_counted = false);
 
 /// Sends `to[i]` to group member i. Returns the numbers from each member, by group order; member i sends `n_from[i]` numbers. Collective:
-/// one all_to_all on `device`.
+/// one all_to_all on `device`. Zeros arrive in a group that sends nothing.
 std::vector<std::vector<int64_t>> exchange_numbers(const Group& group, c10::Device device,
                                                    const std::vector<std::vector<int64_t>>& to,
                                                    const std::vector<int64_t>& n_from);

@@ -42,7 +42,6 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
   check_splits(group, "send", input, send_splits);
   SW_CHECK_VALUE(output.scalar_type() == input.scalar_type(), "[all_to_all] sends {} but receives {}. Use one dtype.",
                  at::toString(input.scalar_type()), at::toString(output.scalar_type()));
-  if (output.is_meta()) return;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (group.size() == 1) {
     output.copy_(input);
@@ -149,7 +148,7 @@ class StartedReduction final : public Reduction {
 std::unique_ptr<Reduction> started(const Group& group, const at::Tensor& tensor, Reduce reduce, bool is_awaited) {
   check_contiguous("all_reduce", tensor);
   check_reducible(tensor, reduce);
-  if (group.size() == 1 || tensor.numel() == 0 || tensor.is_meta()) return nullptr;
+  if (group.size() == 1 || tensor.numel() == 0) return nullptr;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   check_policy("all_reduce");
   return std::make_unique<StartedReduction>(group, tensor, reduce, is_awaited);
@@ -170,7 +169,7 @@ void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index)
   SW_CHECK_VALUE(root_index >= 0 && root_index < group.size(),
                  "[broadcast] root index {} does not exist: the group has {} ranks. Use an index in [0, {}).",
                  root_index, group.size(), group.size());
-  if (group.size() == 1 || tensor.numel() == 0 || tensor.is_meta()) return;
+  if (group.size() == 1 || tensor.numel() == 0) return;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   std::vector<at::Tensor> bytes{bytes_of(tensor)};
   c10d::BroadcastOptions options;

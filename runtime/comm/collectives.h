@@ -1,8 +1,9 @@
 // runtime/comm/collectives.h: the collectives of Shardwise. Active CommTraces count each one.
 //
 // They call the c10d backend of the tensors' device directly, below autograd and dispatch. Nothing is sent or counted in a group of one,
-// for an all_reduce or broadcast of an empty tensor, or for tensors on meta, whose results are not written. Every function except
-// start_all_reduce waits for the result. Errors that a rank can detect by itself are c10::ValueErrors before the first message.
+// or for an all_reduce or broadcast of an empty tensor. In a group that sends nothing (Group::sends), they count, and tensors keep their
+// values. Every function except start_all_reduce waits for the result. Errors that a rank can detect by itself are c10::ValueErrors before
+// the first message.
 #pragma once
 
 #include "placements/placement.h"

@@ -35,7 +35,10 @@ std::string name_of(const char* name, const char* op) {
            thread.reader, name_of(name, thread.op));
 }
 
-CommThread& thread_that_may_send(const Group& group, const char* name) {
+/// The state of this thread. Throws if the group sends and this thread may not send now.
+CommThread& thread_of(const Group& group, const char* name) {
+  if (!group.sends) [[unlikely]]
+    return comm_thread();
   check_not_traced(name);
   CommThread& thread = comm_thread();
   if (thread.reader != nullptr) [[unlikely]]
@@ -50,17 +53,18 @@ constexpr std::chrono::milliseconds kNotePatience{2000};  // for the notes of ra
 }  // namespace
 
 Communication::Communication(const Group& group, const Call& call)
-    : Communication(thread_that_may_send(group, call.name), group, call) {}
+    : Communication(thread_of(group, call.name), group, call) {}
 
 Communication::Communication(CommThread& thread, const Group& group, const Call& call)
     : recorder_(FlightRecorder::of_thread(thread, group.ranks[group.index])),
       group_(group.record),
-      call_number_(call.by_all ? group_->next_call() : 0),
+      call_number_(call.by_all && group.sends ? group_->next_call() : 0),
       call_(call),
-      begun_(recorder_.begin(thread, group, call)),
+      begun_(group.sends ? recorder_.begin(thread, group, call) : FlightRecorder::unrecorded()),
       last_(begun_.begin),
+      is_sent_(group.sends),
       op_(thread.op) {
-  if (checks_order() || thread.stream != nullptr) [[unlikely]]
+  if ((checks_order() && is_sent_) || thread.stream != nullptr) [[unlikely]]
     emit(thread, group);
 }
 
@@ -73,15 +77,17 @@ void Communication::emit(const CommThread& thread, const Group& group) {
                                                  .bytes_sent = call_.bytes_sent,
                                                  .bytes_received = call_.bytes_received,
                                                  .is_asked_for = thread.program_asks(),
+                                                 .is_sent = is_sent_,
                                                  .number = begun_.number,
                                                  .call = begun_.call,
                                                  .begin = static_cast<int64_t>(begun_.begin)});
-  if (checks_order() || (thread.wants & EventReader::kDetails) != 0) {
+  const bool is_checked = checks_order() && is_sent_;
+  if (is_checked || (thread.wants & EventReader::kDetails) != 0) {
     event_->layouts = CommScope::current_layouts();
     event_->source = caller_line();
-    recorder_.add_details(event_);
+    if (is_sent_) recorder_.add_details(event_);
   }
-  if (checks_order() && call_.by_all) compare(group);
+  if (is_checked && call_.by_all) compare(group);
   if (thread.stream != nullptr) thread.stream->add(event_);
 }
 
@@ -116,6 +122,8 @@ Communication::~Communication() {
 }
 
 void Communication::wait(c10::ArrayRef<WorkPtr> works) {
+  if (!is_sent_) [[unlikely]]
+    return finish();
   last_ = c10::getApproximateTime();
   const Wait wait(*this);
   try {

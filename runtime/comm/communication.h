@@ -1,7 +1,8 @@
 // runtime/comm/communication.h: one communication of a rank with the others of a group, from its start to the end of its wait.
 //
 // Every message of the runtime is sent by a Communication. This is the only place that has messages compared between ranks (order_check.h),
-// recorded (flight_recorder.h), emitted as events to readers (events.h) and watched for long waits (flight_watch.h).
+// recorded (flight_recorder.h), emitted as events to readers (events.h) and watched for long waits (flight_watch.h). If the group sends
+// nothing (Group::sends), the event is all that happens: nothing is launched, numbered, compared or recorded.
 //
 //   Communication broadcast(group, {.name = "broadcast", .dtype = at::kFloat, .bytes_received = 4096, .counted_as = "broadcast"});
 //   broadcast.run([&] { return backend->broadcast(tensors, options); });         // launched and waited for
@@ -46,6 +47,10 @@ class Communication {
   /// Calls `launch()`, which may wait for other ranks, and returns its result: one Work or several.
   template <class Launch>
   auto launch(const Launch& launch) {
+    if (!is_sent_) [[unlikely]] {
+      count();
+      return decltype(launch()){};
+    }
     const Wait wait(*this);
     try {
       auto works = launch();
@@ -67,6 +72,8 @@ class Communication {
   /// Launches the last part of a communication that launch() began, and waits for it.
   template <class Launch>
   void finish(const Launch& launch) {
+    if (!is_sent_) [[unlikely]]
+      return finish();
     const Wait wait(*this);
     try {
       wait_for_each(launch());
@@ -131,6 +138,7 @@ class Communication {
   uint64_t last_;        // reading of the clock
   uint64_t waited_ = 0;  // clock ticks that threads have waited
   bool is_done_ = false;
+  const bool is_sent_;
   const char* op_;                    // the operator it was begun for, even if another one waits for it
   std::shared_ptr<CommEvent> event_;  // null unless somebody reads it or calls are compared
   GroupRecord::Turn turn_;            // held from the comparison of calls to the launch

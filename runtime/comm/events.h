@@ -48,6 +48,7 @@ struct CommEvent {
   int64_t bytes_sent = 0;
   int64_t bytes_received = 0;
   bool is_asked_for = true;  // false: an operator moves its operands on its own
+  bool is_sent = true;       // false: planned only, for tensors on meta (Group::sends)
   uint64_t number = 0;       // among the rank's communications, as in the flight recorder
   uint64_t call = 0;         // among the group's communications, from 1; 0 if members may stay away
   std::string layouts = {};  // of the moved tensor; "" unless details are wanted, as is source

@@ -131,6 +131,11 @@ FlightRecorder::Begun FlightRecorder::begin(CommThread& thread, const Group& gro
   return begun;
 }
 
+FlightRecorder::Begun FlightRecorder::unrecorded() {
+  static Slot none{kBusy};  // is the record of no number
+  return {.slot = &none, .number = 0, .call = 0, .begin = c10::getApproximateTime(), .group = nullptr};
+}
+
 void FlightRecorder::set_waiting(const Begun& begun, uint64_t since) {
   Slot& slot = *begun.slot;
   if (slot[0].load(kRelaxed) == begun.number) slot[kWaitsSince].store(since, kRelaxed);

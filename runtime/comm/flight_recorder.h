@@ -95,6 +95,8 @@ class FlightRecorder {
   };
   /// Begins a communication of `thread`, which is this thread, with the group.
   Begun begin(CommThread& thread, const Group& group, const CommCall& call);
+  /// A communication that begins now and has no record.
+  static Begun unrecorded();
   /// Notes that a thread waits for it since `since`; 0: no thread waits any more.
   static void set_waiting(const Begun& begun, uint64_t since);
   /// Notes that it has ended or failed.

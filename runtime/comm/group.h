@@ -11,12 +11,15 @@
 
 namespace shardwise {
 
-/// A communicator. `ranks` are global, in the group's own order. `process_group` is null in a group of one, and after its World was closed.
+/// A communicator. `ranks` are global, in the group's own order. `process_group` is null in a group of one, after its World was closed, and if
+/// the group sends nothing.
 struct Group {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   std::vector<int64_t> ranks;
   int64_t index = 0;  // this rank's index in `ranks`
   std::shared_ptr<GroupRecord> record = std::make_shared<GroupRecord>();
+  /// False for tensors on meta: a Communication of this group is planned and given to readers, but nothing is sent, received or compared.
+  bool sends = true;
 
   int64_t size() const { return static_cast<int64_t>(ranks.size()); }
   /// The index of global `rank` in `ranks`. Throws: c10::ValueError for a non-member.
@@ -28,5 +31,8 @@ struct Group {
 void check_not_lost(const Group& group, const std::string& call);
 
 using GroupPtr = std::shared_ptr<const Group>;
+
+/// The same ranks, for tensors on meta, with a record of its own: one rank may work on meta alone. Null for null.
+GroupPtr without_sending(const GroupPtr& group);
 
 }  // namespace shardwise

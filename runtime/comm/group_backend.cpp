@@ -20,6 +20,12 @@ int64_t Group::index_of(int64_t rank) const {
   return found - ranks.begin();
 }
 
+GroupPtr without_sending(const GroupPtr& group) {
+  if (!group) return nullptr;
+  return std::make_shared<const Group>(
+      Group{.process_group = nullptr, .ranks = group->ranks, .index = group->index, .sends = false});
+}
+
 c10d::ProcessGroup& open_group(const Group& group, const char* op) {
   SW_CHECK_VALUE(group.process_group,
                  "[{}] the process group of ranks {} was destroyed or never made (DeviceMesh(_init_backend=False), or "
@@ -30,6 +36,8 @@ c10d::ProcessGroup& open_group(const Group& group, const char* op) {
 }
 
 c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op, c10::DeviceType device) {
+  if (!group.sends) [[unlikely]]
+    return nullptr;
   c10d::ProcessGroup& process_group = open_group(group, op);
   SW_CHECK_VALUE(has_backend_for(process_group, device),
                  "[{}] the group of ranks {} has no backend for {} tensors. Start the ranks with one: "
@@ -39,14 +47,14 @@ c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op,
 }
 
 c10::DeviceType numbers_device(const Group& group) {
-  if (group.size() == 1) return c10::kCPU;
+  if (group.size() == 1 || !group.sends) return c10::kCPU;
   c10d::ProcessGroup& process_group = open_group(group, "group");
   const auto devices = process_group.getDeviceTypes();
   return devices.empty() || has_backend_for(process_group, c10::kCPU) ? c10::kCPU : devices[0].type();
 }
 
 void connect(const Group& group, const char* op, c10::Device device) {
-  if (group.size() == 1) return;
+  if (group.size() == 1 || !group.sends) return;
   const auto backend = backend_of(group, op, device.type());
   if (!traits_of(*backend).connects_at_first_call || backend->getSequenceNumberForGroup() > 0) return;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

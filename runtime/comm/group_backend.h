@@ -12,12 +12,12 @@ namespace shardwise {
 /// Throws: c10::ValueError if it was destroyed.
 c10d::ProcessGroup& open_group(const Group& group, const char* op);
 
-/// The backend of `device` in the group, which has more than one rank. Errors name `op`.
+/// The backend of `device` in the group, which has more than one rank; null if the group sends nothing. Errors name `op`.
 /// Throws: c10::ValueError if it has none.
 c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op, c10::DeviceType device);
 
-/// The device for messages of plain numbers: the CPU if the group has a backend for it or has one rank; otherwise the device that it has a
-/// backend for.
+/// The device for messages of plain numbers: the CPU if the group has a backend for it, has one rank or sends nothing; otherwise the device
+/// that it has a backend for.
 c10::DeviceType numbers_device(const Group& group);
 
 /// Creates the backend's communicator if the first collective does that (backend_traits.h) and none has run yet: reduces one byte on

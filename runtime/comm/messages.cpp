@@ -110,7 +110,6 @@ void Messages::wait() {
 std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::vector<Message> sends,
                                    std::vector<Message> receives, bool by_all,
                                    const std::function<const char*()>& pattern) {
-  if (device.is_meta()) return std::make_shared<Messages>();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const ByteMessages outgoing = byte_messages_of(group, sends, "to", device.type());
   const ByteMessages incoming = byte_messages_of(group, receives, "from", device.type());
@@ -126,8 +125,8 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
                                                                  .counted_as = has_part ? counted_as : nullptr,
                                                                  .by_all = by_all});
   if (by_all) connect(group, "exchange", device);  // after the ranks have compared their calls
-  if (!has_part) {
-    communication->finish();
+  if (!has_part || !group.sends) {
+    has_part ? communication->run([] { return Works(); }) : communication->finish();
     return std::make_shared<Messages>();
   }
   const auto backend = backend_of(group, "exchange", device.type());

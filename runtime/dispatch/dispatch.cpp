@@ -11,6 +11,7 @@
 #include "runtime/dispatch/prepare_arguments.h"
 #include "runtime/rules/aten_operators.h"
 #include "runtime/rules/rule.h"
+#include "runtime/tensor/meta_key.h"
 #include "runtime/tensor/registrations.h"
 #include "runtime/tensor/subclass.h"
 #include "text/check.h"
@@ -97,6 +98,12 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
     info = entry.get();
   }
   dispatch(*info, stack);
+}
+
+/// The kernel of kMetaKey.
+void without_meta(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kMetaKey);
+  op.redispatchBoxed((keys & below).remove_backend(c10::BackendComponent::MetaBit), stack);
 }
 
 /// Drops torch's warning that a kernel replaces another, which is intended here.
@@ -293,6 +300,8 @@ void register_dispatch() {
                      c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op.handle)));
   }
   registrations("_", kTensorKey).fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kMetaKey))
+    registrations("_", kMetaKey).fallback(torch::CppFunction::makeFromBoxedFunction<&without_meta>());
   if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kAutogradKey))
     registrations("_", kAutogradKey).fallback(torch::CppFunction::makeFallthrough());
   register_detach();

@@ -36,10 +36,10 @@ void check_no_traced_subclass(const Shards& pieces) {
     check_not_traced("redistribute of a tensor class");
 }
 
-/// A move to meta only makes new pieces without memory.
-Shards pieces_on_meta(const Spec& destination) {
+/// This rank's pieces of a tensor on meta.
+Shards pieces_on_meta(const Spec& spec) {
   Shards pieces;
-  for (const Box& box : destination.boxes()) pieces.push_back(empty_piece(destination, box.sizes, c10::kMeta));
+  for (const Box& box : spec.boxes()) pieces.push_back(empty_piece(spec, box.sizes, c10::kMeta));
   return pieces;
 }
 
@@ -53,7 +53,7 @@ void run_to_end(Moving& moving, bool is_to_other_mesh) {
 class HomeStream {
  public:
   explicit HomeStream(c10::Device device) : device_(device) {
-    if (!device.is_cpu()) stream_ = current();
+    if (!device.is_cpu() && !device.is_meta()) stream_ = current();
   }
 
   /// The stream to make current while the move's memory is used.
@@ -135,16 +135,20 @@ class StartedMove final : public PendingMove {
 Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination, const PlanOptions& options,
             MoveMemory memory) {
   if (source == destination) return shards;
+  const bool is_on_meta = destination->mesh()->is_meta();
+  if (is_on_meta && !source->mesh()->is_meta()) {  // first leaves the memory, then moves
+    const SpecPtr on_meta = source->on(c10::kMeta);
+    return move(on_meta, pieces_on_meta(*on_meta), destination, options, memory);
+  }
   check_move(source, destination);
   check_no_traced_subclass(shards);
   BelowAutograd guard;
-  if (is_traced(shards) && !destination->mesh()->is_meta() && is_opaque(source, destination, options)) [[unlikely]]
+  if (is_traced(shards) && !is_on_meta && is_opaque(source, destination, options)) [[unlikely]]
     return traced_move({source, destination, options}, shards);
   const auto layouts = [&] { return move_words(*source, *destination, options); };
   const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
   const ProfilerSpan span([&] { return fmt::format("shardwise::move {}", layouts()); });
   Moving moving(source, shards, destination, options);
-  if (destination->mesh()->is_meta()) return pieces_on_meta(*destination);
   if (memory == MoveMemory::kShared)
     moving.run_for_readers();
   else

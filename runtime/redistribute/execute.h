@@ -19,7 +19,8 @@ enum class MoveMemory : uint8_t { kOwn, kShared };
 /// a piece whose values this rank has is a view, unless another step of the move makes new memory.
 /// Below autograd. Collective over both meshes. With two different meshes, other ranks of the world do nothing.
 ///
-/// On meta (DeviceMesh::on_meta) nothing is sent. A source with memory may move to a mesh on meta, but not back.
+/// On meta (DeviceMesh::on_meta) the same messages are planned and counted, and nothing is sent. A source with memory may move to a mesh on
+/// meta, but not back.
 ///
 /// Throws: c10::ValueError for different sizes, dtypes or worlds, c10::NotImplementedError for a move out of meta. Cost: plan()'s traffic,
 /// and buffers of at most the bytes sent and received. Plans come from a cache of this thread.
@@ -35,7 +36,7 @@ std::optional<Shards> move_owned_rows(const DTensorImpl& tensor, const SpecPtr& 
 /// True if a move would leave on every rank what it has: the layouts differ only along mesh dims of one rank.
 bool leaves_in_place(const Spec& source, const Spec& destination);
 
-/// move() without waiting for the last messages, if it ends with messages. Pre: not on meta, not traced.
+/// move() without waiting for the last messages, if it ends with messages. Pre: not from memory to meta, not traced.
 std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination,
                                         const PlanOptions& options = {});
 

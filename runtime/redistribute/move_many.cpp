@@ -32,6 +32,11 @@ std::vector<Moving*> take_bucket(std::vector<Moving*>& rest, int64_t bucket_byte
   return together;
 }
 
+/// Whether messages of the two groups can be shared. Meshes on meta have groups of their own, although their ranks are the same.
+bool are_same(const GroupPtr& a, const GroupPtr& b) {
+  return a == b || (a && b && !a->sends && !b->sends && a->ranks == b->ranks);
+}
+
 std::string words_of(const std::vector<Moving*>& movings) {
   std::string result;
   for (const Moving* moving : movings)
@@ -46,7 +51,7 @@ void reduce_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
     const Reduce reduce = first.step.reduce;
     const GroupPtr group = rest[0]->reducing_group();
     const auto together = take_bucket(rest, bucket_bytes, [&](const Moving& moving) {
-      return moving.reducing_group() == group && moving.next().step.reduce == reduce &&
+      return are_same(moving.reducing_group(), group) && moving.next().step.reduce == reduce &&
              moving.next().from->dtype() == first.from->dtype();
     });
     const auto layouts = [&] { return words_of(together); };
@@ -77,7 +82,7 @@ void exchange_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
     const c10::Device device = rest[0]->device();
     const auto together = take_bucket(rest, bucket_bytes, [&](const Moving& moving) {
       const OwnStep& own = moving.next();
-      return own.is_local == first.is_local && participants_of(own).group == participants.group &&
+      return own.is_local == first.is_local && are_same(participants_of(own).group, participants.group) &&
              own.step.n_rounds == first.step.n_rounds;
     });
     std::vector<ExchangeItem> items;
@@ -101,7 +106,7 @@ std::vector<Shards> move_many(c10::ArrayRef<SpecPtr> sources, const std::vector<
   std::vector<Moving> movings;
   std::vector<size_t> places;
   for (size_t i = 0; i < sources.size(); ++i) {
-    if (is_traced(shards[i]) || destinations[i]->mesh()->is_meta()) {  // these share no messages
+    if (is_traced(shards[i])) {  // shares no messages
       results[i] = move(sources[i], shards[i], destinations[i], options);
       continue;
     }

@@ -26,8 +26,7 @@ void check_move(const SpecPtr& source, const SpecPtr& destination) {
                            "[redistribute] Cannot copy out of meta tensor; no data! {} has no values to move. Use "
                            "torch.empty_like(x, device=...) or Module.to_empty(), and fill it.",
                            to_string(*source));
-  if (source->mesh() != destination->mesh() && !destination->mesh()->is_meta())
-    check_same_meshes(*source->mesh(), *destination->mesh());
+  if (source->mesh() != destination->mesh()) check_same_meshes(*source->mesh(), *destination->mesh());
 }
 
 std::string move_words(const Spec& from, const Spec& to, const PlanOptions& options) {
@@ -42,7 +41,8 @@ bool takes_part(const OwnStep& own) { return own.from->is_member() || own.to->is
 Participants participants_of(const OwnStep& own) {
   if (own.is_local) return {};
   if (own.among) return {own.among->group()};
-  return {own.from->mesh()->world()->everyone(), /*is_whole=*/false};
+  const GroupPtr everyone = own.from->mesh()->world()->everyone();
+  return {own.from->mesh()->is_meta() ? without_sending(everyone) : everyone, /*is_whole=*/false};
 }
 
 Moving::Moving(const SpecPtr& source, Shards pieces, const SpecPtr& destination, const PlanOptions& options)
@@ -50,8 +50,7 @@ Moving::Moving(const SpecPtr& source, Shards pieces, const SpecPtr& destination,
       pieces_(std::move(pieces)),
       device_(pieces_.empty() ? source->mesh()->device() : pieces_[0].device()),
       options_(options) {
-  const bool sends = plan_->last_sending >= 0 && !destination->mesh()->is_meta();
-  if (sends)
+  if (plan_->last_sending >= 0)
     check_comm_policy(
         [&] { return fmt::format("moves {} to {}", to_string(*source), to_string(destination->layout())); });
   for (const OwnStep& own : plan_->steps)

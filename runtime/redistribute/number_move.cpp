@@ -23,6 +23,7 @@ namespace {
 using NumberBytes = std::array<int64_t, 2>;  // room for the largest dtype, complex128
 
 NumberBytes bytes_of_number(const at::Tensor& number) {
+  if (number.is_meta()) return {};
   check_not_traced("redistribute of a number between meshes");
   const at::Tensor value = number.resolve_conj().resolve_neg().cpu();
   NumberBytes bytes{};
@@ -72,7 +73,10 @@ Shards replica_on(const SpecPtr& source, const Shards& own, const SpecPtr& desti
   if (has_all_ranks_of(from, to)) return to.is_member() ? own : Shards{};
   check_comm_policy([&] { return fmt::format("takes a number from {} to {}", to_string(from), to_string(to)); });
   if (to.is_member() && to.size() > 1) {
-    const auto known = from.is_member() ? std::optional(bytes_of_number(own[0])) : std::nullopt;
+    const auto known = from.is_member() ? std::optional(bytes_of_number(own[0]))
+                       : to.is_meta() && have_common_ranks(from, to)
+                           ? std::optional(NumberBytes{})  // other ranks' facts count as equal to this rank's
+                           : std::nullopt;
     if (const auto value = common_value(*to.group(), known, *destination)) return {number_of(*value, *destination)};
   } else if (have_common_ranks(from, to)) {
     return {};
@@ -91,7 +95,7 @@ Shards move_number(const SpecPtr& source, const Shards& shards, const SpecPtr& d
 Shards move_operand(const DTensorImpl& operand, const SpecPtr& to) {
   const SpecPtr& spec = operand.spec();
   const bool is_number_elsewhere =
-      spec->mesh() != to->mesh() && spec->dim() == 0 && !spec->mesh()->is_meta() && !to->mesh()->is_meta();
+      spec->mesh() != to->mesh() && spec->dim() == 0 && spec->mesh()->is_meta() == to->mesh()->is_meta();
   return is_number_elsewhere ? move_number(spec, operand.shards(), to) : move(operand, to, {}, MoveMemory::kShared);
 }
 

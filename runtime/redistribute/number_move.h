@@ -16,7 +16,7 @@ class DTensorImpl;
 
 /// This rank's piece of the number on `destination`'s mesh, for reading only. Collective over both meshes, one after the other.
 ///
-/// Pre: `source` has no dims; both meshes have memory and belong to one world.
+/// Pre: `source` has no dims; both meshes have memory, or neither has; they belong to one world.
 /// Throws: c10::ValueError on all ranks of `destination`'s mesh if they have different values; as check_same_meshes() if none of them has
 /// the number; as check_comm_policy().
 /// Cost: a Partial is reduced. If all ranks of `destination`'s mesh are on the number's mesh, nothing more is sent. Otherwise the number's

@@ -44,7 +44,9 @@ bool has_indices(const OpCall& call, const Operand& operand) {
 /// A sample filled with ones, or with zeros for indices, because index 0 always exists.
 at::Tensor sample_of(const OpCall& call, const Operand& operand, const Dims& sizes) {
   const Spec& spec = *operand.spec;
-  const auto options = at::TensorOptions().dtype(spec.dtype()).device(spec.mesh()->with_memory()->device());
+  const MeshPtr mesh = spec.mesh()->with_memory();
+  const c10::Device device = mesh->is_meta() ? c10::Device(c10::kCPU) : mesh->device();
+  const auto options = at::TensorOptions().dtype(spec.dtype()).device(device);
   const Dims strides = sample_strides(sizes, spec);
   return at::full(c10::multiply_integers(sizes), has_indices(call, operand) ? 0 : 1, options)
       .as_strided(sizes, strides);

@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -123,6 +124,7 @@ MeshPtr DeviceMesh::create_by_members(std::shared_ptr<World> world, c10::DeviceT
   mesh->grid_ = std::make_shared<const RankGrid>(std::move(grid));
   mesh->world_ = std::move(world);
   mesh->device_type_ = device_type;
+  if (mesh->is_meta()) mesh->become_meta();
   mesh->names_ = std::move(names);
 
   std::lock_guard lock(registry_mutex);
@@ -135,12 +137,30 @@ MeshPtr DeviceMesh::create_by_members(std::shared_ptr<World> world, c10::DeviceT
   return mesh;
 }
 
+void DeviceMesh::become_meta() {
+  device_type_ = c10::DeviceType::Meta;
+  sending_groups_ = own_groups_;
+  for (GroupPtr& line : own_groups_.lines) line = without_sending(line);
+  own_groups_.everyone = without_sending(own_groups_.everyone);
+}
+
+namespace {
+std::atomic<c10::DeviceType> planned_type_of_made{c10::DeviceType::CUDA};
+}
+
+c10::DeviceType DeviceMesh::planned_type() const {
+  const c10::DeviceType type = with_memory_ ? with_memory_->device_type_ : device_type_;
+  return type == c10::DeviceType::Meta ? planned_type_of_made.load() : type;
+}
+
+void DeviceMesh::set_planned_type(c10::DeviceType device_type) { planned_type_of_made = device_type; }
+
 MeshPtr DeviceMesh::on_meta() const {
   if (is_meta()) return shared_from_this();
   const std::lock_guard lock(registry_mutex);
   if (auto mesh = on_meta_.lock()) return mesh;
   const std::shared_ptr<DeviceMesh> mesh(new DeviceMesh(*this), &end);
-  mesh->device_type_ = c10::DeviceType::Meta;
+  mesh->become_meta();
   mesh->with_memory_ = shared_from_this();
   on_meta_ = mesh;
   return mesh;

@@ -64,14 +64,19 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
 
   c10::DeviceType device_type() const { return device_type_; }
 
-  /// The mesh for tensors whose pieces have no memory: the same ranks and groups, and device_type() meta. Nothing is sent for such tensors.
-  /// They have a mesh of their own, so that ranks without pieces also know. Returns this mesh if it is on meta already.
+  /// The mesh for tensors whose pieces have no memory: the same ranks, and device_type() meta. Its groups send nothing (Group::sends), so
+  /// what happens to such tensors is planned and counted only. They have a mesh of their own, so that ranks without pieces also know.
+  /// Returns this mesh if it is on meta already.
   MeshPtr on_meta() const;
-  /// The mesh that on_meta() was called on; this mesh if it is not on meta.
+  /// The mesh that on_meta() was called on; this mesh if it is not on meta, or was made on meta.
   MeshPtr with_memory() const;
   /// The one of these two meshes for pieces on `device_type`.
   MeshPtr on(c10::DeviceType device_type) const;
   bool is_meta() const { return device_type_ == c10::DeviceType::Meta; }
+  /// The kind of device that the program is planned for: device_type() of with_memory(). For a mesh that was made on meta, CUDA, or what
+  /// set_planned_type() has set.
+  c10::DeviceType planned_type() const;
+  static void set_planned_type(c10::DeviceType device_type);
 
   /// The device of this rank's pieces: the current device of the type.
   c10::Device device() const;
@@ -104,6 +109,10 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   const GroupPtr& group() const { return own_groups_.everyone; }
   /// The group of this rank's line along one mesh dimension; null on a non-member.
   const GroupPtr& group(int64_t mesh_dim) const { return own_groups_.lines[mesh_dim]; }
+  /// The same with its process group, also of a mesh on meta.
+  const GroupPtr& process_group(int64_t mesh_dim) const {
+    return (is_meta() ? sending_groups_ : own_groups_).lines[mesh_dim];
+  }
 
   /// The mesh that this one was sliced or flattened from; itself if it was made by itself.
   MeshPtr root() const;
@@ -139,6 +148,7 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
  private:
   DeviceMesh();
   static void end(DeviceMesh* mesh);
+  void become_meta();
 
   std::shared_ptr<World> world_;
   c10::DeviceType device_type_ = c10::DeviceType::CPU;
@@ -148,6 +158,7 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   std::optional<Dims> coord_;
   MeshGroups groups_ = MeshGroups::kWorlds;
   GridGroups own_groups_;
+  GridGroups sending_groups_;                        // only set for a mesh on meta
   std::shared_ptr<MeshParts> parts_;                 // shared with on_meta()
   MeshPtr with_memory_;                              // only set for a mesh on meta
   mutable std::weak_ptr<const DeviceMesh> on_meta_;  // only set for a mesh with memory

@@ -3,6 +3,7 @@
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/no_messages.h"
 #include "runtime/tensor/flat_part.h"
+#include "runtime/tensor/meta_key.h"
 #include "runtime/tensor/object_lock.h"
 #include "runtime/tensor/owned_rows.h"
 #include "runtime/tensor/sparse.h"
@@ -68,7 +69,9 @@ void announce(const at::Tensor& tensor) {
 /// key, which operators see first.
 c10::DispatchKeySet keys_of(c10::Device device, bool is_sparse) {
   const auto backend = c10::toBackendComponent(c10::computeDispatchKey(std::nullopt, std::nullopt, device));
-  const auto keys = c10::DispatchKeySet({kTensorKey, kAutogradKey}) | c10::getAutocastRelatedKeySetFromBackend(backend);
+  auto keys = c10::DispatchKeySet({kTensorKey, kAutogradKey}) | c10::getAutocastRelatedKeySetFromBackend(backend);
+  if (device.is_meta()) [[unlikely]]
+    keys = keys.add(kMetaKey);
   return is_sparse ? keys.add(c10::DispatchKey::SparsePrivateUse2) : keys;
 }
 
@@ -163,7 +166,7 @@ void DTensorImpl::wait() const {
       pending_ = std::make_shared<FailedMove>(std::current_exception());
       throw;
     }
-    if (!device_opt_->is_cpu()) {
+    if (!device_opt_->is_cpu() && !device_opt_->is_meta()) {
       pending_ = std::make_shared<ArrivedMove>(*device_opt_);
       return;
     }

@@ -16,10 +16,11 @@ UnusedMeshes::UnusedMeshes() {
   for (const SpecPtr& spec : specs) ++n_owners[spec->mesh().get()];
   std::unordered_map<const DeviceMesh*, const DeviceMesh*> on_meta;  // each owns its mesh with memory
   for (const auto& [mesh, n] : n_owners)
-    if (mesh->is_meta()) on_meta.emplace(mesh, mesh->with_memory().get());
+    if (const MeshPtr with_memory = mesh->with_memory(); with_memory.get() != mesh)
+      on_meta.emplace(mesh, with_memory.get());
   for (const auto& [mesh, with_memory] : on_meta) ++n_owners[with_memory];
   for (const auto& [mesh, n] : n_owners)
-    if (!mesh->is_meta() && mesh->weak_from_this().use_count() == n) meshes_.insert(mesh);
+    if (!on_meta.contains(mesh) && mesh->weak_from_this().use_count() == n) meshes_.insert(mesh);
   for (const auto& [mesh, with_memory] : on_meta)
     if (meshes_.contains(with_memory)) meshes_.insert(mesh);
 }

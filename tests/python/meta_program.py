@@ -68,10 +68,11 @@ def save(folder):
     built = sharded(Model(), mesh, Shard(0))
     draw(built)
     full = get_model_state_dict(built, options=StateDictOptions(full_state_dict=True))
-    with CommDebugMode() as comm:
+    if dist.get_rank() == 1:  # alone
         x = sw.distribute_tensor(torch.empty(10, 3, device="meta"), mesh, [Shard(0)], src_data_rank=None)
-        (x @ x.t()).sum().redistribute(placements=[Replicate()])
-    assert comm.get_total_counts() == 0
+        with CommDebugMode() as comm:
+            (x @ x.t()).sum().redistribute(placements=[Replicate()])
+        assert comm.get_total_counts() > 0
     late = on_meta(Shard(1))
     late.to_empty(device="cpu")
     draw(late)

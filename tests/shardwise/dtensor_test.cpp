@@ -85,7 +85,7 @@ TEST(NamesTest, WhatAMeshCannotBeIsAnErrorOnAllRanks) {
     expect_error("the mesh [3] needs 3 ranks, and the world has 2", error([] { sw::init_device_mesh("cpu", {3}); }));
     expect_error("needs 1000000000000 ranks", error([] { sw::init_device_mesh("cpu", {1000000000000}); }));
     expect_error("needs 2^63 or more ranks", error([] { sw::init_device_mesh("cpu", {1LL << 32, 1LL << 32}); }));
-    for (const char* device : {"xpu", "meta", "gpu"})
+    for (const char* device : {"xpu", "gpu"})
       expect_error("is not supported. Use \"cpu\"", error([&] { sw::init_device_mesh(device, {2}); }));
     const sw::Mesh mesh = sw::init_device_mesh("cpu", {2, 1}, {"dp", "tp"});
     expect_error("\"pp\"", error([&] { mesh["pp"]; }));

@@ -61,7 +61,7 @@ std::vector<FeatureIds> ids_of(const std::vector<Feature>& features, const Distr
     const LayerTable& table = lanes.tables[features[f].table];
     SW_CHECK_VALUE(inputs[f], "[{}] feature {} has no ids. Give an empty tensor where there are none.", kLayer,
                    features[f].name);
-    ids.push_back(FeatureIds::of(features[f], *inputs[f], table.spec->dtype(), c10::Device(lanes.mesh->device_type())));
+    ids.push_back(FeatureIds::of(features[f], *inputs[f], *table.spec));
     if (table.is_replicated) check_range(features[f], ids.back().ids, table);
   }
   return ids;

@@ -1,5 +1,6 @@
 #include "wrappers/distributed_embedding/feature_ids.h"
 
+#include "ops/support/planned_values.h"
 #include "runtime/tensor/dtensor_impl.h"
 #include "text/check.h"
 #include "wrappers/distributed_embedding/table_lanes.h"
@@ -30,12 +31,12 @@ bool is_integral(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kLong || tensor.scalar_type() == at::kInt;
 }
 
-void check_plain(const Feature& feature, const char* what, const at::Tensor& tensor) {
+void check_plain(const Feature& feature, const char* what, const at::Tensor& tensor, const Spec& table) {
   SW_CHECK_TYPE(!is_dtensor(tensor),
                 "[{}] the {} of feature {} are a DTensor, laid out as {}. Each rank gives its own part as a plain "
                 "tensor: to_local().",
                 kLayer, what, feature.name, to_string(spec_of(tensor)->placements()));
-  SW_CHECK_TYPE(tensor.layout() == at::kStrided && !tensor.is_meta(),
+  SW_CHECK_TYPE(tensor.layout() == at::kStrided && (!tensor.is_meta() || table.mesh()->is_meta()),
                 "[{}] the {} of feature {} are sparse or on meta. Give a dense tensor with values.", kLayer, what,
                 feature.name);
 }
@@ -109,9 +110,10 @@ at::Tensor FeatureIds::combined(const at::Tensor& rows, const at::Tensor& number
   return pool_rows(rows, 0, bags(numbers), *pooling, *pooling == kernels::Pooling::kMax ? chosen : nullptr);
 }
 
-FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, at::ScalarType table_dtype,
-                          c10::Device device) {
-  check_plain(feature, "ids", input.ids);
+FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, const Spec& table) {
+  const at::ScalarType table_dtype = table.dtype();
+  const c10::Device device(table.mesh()->device_type());
+  check_plain(feature, "ids", input.ids, table);
   SW_CHECK_TYPE(is_integral(input.ids), "[{}] the ids of feature {} are {}. Give int64 or int32.", kLayer, feature.name,
                 c10::toString(input.ids.scalar_type()));
   const bool is_ragged = input.offsets || input.lengths;
@@ -122,18 +124,22 @@ FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, at:
                  "with offsets or lengths.",
                  kLayer, feature.name, fmt::join(input.ids.sizes(), ", "));
   // Copies the input: a program may overwrite its tensors before the backward, or while ids are being sent.
-  FeatureIds result{flat_copy(input.ids, at::TensorOptions().dtype(at::kLong).device(at::kCPU)),
+  FeatureIds result{table.mesh()->is_meta()
+                        ? planned_ids(input.ids.numel(), table.sizes()[0])
+                        : flat_copy(input.ids, at::TensorOptions().dtype(at::kLong).device(at::kCPU)),
                     pooling_of(feature.combiner),
                     {},
                     {},
                     input.ids.sizes().vec()};
   const int64_t n = result.ids.numel();
   at::Tensor offsets;
-  if (input.offsets) {
-    check_plain(feature, "offsets", *input.offsets);
+  if (table.mesh()->is_meta() && is_ragged) {
+    offsets = planned_offsets(input.offsets ? input.offsets->numel() - 1 : input.lengths->numel(), n);
+  } else if (input.offsets) {
+    check_plain(feature, "offsets", *input.offsets, table);
     offsets = checked_offsets(feature, *input.offsets, n);
   } else if (input.lengths) {
-    check_plain(feature, "lengths", *input.lengths);
+    check_plain(feature, "lengths", *input.lengths, table);
     offsets = offsets_of_lengths(feature, *input.lengths, n);
   }
   if (result.pooling) {
@@ -145,7 +151,7 @@ FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, at:
       result.pooling.reset();
   }
   if (!input.weights) return result;
-  check_plain(feature, "weights", *input.weights);
+  check_plain(feature, "weights", *input.weights, table);
   SW_CHECK_VALUE(feature.combiner == Combiner::kSum || feature.combiner == Combiner::kMean,
                  "[{}] feature {} has weights and combiner {}. Weights go with sum and mean.", kLayer, feature.name,
                  to_string(feature.combiner));

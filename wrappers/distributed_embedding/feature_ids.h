@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/embedding/row_kernels.h"
+#include "runtime/tensor/spec.h"
 #include "wrappers/embedding_plan/embedding_plan.h"
 
 #include <optional>
@@ -44,9 +45,8 @@ struct FeatureIds {
     for (at::Tensor* tensor : {&ids, &offsets, &weights}) visit(*tensor);
   }
 
-  /// Throws: c10::TypeError and c10::ValueError that name the feature.
-  static FeatureIds of(const Feature& feature, const FeatureInput& input, at::ScalarType table_dtype,
-                       c10::Device device);
+  /// Throws: c10::TypeError and c10::ValueError that name the feature. If `table` is on meta, ids are planned_ids() and samples have equally many.
+  static FeatureIds of(const Feature& feature, const FeatureInput& input, const Spec& table);
 };
 
 }  // namespace shardwise

@@ -150,7 +150,7 @@ std::optional<FeatureIds> own_ids(const LayerTablesPtr& layer, size_t f, const s
                  "[{}] feature {} is ragged and its rows are not combined, so no rank knows how many rows it gets. "
                  "Combine them, or use dp_input=True.",
                  kLayer, feature.name);
-  FeatureIds ids = FeatureIds::of(feature, *input, table.spec->dtype(), c10::Device(lanes.mesh->device_type()));
+  FeatureIds ids = FeatureIds::of(feature, *input, *table.spec);
   check_range(feature, ids.ids, table);
   return ids;
 }
@@ -242,6 +242,7 @@ OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std:
     for (int64_t rank = 0; rank < group.size(); ++rank) step.n_samples += std::max<int64_t>(all[rank][2], 0);
   } else {
     for (int64_t rank = 0; rank < group.size(); ++rank) {
+      if (!group.sends && rank != group.index) continue;
       const int64_t expected = step.samples_of(rank).length();
       SW_CHECK_VALUE(all[rank][2] == -1 || all[rank][2] == expected,
                      "[{}] rank {} gives {} samples for its replicated tables, but {} of the {} samples are its own. "

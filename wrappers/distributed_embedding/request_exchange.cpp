@@ -99,8 +99,9 @@ IncomingRows RequestExchange::read(Step& step, const RowRequests& requests) {
   std::vector<at::Tensor> received;
   std::vector<StepFacts> facts;
   for (size_t rank = 0; rank < n_ranks; ++rank) {
-    received.push_back(rank == own ? at::Tensor() : step.received_[rank].cpu());
-    if (rank == own) {
+    const bool is_own = rank == own || !group.sends;  // on meta, all ranks have equal requests
+    received.push_back(is_own ? at::Tensor() : step.received_[rank].cpu());
+    if (is_own) {
       heads.push_back(head_for(step, requests, lanes_->own_rank()));
     } else {
       const auto* const head = received[rank].template const_data_ptr<Word>();
@@ -145,8 +146,8 @@ IncomingRows RequestExchange::read(Step& step, const RowRequests& requests) {
   }
   for (size_t rank = 0; rank < n_ranks; ++rank) {
     std::vector<Word> rows(static_cast<size_t>(n_rows(heads[rank])));
-    if (rank == own) {
-      requests.write_rows(*lanes_, static_cast<int64_t>(rank), rows.data());
+    if (rank == own || !group.sends) {
+      requests.write_rows(*lanes_, lanes_->own_rank(), rows.data());
     } else {
       const auto n_first = std::min(n_rows(heads[rank]), step.received_room_[rank]);
       std::copy_n(received[rank].template const_data_ptr<Word>() + head_words(), n_first, rows.begin());
@@ -161,7 +162,8 @@ IncomingRows RequestExchange::read(Step& step, const RowRequests& requests) {
       from += heads[rank][kCounts + lane];
     }
   }
-  for (at::Tensor& rows : incoming.rows) rows = rows.to(device);
+  for (at::Tensor& rows : incoming.rows)
+    if (!device.is_meta()) rows = rows.to(device);
   return incoming;
 }
 

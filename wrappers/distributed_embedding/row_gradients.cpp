@@ -124,8 +124,10 @@ class Backward {
     const auto messages =
         exchange(group, c10::Device(lanes_.mesh->device_type()), std::move(sends), std::move(receives));
     for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
-      groups_.push_back(group_ids(step_.incoming.rows[lane], 0, step_.layer->lanes.lanes[lane].heights[own_rank()]));
-      rows_.push_back(groups_.back().rows.cpu());
+      const IdGroups groups =
+          group_ids(step_.incoming.rows[lane], 0, step_.layer->lanes.lanes[lane].heights[own_rank()]);
+      rows_.push_back(groups.rows.cpu());
+      groups_.push_back(groups_on(c10::Device(lanes_.mesh->device_type()), groups, 0, groups.n()));
     }
     messages->wait();
     for (const at::Tensor& arrived : arrived_)

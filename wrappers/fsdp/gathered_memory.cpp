@@ -46,14 +46,14 @@ void GatheredMemory::add(std::vector<GatheredLayout> layouts) {
   }
   memory_.set_nbytes(n_bytes_);
   has_memory_ = true;
-  if (!device().is_meta()) allocate_storage(*memory_.unsafeGetStorageImpl());
+  allocate_storage(*memory_.unsafeGetStorageImpl());
   while (wholes_.size() < layouts_.size()) {  // set_() needs memory
     const GatheredLayout& layout = layouts_[wholes_.size()];
     const auto offset = static_cast<int64_t>(offsets_[wholes_.size()] / c10::elementSize(layout.dtype));
     wholes_.push_back(at::empty({0}, at::TensorOptions(layout.dtype).device(device()))
                           .set_(memory_, offset, layout.sizes, layout.strides));
   }
-  if (!device().is_meta()) has_memory_ = !release_storage(*memory_.unsafeGetStorageImpl());
+  has_memory_ = !release_storage(*memory_.unsafeGetStorageImpl());
 }
 
 at::Tensor GatheredMemory::tensor(size_t number) const {

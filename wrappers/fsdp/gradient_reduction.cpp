@@ -56,7 +56,7 @@ std::vector<uint8_t> GradientReduction::finish(const std::vector<at::Tensor>& su
     }
   // A rank that has all gradients does not read the flags of others, which would wait for the GPU.
   for (int64_t member = 0; member < ranks_.size() && !has_all(); ++member) {
-    if (member == ranks_.index) continue;
+    if (member == ranks_.index || !ranks_.sends) continue;
     const at::Tensor flags = arrived(member, which_.size()).cpu();
     for (size_t k = 0; k < which_.size(); ++k) has_[k] |= flags.const_data_ptr<uint8_t>()[k];
   }

@@ -205,7 +205,7 @@ std::vector<at::Tensor> ParameterGroup::own_parts() {
 
 void ParameterGroup::start_gather() {
   if (state_ != State::kSharded || !memory_) return;
-  SW_CHECK_VALUE(!spec_of(sharded_[0])->mesh()->is_meta(),
+  SW_CHECK_VALUE(data_.mesh->is_meta() || !spec_of(sharded_[0])->mesh()->is_meta(),
                  "[fully_shard] {} is on meta and has no values yet. Call module.to_empty(device=\"{}\") and "
                  "initialise it, or load a checkpoint.",
                  names_[0], c10::DeviceTypeName(data_.mesh->device_type(), true));
@@ -407,7 +407,7 @@ void ParameterGroup::finish_reduce() {
       const auto layouts = [&] { return words("gradients among replicas", which); };
       const CommScope scope("fully_shard", CommScope::Cause::kProgram, layouts);
       all_reduce(*data_.replica_group(), flat, Reduce::kSum);
-      if (std::ranges::count(has, 0) > 0) {
+      if (std::ranges::count(has, 0) > 0 && !flags.is_meta()) {
         const at::Tensor known = at::real(flags).ne(0).cpu();
         for (size_t k = 0; k < which.size(); ++k) has[k] = known.const_data_ptr<bool>()[k];
       }

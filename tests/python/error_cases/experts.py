@@ -47,9 +47,14 @@ CASES = [
     case("offsets for other groups", "F.grouped_mm(rows, matrices, offs=offs[:1])", ValueError),
     case("offsets of groups that fall", "F.grouped_mm(rows, matrices, offs=offs.flip(0))", ValueError),
     case(
-        "groups on meta",
-        'F.grouped_mm(rows.to("meta"), matrices.to("meta"), offs=offs)',
+        "groups of a mesh without this rank",
+        """
+        alone = sw.DeviceMesh("cpu", [1])
+        matrices = sw.ones(2, 4, 3, device_mesh=alone, placements=[Shard(0)])
+        F.grouped_mm(sw.ones(6, 4, device_mesh=alone), matrices, offs=sw.distribute_tensor(offs, alone, [Replicate()]))
+        """,
         NotImplementedError,
+        only_on=0,
     ),
     case(
         "experts that are not sharded by expert",
@@ -62,9 +67,14 @@ CASES = [
         ValueError,
     ),
     case(
-        "tokens on meta",
-        'parallel.dispatch_tokens(tokens.to("meta"), expert_ids.to("meta"), experts=matrices.to("meta"))',
+        "experts of a mesh without this rank",
+        """
+        alone = sw.DeviceMesh("cpu", [1])
+        matrices = sw.ones(2, 4, 3, device_mesh=alone, placements=[Shard(0)])
+        parallel.dispatch_tokens(tokens, expert_ids, experts=matrices)
+        """,
         NotImplementedError,
+        only_on=0,
     ),
     case(
         "tokens of several widths",

@@ -53,6 +53,25 @@ TEST(CommunicationTest, IsUnderWayUntilItsWait) {
   });
 }
 
+TEST(CommunicationTest, OfAGroupThatSendsNothingIsAnEventAlone) {
+  run_ranks(1, [](World&) {
+    const GroupPtr planned = without_sending(std::make_shared<const Group>(kPair));
+    const size_t n_records = FlightRecorder::of_thread(0).records().size();
+    const CommTrace trace;
+    Communication(*planned, {.name = "all_reduce", .bytes_sent = 8, .counted_as = "all_reduce"}).run([] {
+      ADD_FAILURE();
+      return Communication::WorkPtr();
+    });
+    EXPECT_EQ(trace.total_count(), 1);
+    EXPECT_EQ(trace.n_communications(), 1);
+    EXPECT_EQ(trace.bytes_sent(), 8);
+    EXPECT_FALSE(trace.events()[0].is_sent || trace.events()[0].has_failed);
+    EXPECT_EQ(FlightRecorder::of_thread(0).records().size(), n_records);
+    EXPECT_EQ(planned->record->next_call(), 1U);
+    EXPECT_EQ(without_sending(nullptr), nullptr);
+  });
+}
+
 TEST(CommunicationTest, WhatIsNotWaitedForOrThrowsHasFailed) {
   run_ranks(1, [](World&) {
     {

@@ -49,7 +49,7 @@ TEST(DeviceMeshTest, SubmeshGoesThroughThisRank) {
   });
 }
 
-TEST(DeviceMeshTest, OnMetaIsOneMeshOverTheSameGroups) {
+TEST(DeviceMeshTest, OnMetaIsOneMeshOfTheSameRanksThatSendsNothing) {
   run_ranks(3, [](World&) {
     const auto mesh = make_mesh({3}), meta = mesh->on_meta();
     EXPECT_TRUE(meta->is_meta() && meta->device().is_meta());
@@ -58,7 +58,9 @@ TEST(DeviceMeshTest, OnMetaIsOneMeshOverTheSameGroups) {
     EXPECT_EQ(mesh, meta->with_memory());
     EXPECT_EQ(mesh, meta->on(c10::kCPU));
     EXPECT_EQ(mesh, mesh->with_memory());
-    EXPECT_EQ(mesh->group(), meta->group());
+    EXPECT_EQ(mesh->group()->ranks, meta->group()->ranks);
+    EXPECT_TRUE(mesh->group()->sends && !meta->group()->sends && !meta->group(0)->sends);
+    EXPECT_EQ(mesh->process_group(0), meta->process_group(0));
     EXPECT_EQ(to_string(*mesh), to_string(*meta));
   });
 }
