@@ -5,6 +5,7 @@
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/ones.h>
 
 namespace shardwise {
 namespace {
@@ -36,8 +37,12 @@ std::vector<at::Tensor> results_with(const OpCall& call, const std::function<at:
   }
   for (size_t i = 0; i < call.operands.size(); ++i) {
     const Operand& operand = call.operands[i];
-    if (!operand.spec) continue;
     c10::IValue& value = stack[operand.arg];
+    if (!operand.spec) {
+      if (!device && value.isTensor() && value.toTensor().is_meta())  // next to samples, which have values
+        value = at::ones({}, value.toTensor().options().device(c10::kCPU));
+      continue;
+    }
     if (value.isTensorList())
       value.toTensorList().set(operand.index, stand_in(i));
     else if (value.isOptionalTensorList())

@@ -51,9 +51,9 @@ class Setting:
             x = x.redistribute(placements=placements)
         return x.detach().requires_grad_(requires_grad)
 
-    def ids(self, n, n_rows, placements, mesh=None, shape=None):
-        """Each rank's part of ids is spread evenly over the rows, as on meta."""
-        ids = spread(n, n_rows, N_RANKS, self.device_type)
+    def ids(self, n, n_rows, placements, mesh=None, shape=None, n_parts=N_RANKS):
+        """Each part of the ids that a rank looks up is spread evenly over the rows, as on meta."""
+        ids = spread(n, n_rows, n_parts, self.device_type)
         ids = sw.distribute_tensor(ids, mesh or self.line, placements, src_data_rank=None)
         return ids.reshape(shape) if shape else ids
 
@@ -138,11 +138,10 @@ def lookups(setting):
     for of_table in ([Shard(0)], [Shard(1)], [Replicate()], [Shard(0, sizes=[3, 0, 8, 1])]):
         for of_ids in ([Shard(0)], [Replicate()]):
             table = setting.floats(12, 4, placements=of_table, requires_grad=True)
-            ids = setting.ids(8, 12, of_ids)
-            rows = F.embedding(ids, table)
-            rows.square().sum().backward()
-            wide = F.embedding(ids, table.detach()).redistribute(placements=[Shard(0)])
-            wide.sum().redistribute(placements=[Replicate()])
+            ids = setting.ids(8, 12, of_ids, n_parts=1 if of_ids == [Replicate()] else N_RANKS)
+            F.embedding(ids, table).square().sum().backward()
+            rows = F.embedding(setting.ids(8, 12, of_ids), table.detach())
+            rows.redistribute(placements=[Shard(0)]).sum().redistribute(placements=[Replicate()])
     on_grid = setting.floats(12, 4, mesh=setting.grid, placements=[Shard(0), Shard(1)], requires_grad=True)
     for of_ids in ([Shard(0), Replicate()], [Replicate(), Replicate()], [Shard(0), Shard(0)]):
         F.embedding(setting.ids(8, 12, of_ids, mesh=setting.grid), on_grid).sum().backward()
