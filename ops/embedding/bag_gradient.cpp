@@ -40,7 +40,6 @@ BagGradients bag_gradients(const BagLookup& call, const at::Tensor& grad, bool o
   Placements now = spec_of(grad)->placements().vec();
   if (call.sink.is_complete() || call.wants_weights) now = without_partial(now);
   const LookupBackwardPlan plan = plan_lookup_backward(*call.lookup.table, call.found->placements(), now);
-  if (grad.is_meta()) call.sink.check_dense_on_meta(call.lookup.op);
   const at::Tensor moved = redistribute(grad, plan.grad);
   const at::Tensor counts = call.by_freq ? call.lookup.counts() : at::Tensor();
   const SpecPtr& table = call.lookup.table;

@@ -105,7 +105,6 @@ at::Tensor table_grad(const at::Tensor& grad, const TableLookup& forward, const 
   const LookupBackwardPlan plan = plan_lookup_backward(*lookup.table, lookup.plan->found, now);
   const auto spec = Spec::intern(lookup.table->mesh(), lookup.table->sizes(), plan.table, lookup.table->strides(),
                                  grad.scalar_type());
-  if (spec->mesh()->is_meta()) call.sink.check_dense_on_meta(kEmbedding);
   const at::Tensor moved = redistribute(grad, plan.grad);
   const at::Tensor counts = call.by_freq ? lookup.counts() : at::Tensor();
   std::vector<BoxGrads> boxes;

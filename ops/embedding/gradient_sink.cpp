@@ -15,6 +15,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 namespace shardwise {
 namespace {
@@ -25,7 +26,7 @@ IdGroups groups_in(const Box& box, const at::Tensor& ids, int64_t skipped) {
 
 /// Gathers the rows and sums of all members of `group`, in the group's order.
 BoxGrads gathered(const Group& group, const at::Tensor& rows, const at::Tensor& sums) {
-  const at::Tensor numbers = rows.cpu();
+  const at::Tensor numbers = rows.is_meta() ? at::zeros(rows.sizes(), at::kLong) : rows.cpu();
   const auto* begin = numbers.const_data_ptr<int64_t>();
   const auto all = all_gather_numbers(group, std::vector<int64_t>(begin, begin + numbers.numel()));
   std::vector<at::Tensor> ids, parts;
@@ -113,13 +114,6 @@ void GradientSink::check_cached(const char* op, const Spec& spec) const {
   SW_CHECK_NOT_IMPLEMENTED(!optimizer->options().rounds_at_random,
                            "[{}] the table lies in files, but its optimizer's stochastic rounding depends on row "
                            "numbers, which a cached row does not have. Use stochastic_rounding=False.",
-                           op);
-}
-
-void GradientSink::check_dense_on_meta(const char* op) const {
-  SW_CHECK_NOT_IMPLEMENTED(!is_complete(),
-                           "[{}] a table on meta has no sparse gradient, and no optimizer updates it in the backward: "
-                           "ids have no values. Use a dense gradient, or give the table memory with Module.to_empty().",
                            op);
 }
 

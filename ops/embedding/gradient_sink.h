@@ -28,10 +28,6 @@ struct GradientSink {
   /// True if replicated rows need the sum of all ranks' gradients, as sparse gradients and updates do. Dense gradients may stay Partial.
   bool is_complete() const { return is_sparse || optimizer; }
 
-  /// Throws: c10::NotImplementedError, in the name of `op`, for a table on meta with a sparse gradient or a fused optimizer: both need the values of
-  /// ids.
-  void check_dense_on_meta(const char* op) const;
-
   /// For a table with a cache. Throws: c10::NotImplementedError, in the name of `op` and on all ranks alike, for an optimizer that cannot update
   /// cached rows.
   void check_cached(const char* op, const Spec& spec) const;

@@ -27,7 +27,8 @@ void* current_stream(c10::Device device) {
 }
 
 bool has_kernels(c10::Device device) {
-  return device.is_cpu() || device.is_meta() || (kHasCudaKernels && device.is_cuda()) || host_kernels(device.type()) != nullptr;
+  return device.is_cpu() || device.is_meta() || (kHasCudaKernels && device.is_cuda()) ||
+         host_kernels(device.type()) != nullptr;
 }
 
 void set_host_kernels(c10::DeviceType type, HostKernels run) { host_kernels(type) = run; }

@@ -108,11 +108,16 @@ IdGroups group_ids(const at::Tensor& ids, int64_t first_row, int64_t n_rows, int
   };
   const auto n_planned = [&](int64_t row) { return planned_ids_below(row, n, n_table_rows.value_or(n_rows)); };
   const int64_t begin = n_table_rows ? first_row : 0;
-  const int64_t n_groups = ids.is_meta() ? n_planned(begin + n_rows) - n_planned(begin) : run_kernel(
-      ids.device(), [&] { return kernels::group_ids(all, first_row, n_rows, skipped, memory_with_scratch(2 * n)); },
-      [&](auto stream) {
-        return cuda::group_ids(all, first_row, n_rows, skipped, memory_with_scratch(cuda::group_scratch(n)), stream);
-      });
+  const int64_t n_groups =
+      ids.is_meta()
+          ? n_planned(begin + n_rows) - n_planned(begin)
+          : run_kernel(
+                ids.device(),
+                [&] { return kernels::group_ids(all, first_row, n_rows, skipped, memory_with_scratch(2 * n)); },
+                [&](auto stream) {
+                  return cuda::group_ids(all, first_row, n_rows, skipped, memory_with_scratch(cuda::group_scratch(n)),
+                                         stream);
+                });
   groups.rows = groups.rows.narrow(0, 0, n_groups);
   groups.starts = groups.starts.narrow(0, 0, n_groups + 1);
   return groups;

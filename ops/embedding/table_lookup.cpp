@@ -91,8 +91,8 @@ TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::T
   check_policy(lookup);
   if (!table->is_member()) return lookup;
   if (!lookup.plan->ids_are_equal)
-    lookup.row_exchange =
-        RowExchange::make(op, table, lookup.plan->exchange_along, lookup.own_ids(), *spec_of(lookup.ids), options.checks_ids);
+    lookup.row_exchange = RowExchange::make(op, table, lookup.plan->exchange_along, lookup.own_ids(),
+                                            *spec_of(lookup.ids), options.checks_ids);
   else if (options.checks_ids)
     RowExchange::check_equal(op, *table, lookup.own_ids(), *spec_of(lookup.ids));
   return lookup;
@@ -101,8 +101,8 @@ TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::T
 std::vector<IdGroups> TableLookup::own_groups() const {
   std::vector<IdGroups> groups;
   for (const Box& box : table->boxes())
-    groups.push_back(group_ids(own_ids(), box.offsets[0], box.sizes[0], /*skipped=*/-1, /*with_group_of=*/true,
-                               table->sizes()[0]));
+    groups.push_back(
+        group_ids(own_ids(), box.offsets[0], box.sizes[0], /*skipped=*/-1, /*with_group_of=*/true, table->sizes()[0]));
   return groups;
 }
 

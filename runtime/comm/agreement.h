@@ -104,7 +104,7 @@ std::vector<std::vector<int64_t>> gather_numbers(const Group& group, const char*
                                                  bool is_counted = false);
 
 /// Sends `to[i]` to group member i. Returns the numbers from each member, by group order; member i sends `n_from[i]` numbers. Collective:
-/// one all_to_all on `device`. Zeros arrive in a group that sends nothing.
+/// one all_to_all on `device`. In a group that sends nothing, this rank's numbers for itself arrive from each member, cut or followed by zeros.
 std::vector<std::vector<int64_t>> exchange_numbers(const Group& group, c10::Device device,
                                                    const std::vector<std::vector<int64_t>>& to,
                                                    const std::vector<int64_t>& n_from);

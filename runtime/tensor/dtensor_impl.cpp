@@ -67,11 +67,15 @@ void announce(const at::Tensor& tensor) {
 
 /// Our keys, and the key by which autocast recognizes tensors of the device, because PrivateUse2 has none. A sparse tensor also has its own
 /// key, which operators see first.
-c10::DispatchKeySet keys_of(c10::Device device, bool is_sparse) {
+c10::DispatchKeySet keys_of(c10::Device device) {
   const auto backend = c10::toBackendComponent(c10::computeDispatchKey(std::nullopt, std::nullopt, device));
-  auto keys = c10::DispatchKeySet({kTensorKey, kAutogradKey}) | c10::getAutocastRelatedKeySetFromBackend(backend);
-  if (device.is_meta()) [[unlikely]]
-    keys = keys.add(kMetaKey);
+  const auto keys = c10::DispatchKeySet({kTensorKey, kAutogradKey}) | c10::getAutocastRelatedKeySetFromBackend(backend);
+  return device.is_meta() ? keys.add(kMetaKey) : keys;
+}
+
+c10::DispatchKeySet keys_of(c10::Device device, bool is_sparse) {
+  static const c10::DispatchKeySet of_cpu = keys_of(c10::kCPU);
+  const c10::DispatchKeySet keys = device.is_cpu() ? of_cpu : keys_of(device);
   return is_sparse ? keys.add(c10::DispatchKey::SparsePrivateUse2) : keys;
 }
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torchrun import run_parts
 
 import shardwise as sw
-from shardwise import Partial, Replicate, Shard, _C
+from shardwise import _C, Partial, Replicate, Shard
 from shardwise.fsdp import fully_shard
 from shardwise.parallel import (
     ColwiseParallel,
@@ -258,13 +258,18 @@ def tables(setting):
         {"strategy": "memory_optimized", "row_slice_threshold": 300},
         {"strategy": "memory_optimized", "data_parallel_threshold": 60},
     ):
-        layer = sw.DistributedEmbedding(configs, mesh=setting.line, **options)
-        for _ in range(2):
-            ids = {}
-            for name, (n_rows, _) in shapes.items():
-                spread = torch.arange(12, device=setting.device_type) * n_rows // 12
-                ids[name] = spread.view(6, 2)
-            sum(each.sum() for each in layer(ids).values()).backward()
+        for is_sparse in (False, True):
+            layer = sw.DistributedEmbedding(configs, mesh=setting.line, sparse=is_sparse, **options)
+            ids = {
+                name: spread(12, n_rows, 1, setting.device_type).view(6, 2) for name, (n_rows, _) in shapes.items()
+            }
+            for _ in range(2):
+                sum(each.sum() for each in layer(ids).values()).backward()
+                layer.zero_grad()
+            if not is_sparse:
+                optimizer = sw.optim.FusedAdagrad(layer.parameters(), lr=0.1)
+                sum(each.sum() for each in layer(ids).values()).backward()
+                optimizer.close()
 
 
 CASES = {

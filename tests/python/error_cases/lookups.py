@@ -214,14 +214,6 @@ CASES = [
     ),
     case("a padding row that does not exist, by the operator", "torch.embedding(table, ids, 10)", ValueError),
     case(
-        "a sparse gradient on meta",
-        """
-        table = torch.nn.Parameter(sw.distribute_tensor(torch.ones(10, 4, device="meta"), mesh, [Shard(0)]))
-        F.embedding(ids.to("meta"), table, sparse=True).sum().backward()
-        """,
-        NotImplementedError,
-    ),
-    case(
         "norms of rows of integers",
         "torch.embedding_renorm_(sw.ones(10, 4, device_mesh=mesh, dtype=torch.int64), ids, 1.0, 2.0)",
         TypeError,
