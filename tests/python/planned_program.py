@@ -260,9 +260,7 @@ def tables(setting):
     ):
         for is_sparse in (False, True):
             layer = sw.DistributedEmbedding(configs, mesh=setting.line, sparse=is_sparse, **options)
-            ids = {
-                name: spread(12, n_rows, 1, setting.device_type).view(6, 2) for name, (n_rows, _) in shapes.items()
-            }
+            ids = {name: spread(12, n_rows, 1, setting.device_type).view(6, 2) for name, (n_rows, _) in shapes.items()}
             for _ in range(2):
                 sum(each.sum() for each in layer(ids).values()).backward()
                 layer.zero_grad()

@@ -152,7 +152,8 @@ def test_a_missing_name_is_said_once_with_what_does_not_work(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "torch.of_the_test", types.ModuleType("torch.of_the_test"))
     monkeypatch.setattr(replacements, "TABLE", rows)
-    monkeypatch.setattr(replacements, "_is_installed", False)
+    for flag in ("_is_begun", "_is_installed"):
+        monkeypatch.setattr(replacements, flag, False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         replacements.install()

@@ -206,18 +206,18 @@ def _parsed(text: str) -> Iterator[Replacement]:
 TABLE = tuple(_parsed(_TEXT))
 
 _lock = threading.RLock()
-_is_installed = False
+_is_begun = _is_installed = False
 
 
 def install() -> None:
     """Makes all replacements, once. C++ calls it before it makes a mesh. Gives one warning of all missing names in modules that are imported."""
-    global _is_installed
+    global _is_begun, _is_installed
     if _is_installed:
         return
-    with _lock:
-        if _is_installed:
+    with _lock:  # other threads wait: what they import meanwhile would be found half imported
+        if _is_begun:
             return
-        _is_installed = True
+        _is_begun = True
         by_module: dict[str, list[Replacement]] = {}
         for row in TABLE:
             by_module.setdefault(row.module, []).append(row)
@@ -225,6 +225,7 @@ def install() -> None:
         _warn(row for name, rows in there.items() for row in replace(sys.modules[name], rows))
         for name in by_module.keys() - there.keys():
             when_imported(name, functools.partial(_replace_and_warn, by_module[name]))
+        _is_installed = True
 
 
 def _replace_and_warn(rows: Iterable[Replacement], module: ModuleType) -> None:
