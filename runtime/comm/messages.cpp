@@ -100,11 +100,17 @@ Messages::~Messages() {
 }
 
 void Messages::wait() {
+  if (failure_) std::rethrow_exception(failure_);
   if (works_.empty()) return;
   const auto works = std::exchange(works_, {});
   const auto tensors = std::exchange(tensors_, {});
   const auto communication = std::move(communication_);
-  communication->wait(works);
+  try {
+    communication->wait(works);
+  } catch (...) {
+    failure_ = std::current_exception();
+    throw;
+  }
 }
 
 std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::vector<Message> sends,

@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -41,7 +42,7 @@ class Messages {
   Messages(const Messages&) = delete;
   Messages& operator=(const Messages&) = delete;
 
-  /// Returns when all messages are sent and received. A second call does nothing.
+  /// Returns when all messages are sent and received. A second call does nothing, or throws the first one's error again.
   /// Throws: the backend's error. With threads: c10::DistBackendError if a rank is gone, c10::ValueError if sizes differ. The other
   /// messages are then dropped.
   void wait();
@@ -50,6 +51,7 @@ class Messages {
   std::unique_ptr<Communication> communication_;  // null after it has ended, and if there are no messages
   std::vector<WorkPtr> works_;
   std::vector<at::Tensor> tensors_;
+  std::exception_ptr failure_;
 };
 
 /// Starts all messages and returns. Every member of the group must call it, even without a message. Both ends list a message in the same

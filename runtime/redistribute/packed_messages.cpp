@@ -2,6 +2,7 @@
 
 #include "runtime/redistribute/buffers.h"
 
+#include <cstring>
 #include <iterator>
 
 namespace shardwise {
@@ -14,6 +15,9 @@ int64_t n_bytes_of(const IncomingPart& part) {
 }
 
 bool is_run(const at::Tensor& part) { return part.is_contiguous() && !part.is_conj() && !part.is_neg(); }
+
+/// True if a copy of `part` needs no operators, which cost more than the copy of a small part.
+bool is_copied_as_bytes(const at::Tensor& part) { return part.is_cpu() && is_run(part); }
 
 /// Groups parts by message: all small parts in one, each large part in its own, so that it need not be copied. Sender and receiver group
 /// alike.
@@ -44,6 +48,18 @@ class Slots {
     const auto& [offset, sizes, dtype] = slots_[i];
     const int64_t n_bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
     return buffer.narrow(0, offset, n_bytes).view(dtype).view(sizes);
+  }
+  void write(const at::Tensor& part, const at::Tensor& buffer, size_t i) const {
+    if (is_copied_as_bytes(part))
+      std::memcpy(buffer.mutable_data_ptr<uint8_t>() + slots_[i].offset, part.const_data_ptr(), part.nbytes());
+    else
+      in(buffer, i).copy_(part);
+  }
+  void read(const at::Tensor& buffer, size_t i, const at::Tensor& place) const {
+    if (is_copied_as_bytes(place))
+      std::memcpy(place.mutable_data_ptr(), buffer.const_data_ptr<uint8_t>() + slots_[i].offset, place.nbytes());
+    else
+      place.copy_(in(buffer, i));
   }
 
  private:
@@ -92,7 +108,7 @@ Message PackedMessages::packed(int64_t rank, const std::vector<at::Tensor>& part
   for (const at::Tensor& part : parts) slots.add(part.sizes(), part.scalar_type());
   at::Tensor buffer = buffer_of(slots.n_bytes());
   return {rank, buffer, [parts, buffer, slots = std::move(slots)] {
-            for (size_t i = 0; i < parts.size(); ++i) slots.in(buffer, i).copy_(parts[i]);
+            for (size_t i = 0; i < parts.size(); ++i) slots.write(parts[i], buffer, i);
           }};
 }
 
@@ -102,10 +118,11 @@ Message PackedMessages::unpacked(int64_t rank, const std::vector<IncomingPart>& 
   for (const IncomingPart& part : parts) slots.add(part.sizes, part.dtype);
   at::Tensor buffer = buffer_of(slots.n_bytes());
   for (size_t i = 0; i < parts.size(); ++i)
-    if (parts[i].place.defined())
-      copies_.emplace_back(slots.in(buffer, i), parts[i].place);
-    else
-      apart_[parts[i].number] = slots.in(buffer, i);
+    if (!parts[i].place.defined()) apart_[parts[i].number] = slots.in(buffer, i);
+  copies_.emplace_back([parts, buffer, slots = std::move(slots)] {
+    for (size_t i = 0; i < parts.size(); ++i)
+      if (parts[i].place.defined()) slots.read(buffer, i, parts[i].place);
+  });
   return {rank, buffer};
 }
 
@@ -131,7 +148,7 @@ void PackedMessages::start(const Group& group, bool by_all, const std::function<
 void PackedMessages::finish() {
   if (messages_) messages_->wait();
   is_finished_ = true;
-  for (const auto& [values, place] : copies_) place.copy_(values);
+  for (const auto& copy : copies_) copy();
   copies_.clear();
 }
 

@@ -11,6 +11,7 @@
 #include "placements/box.h"
 #include "runtime/comm/messages.h"
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
@@ -48,7 +49,7 @@ class PackedMessages {
   /// Every member of `group` must call it, even without parts. Ranks after this one are sent to first, so that
   /// not all ranks send to rank 0 at once. `by_all`, `pattern`: as in exchange().
   void start(const Group& group, bool by_all = true, const std::function<const char*()>& pattern = nullptr);
-  /// Waits, and copies received parts from buffers to their places.
+  /// Waits, and copies received parts from buffers to their places. A second call does nothing.
   void finish();
   /// Valid after finish(), during the lifetime of this object.
   const at::Tensor& arrived(size_t number) const { return apart_[number]; }
@@ -63,7 +64,7 @@ class PackedMessages {
   std::map<int64_t, std::vector<at::Tensor>> sends_;       // by rank
   std::map<int64_t, std::vector<IncomingPart>> receives_;  // by rank
   std::vector<at::Tensor> apart_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // (slot, place)
+  std::vector<std::function<void()>> copies_;  // from buffers to places
   std::vector<at::Tensor> buffers_;
   std::shared_ptr<Messages> messages_;
   bool is_finished_ = false;

@@ -14,9 +14,24 @@ namespace {
 
 bool is_backward_running() { return torch::autograd::get_current_graph_task_id() != -1; }
 
-void start_gather(ParameterGroup& group) {
-  if (group.is_stale()) group.release();
-  group.start_gather();
+/// Up to so many bytes of whole parameters, an exchange costs less than its latency, and the memory of groups ahead does not matter.
+constexpr size_t kTogetherBytes = PackedMessages::kLargeBytes;
+
+/// Starts to gather the first of the groups [next, end), and with it those that follow while all of them have kTogetherBytes at most.
+template <class Iterator>
+void start_gathers(Iterator next, Iterator end) {
+  if (next == end) return;
+  if ((*next)->group()->is_stale()) (*next)->group()->release();
+  std::vector<ParameterGroup*> together;
+  size_t n_bytes = 0;
+  for (; next != end; ++next) {
+    ParameterGroup* const group = (*next)->group().get();
+    if (!group->is_sharded() || std::ranges::count(together, group) > 0) break;
+    n_bytes += group->n_bytes();
+    if (!together.empty() && (n_bytes > kTogetherBytes || !group->can_gather_with(*together[0]))) break;
+    together.push_back(group);
+  }
+  if (!together.empty()) ParameterGroup::start_gathers(together);
 }
 
 }  // namespace
@@ -96,14 +111,12 @@ void GatherSchedule::enter_forward(GroupSchedule& unit) {
 }
 
 void GatherSchedule::gather_ahead_in_forward(const GroupSchedule& unit) {
-  if (!unit.ahead_in_forward.empty()) {
-    for (const auto& next : unit.ahead_in_forward)
-      if (const auto known = next.lock()) start_gather(*known->group_);
-    return;
-  }
-  const size_t n = entered_.size();
-  if (n < entered_before_.size() && std::equal(entered_.begin(), entered_.end(), entered_before_.begin()))
-    start_gather(*entered_before_[n]->group_);
+  for (const auto& next : unit.ahead_in_forward)
+    if (const auto known = next.lock()) start_gathers(&known, &known + 1);
+  const auto n = std::ssize(entered_);
+  if (unit.ahead_in_forward.empty() && n <= std::ssize(entered_before_) &&
+      std::equal(entered_.begin(), entered_.end(), entered_before_.begin()))
+    start_gathers(entered_before_.begin() + n, entered_before_.end());
 }
 
 void GatherSchedule::leave_forward(GroupSchedule& unit, int64_t module, bool releases, bool has_backward) {
@@ -174,16 +187,16 @@ void GatherSchedule::before_backward(GroupSchedule& unit) {
 void GatherSchedule::gather_ahead_in_backward() {
   const GroupSchedule* const unit = std::exchange(computing_, nullptr);
   if (!unit) return;
-  const auto start = [&](const GroupSchedule& next) {
-    if (next.gathers_in_backward && next.schedule().get() == this) start_gather(*next.group_);
+  const auto is_gathered = [&](const GroupSchedule* next) {
+    return next->gathers_in_backward && next->schedule().get() == this;
   };
   const auto& given = unit->ahead_in_backward;
   for (const auto& next : given)
-    if (const auto known = next.lock()) start(*known);
+    if (const auto known = next.lock(); known && is_gathered(known.get())) start_gathers(&known, &known + 1);
   const auto last = std::find(left_.rbegin(), left_.rend(), unit);
   if (last == left_.rend()) return;
   left_.resize(left_.rend() - last - 1);  // a module that is called several times is in left_ once per call
-  if (given.empty() && !left_.empty()) start(*left_.back());
+  if (given.empty()) start_gathers(left_.rbegin(), std::find_if_not(left_.rbegin(), left_.rend(), is_gathered));
 }
 
 void GatherSchedule::finish_reduction() {

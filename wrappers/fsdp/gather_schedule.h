@@ -4,7 +4,8 @@
 //   backward   group 2: gather | first gradient: start 1's | compute | start to reduce, release    group 1: (ready) ... first gradient: finish 2's
 //
 // While one group computes, the next group is being gathered and one group is being reduced. The next group is the one that came next in the last
-// pass. Everything runs on the threads of the program and of its backward, in the order of the program, which is equal on all ranks.
+// pass. Small groups that follow it are gathered with it, in one exchange. Everything runs on the threads of the program and of its backward, in the
+// order of the program, which is equal on all ranks.
 #pragma once
 
 #include "wrappers/fsdp/parameter_group.h"

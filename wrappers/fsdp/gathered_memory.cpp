@@ -61,29 +61,36 @@ at::Tensor GatheredMemory::tensor(size_t number) const {
   return at::alias(wholes_[number]);
 }
 
-void GatheredMemory::start(const Group& ranks, const std::vector<at::Tensor>& own) {
-  if (!has_memory_) allocate_storage(*memory_.unsafeGetStorageImpl());
-  has_memory_ = true;
-  // Either each of all ranks has a part, or each of a few consecutive ranks has a slice.
-  const bool is_among_few = has_slices();
-  const int64_t begin = is_among_few ? ranks.index / n_slices_ * n_slices_ : 0;
-  const int64_t end = is_among_few ? begin + n_slices_ : ranks.size();
-  const auto& parts = is_among_few ? slices_ : own;
-  const auto range_at = [&](size_t number, int64_t member) {
-    const Split& split = layouts_[number].split;
-    return is_among_few ? split.slice(wholes_[number], member - begin, n_slices_) : split.part(wholes_[number], member);
-  };
-  messages_ = std::make_unique<PackedMessages>(device());
-  for (int64_t member = begin; member < end; ++member) {
-    if (member == ranks.index) continue;
-    for (size_t number = 0; number < size(); ++number) {
-      if (!layouts_[number].split.is_sharded) continue;
-      messages_->receive(ranks.ranks[member], range_at(number, member));
-      messages_->send(ranks.ranks[member], parts[number]);
+ShardRange GatheredMemory::members(const Group& ranks) const {
+  return has_slices() ? ShardRange{ranks.index / n_slices_ * n_slices_, n_slices_} : ShardRange{0, ranks.size()};
+}
+
+at::Tensor GatheredMemory::part_from(const Group& ranks, int64_t member, size_t number) const {
+  const Split& split = layouts_[number].split;
+  return has_slices() ? split.slice(wholes_[number], member - members(ranks).begin, n_slices_)
+                      : split.part(wholes_[number], member);
+}
+
+void GatheredMemory::start(const Group& ranks, const std::vector<Gather>& gathers) {
+  const auto messages = std::make_shared<PackedMessages>(gathers[0].memory.device());
+  for (const auto& [memory, own] : gathers) {
+    if (!memory.has_memory_) allocate_storage(*memory.memory_.unsafeGetStorageImpl());
+    memory.has_memory_ = true;
+    memory.messages_ = messages;
+    const auto [begin, n] = memory.members(ranks);
+    for (int64_t member = begin; member < begin + n; ++member) {
+      if (member == ranks.index) continue;
+      for (size_t number = 0; number < memory.size(); ++number) {
+        if (!memory.layouts_[number].split.is_sharded) continue;
+        messages->receive(ranks.ranks[member], memory.part_from(ranks, member, number));
+        messages->send(ranks.ranks[member], own[number]);
+      }
     }
   }
-  if (ranks.size() > 1) messages_->start(ranks, /*by_all=*/true, [] { return "all_gather"; });
-  for (size_t number = 0; number < size(); ++number) range_at(number, ranks.index).copy_(parts[number]);
+  if (ranks.size() > 1) messages->start(ranks, /*by_all=*/true, [] { return "all_gather"; });
+  for (const auto& [memory, own] : gathers)
+    for (size_t number = 0; number < memory.size(); ++number)
+      memory.part_from(ranks, ranks.index, number).copy_(own[number]);
 }
 
 void GatheredMemory::finish() {

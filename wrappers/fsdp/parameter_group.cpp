@@ -203,29 +203,44 @@ std::vector<at::Tensor> ParameterGroup::own_parts() {
   return result;
 }
 
-void ParameterGroup::start_gather() {
-  if (state_ != State::kSharded || !memory_) return;
+std::vector<at::Tensor> ParameterGroup::take_own() {
   SW_CHECK_VALUE(data_.mesh->is_meta() || !spec_of(sharded_[0])->mesh()->is_meta(),
                  "[fully_shard] {} is on meta and has no values yet. Call module.to_empty(device=\"{}\") and "
                  "initialise it, or load a checkpoint.",
                  names_[0], c10::DeviceTypeName(data_.mesh->device_type(), true));
-  const ModesOff modes_off;
   const uint64_t n_writes_now = n_writes();
   const bool were_written = n_writes_now != n_writes_;
   if (were_written) memory_->drop_slices();
-  const bool is_among_few = memory_->has_slices();
-  const auto own = is_among_few ? std::vector<at::Tensor>() : own_parts();
+  auto own = memory_->has_slices() ? memory_->slices() : own_parts();
   if (were_written)
     for (const at::Tensor& leaf : leaves_)  // tensors that autograd saved with the old values become errors
       leaf.unsafeGetTensorImpl()->bump_version();
   n_writes_ = n_writes_now;
+  return own;
+}
+
+void ParameterGroup::start_gathers(const std::vector<ParameterGroup*>& groups) {
+  const ModesOff modes_off;
+  std::vector<GatheredMemory::Gather> gathers;
+  for (ParameterGroup* const group : groups) gathers.push_back({*group->memory_, group->take_own()});
   const BelowAutograd guard;
-  std::vector<size_t> which(parameters_.size());
-  std::iota(which.begin(), which.end(), size_t{0});
-  const auto layouts = [&] { return words(is_among_few ? "gather of slices" : "gather", which, /*is_gather=*/true); };
+  const auto layouts = [&] {
+    std::vector<std::string> texts;
+    for (const ParameterGroup* const group : groups) {
+      std::vector<size_t> which(group->parameters_.size());
+      std::iota(which.begin(), which.end(), size_t{0});
+      const char* const what = group->memory_->has_slices() ? "gather of slices" : "gather";
+      texts.push_back(group->words(what, which, /*is_gather=*/true));
+    }
+    return fmt::format("{}", fmt::join(texts, "; "));
+  };
   const CommScope scope("fully_shard", CommScope::Cause::kProgram, layouts);
-  memory_->start(*data_.shard_group(), own);
-  state_ = State::kGathering;
+  GatheredMemory::start(*groups[0]->data_.shard_group(), gathers);
+  for (ParameterGroup* const group : groups) group->state_ = State::kGathering;
+}
+
+bool ParameterGroup::can_gather_with(const ParameterGroup& other) const {
+  return data_.shard_group() == other.data_.shard_group() && memory_->device() == other.memory_->device();
 }
 
 void ParameterGroup::gather() {

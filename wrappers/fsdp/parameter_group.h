@@ -80,9 +80,21 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   /// a to_local() tensor is not counted, because one rank may do that alone; it takes effect after release().
   bool is_stale() const;
 
-  /// Collective over the sharding ranks, as all methods below. Does nothing if a gather was started before.
+  /// True if the next gather is to be started: this rank has parts, and no gather was started before.
+  bool is_sharded() const { return memory_ && state_ == State::kSharded; }
+  /// True if start_gathers() takes both groups: they have the same sharding ranks and device. Pre: both are is_sharded().
+  bool can_gather_with(const ParameterGroup& other) const;
+  /// The bytes of the whole parameters. Pre: is_sharded().
+  size_t n_bytes() const { return memory_->n_bytes(); }
+
+  /// Starts to gather different groups in one exchange. Collective over the sharding ranks, as all functions below.
+  /// Pre: each is_sharded() and can_gather_with() the others.
   /// Throws: c10::ValueError, alike on all ranks, for parameters without memory; as ClassParameters::take_pieces().
-  void start_gather();
+  static void start_gathers(const std::vector<ParameterGroup*>& groups);
+  /// start_gathers() of this group, if is_sharded().
+  void start_gather() {
+    if (is_sharded()) start_gathers({this});
+  }
   /// Puts the whole parameters into the modules; waits for them if they have not arrived. Throws: as ClassParameters::make_wholes().
   void gather();
   /// Puts the sharded parameters into the modules; the whole ones keep their memory.
@@ -129,8 +141,10 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   ParameterGroup(std::vector<std::string> names, std::vector<ShardedParameter> split, std::vector<at::Tensor> sharded,
                  DataMesh data, const GroupPrecision& precision);
   void make_memory();
-  /// The tensors that this rank sends, by tensor of the memory.
+  /// The parts of this rank, by tensor of the memory.
   std::vector<at::Tensor> own_parts();
+  /// What this rank sends in the next gather, which is to have the present values.
+  std::vector<at::Tensor> take_own();
   void free_memory();
   /// Installs hooks on the leaves that require gradients.
   void listen();
