@@ -6,8 +6,8 @@
     torchrun --nproc-per-node 4 benchmarks/host_time.py --rows placements distribute_tensor
 
 Plain tensors, torch.distributed.tensor and Shardwise take turns; Gloo, float32, one thread per rank. A turn starts behind a barrier and lasts
-until the slowest rank is done. Times are divided by the number of attributes, tensors or layers in a turn. "ratio" is Shardwise's time divided
-by torch's, both minus the plain side's where there is one.
+until the slowest rank is done. Times are divided by the number of attributes, tensors or layers in a turn. "by hand" is the move's program in
+benchmarks/redistribute_moves, on four ranks. "ratio" is Shardwise's time divided by torch's, both minus the plain side's where there is one.
 """
 
 import argparse
@@ -19,11 +19,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 from comparison import add_row_arguments, aligned, is_chosen
+from redistribute_moves import MOVES, N_RANKS, text
 from sides import PLAIN, SHARDWISE, TORCH, calls_of, machine_line
 from torch import nn
 from turns import in_turns_for, median, ms_of
 
 N_PARAMETERS, N_LAYERS = 1000, 200
+BY_HAND = "by hand"
 
 
 class Side:
@@ -97,6 +99,15 @@ def move(before, after):
     return make
 
 
+def by_hand(row):
+    """By the name of the side, the program of the move that `row` names, if there is one."""
+    programs = {f"4 KB, {text(each.source)} -> {text(each.target)}": each for each in MOVES if each.mesh == (N_RANKS,)}
+    if row not in programs or dist.get_world_size() != N_RANKS:
+        return {}
+    n_own = 1024 // N_RANKS if programs[row].source == (0,) else 1024
+    return {BY_HAND: programs[row].by_hand(torch.zeros(n_own, 1), (1024, 1), programs[row])}
+
+
 def sharded_forward(side):
     model = layers(N_LAYERS)
     if not side.is_plain:
@@ -154,13 +165,13 @@ ROWS = {
 def measured(row, sides, seconds):
     """Microseconds of each side, fastest and median."""
     make, n = ROWS[row]
-    times = ms_of(in_turns_for(calls_of(sides, make), seconds))
+    times = ms_of(in_turns_for({**calls_of(sides, make), **by_hand(row)}, seconds))
     return {side: SimpleNamespace(least=min(ms) * 1e3 / n, median=median(ms) * 1e3 / n) for side, ms in times.items()}
 
 
 def cells(row, times):
     found = [row]
-    for side in (PLAIN, TORCH, SHARDWISE):
+    for side in (PLAIN, BY_HAND, TORCH, SHARDWISE):
         found += [f"{times[side].least:.2f}", f"{times[side].median:.2f}"] if side in times else ["-", "-"]
     for kind in ("least", "median"):
         ours, theirs, plain = (
@@ -179,7 +190,8 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     sides = [Side(name) for name in (PLAIN, TORCH, SHARDWISE)]
-    lines = [["row, us", "plain", "median", "torch", "median", "shardwise", "median", "ratio", "median"]]
+    columns = ("plain", BY_HAND, "torch", "shardwise", "ratio")
+    lines = [["row, us", *(cell for column in columns for cell in (column, "median"))]]
     for row in ROWS:
         if is_chosen(row, args):
             lines.append(cells(row, measured(row, sides, args.seconds)))

@@ -1,12 +1,12 @@
 #include "python/casters.h"
 #include "python/package.h"
+#include "runtime/api/distribute_tensor.h"
 #include "runtime/api/equal_values.h"
 #include "runtime/api/local_form.h"
 #include "runtime/api/module_values.h"
 #include "runtime/api/move_dtypes.h"
 #include "runtime/api/random.h"
 #include "runtime/api/redistribute.h"
-#include "runtime/api/replicate_tensors.h"
 #include "runtime/api/to_local.h"
 #include "runtime/api/total_norm.h"
 #include "runtime/comm/order_check.h"
@@ -161,9 +161,11 @@ std::string local_form_of(const at::Tensor& tensor) {
   return form ? form->name() : "";
 }
 
-std::vector<at::Tensor> py_replicate_tensors(std::vector<at::Tensor> tensors, const MeshPtr& mesh) {
+std::vector<at::Tensor> py_distribute_tensors(std::vector<at::Tensor> tensors, const MeshPtr& mesh,
+                                              std::vector<Placements> placements,
+                                              std::optional<int64_t> src_data_rank) {
   for (at::Tensor& tensor : tensors) tensor = converted_by(tensor, package().as_whole);
-  return replicate_tensors(tensors, mesh);
+  return distribute_tensors(tensors, mesh, std::move(placements), src_data_rank);
 }
 
 std::vector<std::tuple<int64_t, Dims, Dims>> boxes_of_all(const at::Tensor& tensor) {
@@ -307,9 +309,9 @@ void bind_dtensor(py::module_& module) {
          py::arg("memory_cap") = 0, py::arg("bucket_bytes") = kBucketBytes);
   define(module, "distribute_tensor", &py_distribute_tensor, kDistributeTensor, py::arg("tensor"),
          py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("src_data_rank") = 0);
-  define(module, "replicate_tensors", &py_replicate_tensors,
-         "distribute_tensor() of each tensor, replicated, in few messages.", py::arg("tensors"),
-         py::arg("device_mesh"));
+  define(module, "distribute_tensors", &py_distribute_tensors,
+         "distribute_tensor() of each tensor to its own placements, in few messages.", py::arg("tensors"),
+         py::arg("device_mesh"), py::arg("placements"), py::arg("src_data_rank") = 0);
   define(
       module, "from_pieces", &py_from_pieces,
       "A DTensor from this rank's pieces, in the order of its boxes. `sparse_dim`: of sparse ones; 0 for dense ones. "

@@ -686,7 +686,12 @@ def plan_redistribution(
     memory_cap: int = 0,
 ) -> Plan: ...
 def full_tensor(self: Tensor, *, grad_placements: _Placements | None = None) -> Tensor: ...
-def replicate_tensors(tensors: Sequence[Tensor], device_mesh: Mesh) -> list[Tensor]: ...
+def distribute_tensors(
+    tensors: Sequence[Tensor],
+    device_mesh: Mesh,
+    placements: Sequence[Sequence[Placement]],
+    src_data_rank: int | None = 0,
+) -> list[Tensor]: ...
 def distribute_tensor(
     tensor: Tensor,
     device_mesh: _Mesh | None = None,

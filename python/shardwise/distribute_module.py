@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from shardwise._C import replicate_tensors
+from shardwise._C import distribute_tensors
 from shardwise.device_mesh import DeviceMesh, mesh_or_current
 from shardwise.dtensor import DTensor
 from shardwise.forward_scope import open_around_forward
 from shardwise.interop import from_torch
 from shardwise.interop.state_dicts import take_plain_values
 from shardwise.module_tensors import by_tensor, places_of, tie_again
+from shardwise.placement_types import Replicate
 
 PartitionFn = Callable[[str, nn.Module, DeviceMesh], None]
 HookFn = Callable[[nn.Module, Any, DeviceMesh], Any]
@@ -99,7 +100,8 @@ def _of_three(name: str, fn: Callable[..., Any]) -> HookFn:
 
 def _replicate_rest(module: nn.Module, mesh: DeviceMesh) -> None:
     groups = [group for group in by_tensor(list(places_of(module))) if not isinstance(group[0].original, DTensor)]
-    replicas = replicate_tensors([group[0].original.detach() for group in groups], mesh)
+    replicated = [[Replicate()] * mesh.ndim] * len(groups)
+    replicas = distribute_tensors([group[0].original.detach() for group in groups], mesh, replicated)
     for group, replica in zip(groups, replicas, strict=True):
         tensor = group[0].original
         kept = (

@@ -31,11 +31,12 @@ def open_around_forward(module: nn.Module) -> None:
     The ranks of the meshes of these DTensors compare the plain arguments of the call that opens a scope. Other pre-hooks run before that, whenever
     they were registered, and may wrap arguments.
     """
+    known: dict[int, dict[Any, torch.Tensor]] = {}
     for submodule in module.modules():
-        tensors = _distributed(submodule)
+        tensors = _by_mesh(submodule, known)
         if not tensors:
             continue
-        _compared[submodule] = _C.ComparedCalls(tensors)
+        _compared[submodule] = _C.ComparedCalls(list(tensors.values()))
         if not enters_last(submodule):
             submodule._forward_pre_hooks[_HOOK_ID] = _enter
             submodule._forward_pre_hooks_with_kwargs[_HOOK_ID] = True
@@ -43,8 +44,15 @@ def open_around_forward(module: nn.Module) -> None:
             submodule._forward_hooks_always_called[_HOOK_ID] = True
 
 
-def _distributed(module: nn.Module) -> list[torch.Tensor]:
-    return [tensor for tensor in chain(module.parameters(), module.buffers()) if isinstance(tensor, DTensor)]
+def _by_mesh(module: nn.Module, known: dict[int, dict[Any, torch.Tensor]]) -> dict[Any, torch.Tensor]:
+    """A DTensor on each mesh on which the module or a submodule has some. `known` has the results for other modules, by id."""
+    if id(module) not in known:
+        tensors = chain(module._parameters.values(), module._buffers.values())
+        known[id(module)] = {each.device_mesh: each for each in tensors if isinstance(each, DTensor)}
+        for child in module._modules.values():
+            if child is not None:
+                known[id(module)].update(_by_mesh(child, known))
+    return known[id(module)]
 
 
 def enters_last(module: nn.Module) -> bool:
@@ -80,7 +88,7 @@ def _open(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fram
     if _C.join_forward(id(module)):
         return
     if module not in _compared:  # a copy of one that was distributed
-        _compared[module] = _C.ComparedCalls(_distributed(module))
+        _compared[module] = _C.ComparedCalls(list(_by_mesh(module, {}).values()))
     _C.open_forward(id(module), type(module).__name__, _compared[module], plain_arguments(args, kwargs), frame)
 
 

@@ -3,7 +3,6 @@
 #include "placements/placement_list.h"
 #include "runtime/api/local_pieces.h"
 #include "runtime/api/redistribute.h"
-#include "runtime/api/replicate_tensors.h"
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/redistribute/exchange_run.h"
@@ -13,6 +12,9 @@
 #include "runtime/tensor/subclass_parts.h"
 #include "text/check.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -32,6 +34,17 @@ struct Distributed {
   int64_t n_bytes() const { return spec->numel() * spec->element_bytes(); }
 };
 
+at::Tensor values_of(const Distributed& tensor, const Box& box) {
+  return narrowed(tensor.source, Box::whole(tensor.spec->sizes()), box);
+}
+
+/// Copies this rank's boxes of its own source.
+void take_pieces(Distributed& tensor) {
+  const Spec& spec = *tensor.scattered;
+  for (const Box& box : spec.boxes())
+    tensor.pieces.push_back(empty_piece(spec, box.sizes, spec.mesh()->device()).copy_(values_of(tensor, box)));
+}
+
 /// The root sends each member its boxes of all `tensors`, which lie on one mesh.
 void scatter(std::span<Distributed> tensors, int64_t root) {
   const DeviceMesh& mesh = *tensors[0].scattered->mesh();
@@ -39,17 +52,15 @@ void scatter(std::span<Distributed> tensors, int64_t root) {
   PackedMessages messages(mesh.device());
   for (Distributed& each : tensors) {
     const Spec& spec = *each.scattered;
-    const auto values_of = [&](const Box& box) { return narrowed(each.source, Box::whole(spec.sizes()), box); };
-    for (const Box& box : spec.boxes()) {
-      each.pieces.push_back(empty_piece(spec, box.sizes, mesh.device()));
-      if (is_root)
-        each.pieces.back().copy_(values_of(box));
-      else
-        messages.receive(root, each.pieces.back());
+    if (!is_root) {
+      for (const Box& box : spec.boxes())
+        messages.receive(root, each.pieces.emplace_back(empty_piece(spec, box.sizes, mesh.device())));
+      continue;
     }
+    take_pieces(each);
     for (const int64_t rank : mesh.group()->ranks)
-      if (is_root && rank != root)
-        for (const Box& box : spec.layout().boxes(rank)) messages.send(rank, values_of(box));
+      if (rank != root)
+        for (const Box& box : spec.layout().boxes(rank)) messages.send(rank, values_of(each, box));
   }
   messages.start(*mesh.group());
   messages.finish();
@@ -70,14 +81,16 @@ void scatter_in_buckets(std::span<Distributed> tensors, int64_t root) {
   }
 }
 
-void check_plain(const at::Tensor& tensor) {
+bool is_dense(const at::Tensor& tensor) {
   const auto keys = tensor.key_set();
-  const bool is_dense =
-      tensor.layout() == c10::kStrided && !keys.has(c10::DispatchKey::Python) &&
-      (keys.has_backend(c10::BackendComponent::CPUBit) || keys.has_backend(c10::BackendComponent::CUDABit) ||
-       keys.has_backend(c10::BackendComponent::MetaBit));
+  return tensor.layout() == c10::kStrided && !keys.has(c10::DispatchKey::Python) &&
+         (keys.has_backend(c10::BackendComponent::CPUBit) || keys.has_backend(c10::BackendComponent::CUDABit) ||
+          keys.has_backend(c10::BackendComponent::MetaBit));
+}
+
+void check_plain(const at::Tensor& tensor) {
   SW_CHECK_VALUE(
-      is_dense,
+      is_dense(tensor),
       "[distribute_tensor] a tensor of {} cannot be sharded. Give a dense torch.Tensor; for a LocalShardsWrapper use "
       "DTensor.from_local.",
       tensor.layout() == c10::kStrided ? "a class of its own" : fmt::format("layout {}", c10::str(tensor.layout())));
@@ -161,18 +174,49 @@ Given compared(std::vector<Given> all, const Group& group, int64_t root) {
   return std::move(of_root);
 }
 
-/// The root's facts about each tensor, after the ranks have compared theirs. Collective.
-std::vector<Given> agreed_on(const std::vector<Given>& own, const Group& group, int64_t root) {
-  Facts facts(own.size() == 1 ? "a tensor" : fmt::format("{} tensors", own.size()));
-  for (const Given& each : own) each.add_to(facts);
-  std::vector<std::vector<Given>> by_tensor(own.size());
+/// The elements of the tensors, row by row, if they have at most `n_bytes` bytes in this rank's memory; else "".
+std::string bytes_in(at::TensorList tensors, size_t n_bytes) {
+  std::string result;
+  for (const at::Tensor& tensor : tensors) {
+    if (!is_dense(tensor) || !tensor.is_cpu() || result.size() + tensor.nbytes() > n_bytes) return "";
+    const at::Tensor rows = at::empty(tensor.sizes(), tensor.options()).copy_(tensor);
+    result.append(static_cast<const char*>(rows.const_data_ptr()), rows.nbytes());
+  }
+  return result;
+}
+
+/// The root's facts about each tensor, and what it gives of their values.
+struct Agreed {
+  std::vector<Given> given;
+  std::string bytes;  // bytes_in() all tensors
+
+  std::vector<at::Tensor> tensors() const {
+    std::vector<at::Tensor> result;
+    for (size_t begin = 0; const auto& each : given) {
+      result.push_back(at::empty_strided(each.sizes, each.strides, each.dtype));
+      void* const rows = const_cast<char*>(bytes.data()) + begin;
+      result.back().copy_(at::from_blob(rows, each.sizes, at::TensorOptions(each.dtype)));
+      begin += result.back().nbytes();
+    }
+    return result;
+  }
+};
+
+/// Compares the ranks' facts about `tensors`. The root's values come in the same message, where they fit. Collective.
+Agreed agreed_on(at::TensorList tensors, const Group& group, int64_t root) {
+  Facts facts(tensors.size() == 1 ? "a tensor" : fmt::format("{} tensors", tensors.size()));
+  for (const at::Tensor& each : tensors) Given::of(each).add_to(facts);
+  const size_t n_left = facts.words().size() < kShortFacts ? kShortFacts - facts.words().size() - 1 : 0;
+  facts.text(group.ranks[group.index] == root ? bytes_in(tensors, n_left * sizeof(int64_t)) : "");
+  std::vector<std::vector<Given>> by_tensor(tensors.size());
+  Agreed result;
   for (const Facts& of_rank : agree(group, "distribute_tensor", facts)) {
     FactReader reader(of_rank);
     for (std::vector<Given>& all : by_tensor) all.push_back(Given::of(reader));
+    result.bytes += reader.text();
   }
-  std::vector<Given> of_root;
-  for (std::vector<Given>& all : by_tensor) of_root.push_back(compared(std::move(all), group, root));
-  return of_root;
+  for (std::vector<Given>& all : by_tensor) result.given.push_back(compared(std::move(all), group, root));
+  return result;
 }
 
 /// The result is a leaf, so a gradient would stop there.
@@ -195,33 +239,39 @@ int64_t root_at(int64_t place, const DeviceMesh& mesh) {
 /// Distributes dense tensors, each to its own placements.
 std::vector<at::Tensor> distribute_plain(at::TensorList tensors, const MeshPtr& given_mesh,
                                          std::vector<Placements> placements, std::optional<int64_t> src_data_rank) {
-  const bool scatters = given_mesh->is_member() && src_data_rank && given_mesh->size() > 1;
-  std::vector<Given> given;
-  for (const at::Tensor& tensor : tensors) given.push_back(Given::of(tensor));
+  bool scatters = given_mesh->is_member() && src_data_rank && given_mesh->size() > 1;
   int64_t root = given_mesh->rank();
+  std::vector<Given> given;
+  std::vector<at::Tensor> sources;
   if (scatters) {
     root = root_at(*src_data_rank, *given_mesh);
-    given = agreed_on(given, *given_mesh->group(), root);
+    Agreed agreed = agreed_on(tensors, *given_mesh->group(), root);
+    if (!agreed.bytes.empty()) sources = agreed.tensors();
+    given = std::move(agreed.given);
+  } else {
+    for (const at::Tensor& tensor : tensors) given.push_back(Given::of(tensor));
+  }
+  if (!sources.empty()) {
+    scatters = false;
+    root = given_mesh->rank();
+  } else {
+    for (const at::Tensor& tensor : tensors) sources.push_back(tensor.detach());
   }
   std::vector<Distributed> distributed;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const at::Tensor& tensor = tensors[i];
-    check_plain(tensor);
-    check_leaf(tensor);
+    check_plain(tensors[i]);
+    check_leaf(tensors[i]);
     const MeshPtr mesh = given[i].is_on_meta ? given_mesh->on_meta() : given_mesh->with_memory();
-    auto spec = Spec::intern(mesh, tensor.sizes(), std::move(placements[i]), given[i].strides, tensor.scalar_type());
-    const bool is_read = root == mesh->rank() && tensor.device().type() != mesh->device_type();
-    distributed.push_back({is_read ? tensor.detach().to(mesh->device()) : tensor.detach(), spec, spec->reduced(),
-                           given[i].requires_grad});
+    auto spec =
+        Spec::intern(mesh, sources[i].sizes(), std::move(placements[i]), given[i].strides, sources[i].scalar_type());
+    const bool is_read = root == mesh->rank() && sources[i].device().type() != mesh->device_type();
+    distributed.push_back(
+        {is_read ? sources[i].to(mesh->device()) : sources[i], spec, spec->reduced(), given[i].requires_grad});
+    if (!scatters && mesh->is_member()) take_pieces(distributed.back());
   }
   if (scatters) scatter_in_buckets(distributed, root);
   std::vector<at::Tensor> results;
-  for (auto& [source, spec, scattered, requires_grad, pieces] : distributed) {
-    if (!scatters && given_mesh->is_member()) {
-      auto replicated = spec->replicated();
-      pieces = move(replicated, {source}, scattered);
-      if (scattered == replicated) pieces[0] = empty_piece(*spec, spec->sizes(), source.device()).copy_(source);
-    }
+  for (const auto& [source, spec, scattered, requires_grad, pieces] : distributed) {
     results.push_back(wrap(spec, move(scattered, pieces, spec)));
     if (requires_grad) results.back().set_requires_grad(true);
   }
@@ -243,8 +293,8 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, Plac
   return distribute_plain(tensor, mesh, {std::move(placements)}, src_data_rank)[0];
 }
 
-std::vector<at::Tensor> replicate_tensors(at::TensorList tensors, const MeshPtr& mesh) {
-  const Placements replicated(mesh->ndim(), Placement::replicate());
+std::vector<at::Tensor> distribute_tensors(at::TensorList tensors, const MeshPtr& mesh,
+                                           std::vector<Placements> placements, std::optional<int64_t> src_data_rank) {
   const auto is_plain = [](const at::Tensor& tensor) {
     return !is_dtensor(tensor) && !is_subclass(tensor) && tensor.layout() == c10::kStrided;
   };
@@ -252,10 +302,11 @@ std::vector<at::Tensor> replicate_tensors(at::TensorList tensors, const MeshPtr&
   if (std::ranges::all_of(tensors, is_plain) && !tensors.empty()) {
     BelowAutograd guard;
     at::NoGradGuard no_grad;
-    return distribute_plain(tensors, mesh, std::vector(tensors.size(), replicated), /*src_data_rank=*/0);
+    return distribute_plain(tensors, mesh, std::move(placements), src_data_rank);
   }
   std::vector<at::Tensor> results;
-  for (const at::Tensor& tensor : tensors) results.push_back(distribute_tensor(tensor, mesh, replicated));
+  for (size_t i = 0; i < tensors.size(); ++i)
+    results.push_back(distribute_tensor(tensors[i], mesh, std::move(placements[i]), src_data_rank));
   return results;
 }
 

@@ -4,6 +4,7 @@
 #include "runtime/tensor/dtensor_impl.h"
 
 #include <optional>
+#include <vector>
 
 namespace shardwise {
 
@@ -17,5 +18,11 @@ namespace shardwise {
 /// root's tensor is on meta and another is not; c10::Error for a tensor computed from others that require a gradient.
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
                              std::optional<int64_t> src_data_rank = 0);
+
+/// distribute_tensor() of each tensor to its own placements. For plain tensors the ranks compare all their facts in one exchange, and the root
+/// sends the values in few messages; values of few bytes go along with the facts. Pre: as many placements as tensors.
+std::vector<at::Tensor> distribute_tensors(at::TensorList tensors, const MeshPtr& mesh,
+                                           std::vector<Placements> placements,
+                                           std::optional<int64_t> src_data_rank = 0);
 
 }  // namespace shardwise

@@ -23,7 +23,7 @@ namespace {
 
 using Words = std::vector<int64_t>;
 
-constexpr size_t kWords = 31;  // of the first message, including its own count
+constexpr size_t kWords = kShortFacts + 2;  // of the first message: its own count, the type of an error, and facts
 
 int64_t purpose_of(const char* what) {
   Digest digest;

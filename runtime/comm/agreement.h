@@ -85,12 +85,15 @@ struct RankError {
   void raise() const;
 };
 
+/// The most words of facts that agree() sends in one message: of a kilobyte, because a shorter one takes as long.
+inline constexpr size_t kShortFacts = 125;
+
 /// The members' facts, by group order. Collective. `op` is named by errors and lives as long as the program. `error`: the reason why this
 /// rank has no facts to send.
 ///
 /// Throws, alike on all members: the error of the first rank that has one (other ranks add its rank number to the text); c10::ValueError if
 /// members send facts of different kinds.
-/// Cost: one gather of about 30 words (64 bits) per rank, and a second one if a rank's facts are longer. CommTrace leaves them out.
+/// Cost: one gather of 1 KB per rank, and a second one if a rank's facts are not short. CommTrace leaves them out.
 std::vector<Facts> agree(const Group& group, const char* op, const Facts& own, const RankError& error = {});
 
 /// The members' numbers, by group order. Pre: all members send equally many. Collective: one communication named `what`
@@ -99,7 +102,7 @@ std::vector<std::vector<int64_t>> gather_alike(const Group& group, const char* w
                                                bool is_counted = false);
 
 /// The same, for members that may send different amounts of numbers.
-/// Cost: one gather of 32 words per rank, and a second one if a rank has more than 30 numbers.
+/// Cost: one gather of 1 KB per rank, and a second one if a rank has more numbers.
 std::vector<std::vector<int64_t>> gather_numbers(const Group& group, const char* what, std::vector<int64_t> own,
                                                  bool is_counted = false);
 

@@ -475,11 +475,12 @@ def test_small_groups_that_follow_each_other_are_gathered_together():
         n_gathers, n_bytes = [], []
         for _ in range(2):
             model.zero_grad()
-            for step in (lambda: model(x), lambda: loss.backward()):
-                with sw.CommDebugMode() as comm:
-                    loss = step() or loss
-                n_gathers.append(comm.get_comm_counts()["all_gather"])
-                n_bytes.append(comm.bytes_received())
+            with sw.CommDebugMode() as forward:
+                loss = model(x)
+            with sw.CommDebugMode() as backward:
+                loss.backward()
+            n_gathers += [each.get_comm_counts()["all_gather"] for each in (forward, backward)]
+            n_bytes += [each.bytes_received() for each in (forward, backward)]
         # 8, 8 and 3000 rows have less than 128 KiB together; 5000 rows have more. The first forward does not know which group comes next.
         assert n_gathers == [6, 4, 4, 4]
         assert n_bytes[:2] == n_bytes[2:]

@@ -100,6 +100,25 @@ def test_distribute_tensor_takes_the_values_of_the_source_rank():
     assert run_ranks(3, body) == [[1, 2, 0], [1, 2, 1], [1, 2, 2]]
 
 
+@pytest.mark.parametrize("case", **by_name)
+def test_values_that_go_with_the_facts_are_placed_as_scattered_ones(case):
+    def body(rank):
+        mesh = case.mesh()
+        replicated = [Replicate()] * mesh.ndim
+        with sw.CommDebugMode() as comm:
+            alone = sw.distribute_tensor(case.dense(), mesh, case.placements)
+        assert not comm.get_comm_counts()
+        # Many values: the root sends each rank its parts.
+        together, _ = sw._C.distribute_tensors([case.dense(), torch.zeros(500)], mesh, [case.placements, replicated])
+        assert together.stride() == alone.stride()
+        pieces, scattered = (sw._C.to_pieces(each) for each in (alone, together))
+        assert len(pieces) == len(scattered)
+        for piece, other in zip(pieces, scattered, strict=True):
+            assert torch.equal(piece, other) and piece.stride() == other.stride()
+
+    run_ranks(case.n_ranks, body)
+
+
 def test_a_tensor_may_be_its_own_data():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))

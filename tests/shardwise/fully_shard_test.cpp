@@ -170,8 +170,8 @@ TEST(FullyShardTest, InnerUnitsAreGatheredWhenTheyAreCalled) {
         EXPECT_EQ(trace.counts(), (Counts{{"all_gather", 4}}));
       }
       const CommTrace trace;
-      loss.backward();  // the outermost module's parameters were kept
-      EXPECT_EQ(trace.counts(), (Counts{{"all_gather", 3}, {"reduce_scatter", 4}}));
+      loss.backward();  // the outermost module's parameters were kept; the others are small
+      EXPECT_EQ(trace.counts(), (Counts{{"all_gather", 1}, {"reduce_scatter", 4}}));
     });
   }
 }

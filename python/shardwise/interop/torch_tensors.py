@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 def is_torch_dtensor(value: object) -> bool:
     """Whether `value` is a torch.distributed.tensor.DTensor."""
-    if "torch.distributed.tensor._api" not in sys.modules or isinstance(value, DTensor):
+    if type(value) in (torch.Tensor, nn.Parameter) or isinstance(value, DTensor):
+        return False
+    if "torch.distributed.tensor._api" not in sys.modules:
         return False  # if nobody imported it, there are none
     return isinstance(value, torchs_own("torch.distributed.tensor._api").DTensor)
 

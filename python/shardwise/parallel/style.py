@@ -12,7 +12,7 @@ from torch import nn
 from shardwise import _C
 from shardwise.device_mesh import DeviceMesh, mesh_or_current
 from shardwise.distribute_module import HookFn, PartitionFn, distribute_module
-from shardwise.dtensor import DTensor, distribute_tensor
+from shardwise.dtensor import DTensor
 from shardwise.placement_types import Placement, Replicate, Shard
 
 Layouts = tuple[Placement | None, ...]
@@ -396,9 +396,10 @@ def shard_parameters(
     module: nn.Module, mesh: DeviceMesh, layouts: Mapping[str, Placement], src_data_rank: int | None
 ) -> None:
     """Replaces the parameters of `module` with these names by DTensors. Collective over the mesh."""
-    for name, layout in layouts.items():
-        parameter = module.get_parameter(name)
-        sharded = distribute_tensor(parameter.detach(), mesh, [layout], src_data_rank=src_data_rank)
+    parameters = [module.get_parameter(name) for name in layouts]
+    placements = [[layout] for layout in layouts.values()]
+    distributed = _C.distribute_tensors([each.detach() for each in parameters], mesh, placements, src_data_rank)
+    for name, parameter, sharded in zip(layouts, parameters, distributed, strict=True):
         path, _, key = name.rpartition(".")
         owner = module.get_submodule(path)
         owner.register_parameter(key, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
