@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 
 namespace shardwise {
 namespace {
@@ -44,14 +45,13 @@ class PowerSum {
 
   /// 0-dim, on `device`, in double precision.
   at::Tensor of_elements(const std::vector<at::Tensor>& pieces, c10::Device device) const {
-    std::vector<at::Tensor> powers;
+    std::vector<at::Tensor> norms;
     for (const at::Tensor& piece : pieces)
-      if (piece.numel() > 0) {
-        const at::Tensor norm = at::linalg_vector_norm(piece, p_, std::nullopt, false, precise(piece.scalar_type()));
-        powers.push_back(power(norm.to(at::kDouble).to(device)));
-      }
-    if (powers.empty()) return at::full({}, empty(), at::TensorOptions().dtype(at::kDouble).device(device));
-    return of_powers(at::stack(powers));
+      if (piece.numel() > 0)
+        norms.push_back(
+            at::linalg_vector_norm(piece, p_, std::nullopt, false, precise(piece.scalar_type())).to(device));
+    if (norms.empty()) return at::full({}, empty(), at::TensorOptions().dtype(at::kDouble).device(device));
+    return of_powers(power(at::stack(norms).to(at::kDouble)));
   }
   /// Combines all elements of `powers`.
   at::Tensor of_powers(const at::Tensor& powers) const {
@@ -62,7 +62,7 @@ class PowerSum {
 
  private:
   bool is_identity() const { return std::isinf(p_) || p_ == 1; }
-  at::Tensor power(const at::Tensor& norm) const { return is_identity() ? norm : norm.pow(p_); }
+  at::Tensor power(const at::Tensor& norms) const { return is_identity() ? norms : norms.pow(p_); }
 
   static std::optional<at::ScalarType> precise(at::ScalarType dtype) {
     return dtype == at::kHalf || dtype == at::kBFloat16 ? std::optional(at::kFloat) : std::nullopt;
@@ -76,7 +76,12 @@ class GivenTensors {
  public:
   explicit GivenTensors(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
     Digest digest;
-    for (size_t i = 0; i < tensors_.size(); ++i) digest.add(words(i));
+    std::map<const Spec*, std::string> known;  // many tensors have one spec, which says all
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      std::string& text = known[is_dtensor(tensors_[i]) ? spec_of(tensors_[i]).get() : nullptr];
+      if (text.empty() || !is_dtensor(tensors_[i])) text = words(i);
+      digest.add(text);
+    }
     constexpr int64_t kExact = (int64_t{1} << 52) - 1;  // integers that a double holds exactly
     digest_ = static_cast<double>(digest.value() & kExact);
   }
