@@ -6,7 +6,7 @@
 #include "runtime/dispatch/copied_view.h"
 #include "runtime/dispatch/gradient_layout.h"
 #include "runtime/dispatch/view_call.h"
-#include "runtime/redistribute/traced_move.h"
+#include "runtime/redistribute/traced_step.h"
 #include "runtime/tensor/dtensor_impl.h"
 
 #include <ATen/ScalarOps.h>
@@ -106,12 +106,12 @@ at::Tensor wrapped_number(const Number& number) {
 
 using PieceMeta = std::tuple<Dims, Dims, at::ScalarType, c10::Device>;
 
-/// (sizes, strides, dtype, device) of the result of the move with this text.
-std::vector<PieceMeta> pieces_of_move(const std::string& what) {
-  const Spec& spec = *traced_move_of(what).destination;
+/// (sizes, strides, dtype, device) of this rank's pieces of the results of the step with this text.
+std::vector<PieceMeta> pieces_of_step(const std::string& what) {
   std::vector<PieceMeta> result;
-  for (const Box& box : spec.boxes())
-    result.emplace_back(box.sizes, dense_strides(box.sizes, spec.strides()), spec.dtype(), spec.mesh()->device());
+  for (const SpecPtr& spec : results_of_step(what))
+    for (const Box& box : spec->boxes())
+      result.emplace_back(box.sizes, dense_strides(box.sizes, spec->strides()), spec->dtype(), spec->mesh()->device());
   return result;
 }
 
@@ -145,8 +145,8 @@ void bind_traced(py::module_& module) {
          py::arg("base"), py::arg("view"));
   define_with_gil(module, "wrapped_number", &wrapped_number, "A number as an operand next to tensors.",
                   py::arg("number"));
-  define_with_gil(module, "pieces_of_move", &pieces_of_move,
-                  "(sizes, strides, dtype, device) of the pieces that shardwise::move gives for this text.",
+  define_with_gil(module, "pieces_of_step", &pieces_of_step,
+                  "(sizes, strides, dtype, device) of the pieces that shardwise::move or call gives for this text.",
                   py::arg("what"));
 }
 

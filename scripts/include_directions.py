@@ -57,6 +57,8 @@ ORDER = [*CORE, *LAYERS, "python", "python/layers"]
 # The core's public headers: these rooms, and these headers of the others. The layers may include no other header of the core.
 PUBLIC_ROOMS = {"runtime/numbers", "text", "placements", "plans", "runtime/comm", "runtime/tensor", "runtime/api"}
 PUBLIC_HEADERS = {
+    "ops/indexing/index.h",
+    "ops/indexing/index_operand.h",
     "ops/support/agreed_range.h",
     "ops/support/derivative.h",
     "ops/support/kernels.h",

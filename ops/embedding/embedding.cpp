@@ -3,13 +3,17 @@
 //
 // aten's derivative of embedding takes the number of rows, not their layout, so lookups have an autograd function of their own.
 #include "ops/embedding/gradient_sink.h"
+#include "ops/embedding/id_check.h"
 #include "ops/embedding/lookup_operators.h"
 #include "ops/embedding/lookup_terms.h"
 #include "ops/embedding/saved_state.h"
 #include "ops/embedding/table_lookup.h"
+#include "ops/indexing/index.h"
+#include "ops/indexing/index_operand.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "placements/placement_list.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
 
@@ -127,8 +131,31 @@ at::Tensor differentiable_table_grad(const at::Tensor& grad, const TableLookup& 
                          });
 }
 
-at::Tensor embed(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool /*by_freq*/,
-                 bool /*sparse*/) {
+/// A lookup in a traced program, whose messages may not depend on values: each rank indexes its rows and columns, with the derivative of indexing. The
+/// ids are checked when the graph runs.
+at::Tensor embed_in_graph(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool has_options) {
+  const at::Tensor table = prepared_table(kEmbedding, weight);
+  check_padding(kEmbedding, padding_idx, table.size(0));
+  at::Tensor own = prepared_ids(kEmbedding, ids, *spec_of(table));
+  const LookupOptions& options = LookupScope::current();
+  const LookupPlanPtr plan = plan_lookup(spec_of(table), spec_of(own), options);
+  if (has_options || (plan->exchanges_rows() && !plan->ids_are_equal)) check_not_traced("embedding lookup");
+  const auto check = [n_rows = table.size(0)](int64_t lowest, int64_t highest) {
+    IdBounds{lowest, highest}.check(kEmbedding, n_rows);
+  };
+  const auto words = [&] { return fmt::format("ids of {} rows", table.size(0)); };
+  if (options.checks_ids) own = checked_range(own, words, check);
+  at::Tensor rows = redistribute(shardwise::look_up(table, {{own}, {0}, /*from_end=*/false}), plan->result);
+  if (padding_idx < 0 || !rows.requires_grad()) return rows;
+  return with_derivative(rows, rows.detach(), {own}, "EmbeddingPaddingBackward",
+                         [=](const at::Tensor& grad, const variable_list& saved) {
+                           return grad * saved[0].ne(padding_idx).unsqueeze(-1);
+                         });
+}
+
+at::Tensor embed(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool by_freq, bool sparse) {
+  if (is_tracing()) [[unlikely]]
+    return embed_in_graph(weight, ids, padding_idx, by_freq || sparse);
   const at::Tensor table = prepared_table(kEmbedding, weight);
   check_padding(kEmbedding, padding_idx, table.size(0));
   const BelowAutograd guard;
@@ -138,6 +165,8 @@ at::Tensor embed(const at::Tensor& weight, const at::Tensor& ids, int64_t paddin
 
 at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool by_freq,
                                 bool sparse) {
+  if (is_tracing()) [[unlikely]]
+    return embed_in_graph(weight, ids, padding_idx, by_freq || sparse);
   const auto carried = [&](const at::Tensor& rows) {
     carry_tangent(weight, rows, [&](const at::Tensor& tangent) {
       return differentiable_embed(tangent, ids, /*padding_idx=*/-1, false, false);

@@ -144,7 +144,7 @@ at::Tensor gather(const at::Tensor& self, int64_t dim, const at::Tensor& index, 
   at::Tensor places = at_least_1d(index_operand("aten::gather", index, spec_of(self)->mesh()));
   if (index.numel() == 0) places = places.to(at::kLong);
   const at::Tensor source = at_least_1d(self);
-  if (is_integer(places)) check_positions("aten::gather", places, along, source.size(along));
+  if (is_integer(places)) places = checked_positions("aten::gather", places, along, source.size(along));
   const at::Tensor found = call_gather(sliced_to(source, places.sizes(), along), places, along);
   return index.dim() == 0 ? found.squeeze(0) : found;
 }
@@ -169,7 +169,7 @@ struct Scatter {
         index(at_least_1d(index_operand("aten::scatter", of_index, spec_of(self)->mesh()))),
         src(of_src) {
     if (index.numel() == 0) index = index.to(at::kLong);
-    if (is_integer(index)) check_positions("aten::scatter", index, dim, self.dim() == 0 ? 1 : self.size(dim));
+    if (is_integer(index)) index = checked_positions("aten::scatter", index, dim, self.dim() == 0 ? 1 : self.size(dim));
   }
 
   Scatter by(std::string_view reduce, bool with_self = true) && {
@@ -249,15 +249,15 @@ at::Tensor gather_grad(const at::Tensor& grad, const at::Tensor& index, const Sp
 
 void register_gather(RuleTable& table) {
   define_operator("gather(Tensor self, Tensor index, int dim, int first, int size) -> Tensor",
-                  {.compute = &gather_window, .derivative = &differentiable_gather});
+                  {.compute = &gather_window, .derivative = &differentiable_gather, .traced = &gather_window});
   define_operator(
       "scatter(Tensor self, Tensor index, Tensor src, int dim, int first, int size, str mode, bool include_self) -> "
       "Tensor",
-      {&compute_scatter});
+      {.compute = &compute_scatter, .traced = &compute_scatter});
   define_operator(
       "scatter_(Tensor(a!) self, Tensor index, Tensor src, int dim, int first, int size, str mode, bool include_self) "
       "-> Tensor(a!)",
-      {&compute_scatter_});
+      {.compute = &compute_scatter_, .traced = &compute_scatter_});
   table.add("shardwise::gather", Rule("gather", describe_gather).linear_in_first().localized(localize_gather));
   const auto scatter = Rule("scatter", describe_scatter).localized(localize_gather);
   table.add({"shardwise::scatter", "shardwise::scatter_"}, scatter);

@@ -278,8 +278,7 @@ Indexed indexed(const char* op, const at::Tensor& self, const c10::List<std::opt
       dim += index.dim();
       continue;
     }
-    check_indices(op, index, dim, -self.size(dim), self.size(dim));
-    at.indices.push_back(index);
+    at.indices.push_back(checked_indices(op, index, dim, -self.size(dim), self.size(dim)));
     at.dims.push_back(dim++);
   }
   if (!at.dims.empty()) at.sizes_of(self);  // throws if the indices do not broadcast together
@@ -308,15 +307,15 @@ void put_(at::Tensor self, const Indexed& at, const at::Tensor& values, bool acc
 void register_index(RuleTable& table) {
   define_operator(
       "index(Tensor self, Tensor[] indices, int[] dims, int[] firsts, int[] sizes, bool from_end) -> Tensor",
-      {.compute = &index_window, .derivative = &differentiable_index});
+      {.compute = &index_window, .derivative = &differentiable_index, .traced = &index_window});
   define_operator(
       "put(Tensor self, Tensor[] indices, Tensor values, int[] dims, int[] firsts, int[] sizes, bool from_end, bool "
       "accumulate) -> Tensor",
-      {&compute_put});
+      {.compute = &compute_put, .traced = &compute_put});
   define_operator(
       "put_(Tensor(a!) self, Tensor[] indices, Tensor values, int[] dims, int[] firsts, int[] sizes, bool from_end, "
       "bool accumulate) -> Tensor(a!)",
-      {&compute_put_});
+      {.compute = &compute_put_, .traced = &compute_put_});
   table.add("shardwise::index", Rule("index", describe_index).linear_in_first().localized(localize_index));
   table.add({"shardwise::put", "shardwise::put_"}, Rule("put", describe_put).localized(localize_index));
   add_composition_with_plain_self<&index>("_unsafe_index.Tensor");

@@ -23,8 +23,7 @@ Indexed along(const char* op, const at::Tensor& self, int64_t of_dim, const at::
                 "[{}] Expected dtype int32 or int64 for index, got {}.", op, c10::toString(index.scalar_type()));
   const at::Tensor vector = at_least_1d(index_operand(op, index, spec_of(self)->mesh()));
   const int64_t size = self.dim() == 0 ? 1 : self.size(dim);
-  check_indices(op, vector, dim, may_be_negative ? -size : 0, size);
-  return {{vector}, {dim}, may_be_negative};
+  return {{checked_indices(op, vector, dim, may_be_negative ? -size : 0, size)}, {dim}, may_be_negative};
 }
 
 at::Tensor index_select(const at::Tensor& self, int64_t dim, const at::Tensor& index) {
@@ -127,8 +126,7 @@ Indexed by_number(const char* op, const at::Tensor& self, const at::Tensor& inde
   const at::Tensor numbers = index_operand(op, index, spec_of(self)->mesh());
   SW_CHECK_INDEX(self.numel() > 0 || index.numel() == 0, "[{}] tried to take from an empty tensor of shape [{}].", op,
                  fmt::join(self.sizes(), ", "));
-  check_indices(op, numbers, 0, -self.numel(), self.numel());
-  return {{numbers}, {0}};
+  return {{checked_indices(op, numbers, 0, -self.numel(), self.numel())}, {0}};
 }
 
 at::Tensor take(const at::Tensor& self, const at::Tensor& index) {

@@ -6,7 +6,9 @@
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/dispatch/plain_operand.h"
+#include "runtime/redistribute/traced_step.h"
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/traced_pieces.h"
 #include "text/check.h"
 
 #include <ATen/ops/aminmax.h>
@@ -17,22 +19,23 @@
 namespace shardwise {
 namespace {
 
-/// The index farthest out of [lowest_allowed, size), or nullopt if all are inside.
-std::optional<int64_t> worst(const at::Tensor& index, int64_t lowest_allowed, int64_t size) {
-  const auto range = range_of(index);
-  if (!range || (range->first >= lowest_allowed && range->second < size)) return std::nullopt;
-  return range->second >= size ? range->second : range->first;
-}
-
 /// True if no other rank takes part. torch's kernel then refuses a bad index by itself, and the indices are read once.
 bool is_alone(const at::Tensor& index) {
   const auto* impl = maybe_dtensor(index);
   return impl && impl->spec()->mesh()->size() == 1;
 }
 
-std::string out_of_bounds(const char* op, int64_t index, int64_t dim, int64_t lowest_allowed, int64_t size) {
-  return fmt::format("[{}] index {} is out of bounds for dimension {} with size {}. Use indices in [{}, {}).", op,
-                     index, dim, size, lowest_allowed, size);
+/// `index`, after `fail` with an error's text if an index is not in [lowest_allowed, size). `op` lives as long as the process.
+at::Tensor within(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest_allowed, int64_t size,
+                  void (*fail)(const std::string& text)) {
+  if (is_alone(index)) return index;
+  const CommScope scope(op);
+  const auto words = [&] { return fmt::format("{} along {} in [{}, {})", op, dim, lowest_allowed, size); };
+  return checked_range(index, words, [=](int64_t lowest, int64_t highest) {
+    if (lowest < lowest_allowed || highest >= size)
+      fail(fmt::format("[{}] index {} is out of bounds for dimension {} with size {}. Use indices in [{}, {}).", op,
+                       highest >= size ? highest : lowest, dim, size, lowest_allowed, size));
+  });
 }
 
 }  // namespace
@@ -66,16 +69,28 @@ std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index, std
   return range.first <= range.second ? std::optional(range) : std::nullopt;
 }
 
-void check_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest, int64_t size) {
-  if (is_alone(index)) return;
-  const CommScope scope(op);
-  if (const auto bad = worst(index, lowest, size)) TORCH_CHECK_INDEX(false, out_of_bounds(op, *bad, dim, lowest, size));
+bool is_traced_index(const at::Tensor& index) {
+  const auto* impl = maybe_dtensor(index);
+  return impl && is_traced(impl->local_tensors()) && !impl->spec()->mesh()->is_meta();
 }
 
-void check_positions(const char* op, const at::Tensor& index, int64_t dim, int64_t size) {
-  if (is_alone(index)) return;
-  const CommScope scope(op);
-  if (const auto bad = worst(index, 0, size)) TORCH_CHECK(false, out_of_bounds(op, *bad, dim, 0, size));
+at::Tensor checked_in_graph(const at::Tensor& index, const std::string& words, const CheckRange& check,
+                            std::optional<int64_t> ignored) {
+  const auto* impl = maybe_dtensor(index);
+  const SpecPtr& spec = impl->spec();
+  const auto run = [=](const Shards& pieces) {
+    if (const auto range = range_of(wrap(spec, pieces), ignored)) check(range->first, range->second);
+    return pieces;
+  };
+  return wrap(spec, add_step(kCallInGraph, {{spec}, {spec}, "check of " + words, run}, impl->local_tensors()));
+}
+
+at::Tensor checked_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest, int64_t size) {
+  return within(op, index, dim, lowest, size, [](const std::string& text) { TORCH_CHECK_INDEX(false, text); });
+}
+
+at::Tensor checked_positions(const char* op, const at::Tensor& index, int64_t dim, int64_t size) {
+  return within(op, index, dim, 0, size, [](const std::string& text) { TORCH_CHECK(false, text); });
 }
 
 }  // namespace shardwise

@@ -5,7 +5,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 
 namespace shardwise {
@@ -23,11 +25,33 @@ inline at::Tensor at_least_1d(const at::Tensor& tensor) { return tensor.dim() ==
 std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index,
                                                     std::optional<int64_t> ignored = std::nullopt);
 
+/// True if `index` is distributed and a tracer's.
+bool is_traced_index(const at::Tensor& index);
+
+using CheckRange = std::function<void(int64_t lowest, int64_t highest)>;
+
+/// The same as checked_range() in a traced program. `words`: everything that the check depends on besides the indices.
+at::Tensor checked_in_graph(const at::Tensor& index, const std::string& words, const CheckRange& check,
+                            std::optional<int64_t> ignored);
+
+/// Returns `index` after `check` of range_of(index, ignored), if there is one. In a traced program the check is a step of the graph, named by
+/// `words()`, and the result follows it.
+template <class Words, class Check>
+[[nodiscard]] at::Tensor checked_range(const at::Tensor& index, const Words& words, const Check& check,
+                                       std::optional<int64_t> ignored = std::nullopt) {
+  if (is_traced_index(index)) [[unlikely]]
+    return checked_in_graph(index, words(), check, ignored);
+  if (const auto range = range_of(index, ignored)) check(range->first, range->second);
+  return index;
+}
+
+/// `index` as checked_range() returns it.
 /// Throws: c10::IndexError naming the worst index if one is not in [lowest, size), on all ranks alike. `lowest`: -size if the operator accepts
 /// negative indices, else 0. On a mesh of one rank torch's kernel throws instead.
-void check_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest, int64_t size);
+[[nodiscard]] at::Tensor checked_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest,
+                                         int64_t size);
 
-/// Throws: c10::Error, as torch's gather and scatter do, if an index is not in [0, size).
-void check_positions(const char* op, const at::Tensor& index, int64_t dim, int64_t size);
+/// The same for torch's gather and scatter, whose error is a c10::Error, and whose indices are in [0, size).
+[[nodiscard]] at::Tensor checked_positions(const char* op, const at::Tensor& index, int64_t dim, int64_t size);
 
 }  // namespace shardwise

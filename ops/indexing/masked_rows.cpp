@@ -5,6 +5,7 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_scope.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/Functions.h>
@@ -105,6 +106,7 @@ std::optional<at::Tensor> select_locally(const at::Tensor& self, const at::Tenso
   const auto m = only_row_shard(mask);
   if (!m || !is_sharded_alike(*of_self, *spec_of(mask), *m, begin)) return std::nullopt;
 
+  check_not_traced("an index that is a mask");
   const auto layouts = [&] { return to_string(*of_self); };
   const CommScope scope("aten::index.Tensor", CommScope::Cause::kOperator, layouts);
   const Dims counts = counts_by_coord(mask, *m, piece_of(mask).sum().item<int64_t>());

@@ -10,6 +10,7 @@
 #include "ops/support/plain_self.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_scope.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/dispatch/gather_fallback.h"
 #include "runtime/tensor/below_autograd.h"
 #include "text/check.h"
@@ -21,6 +22,7 @@ namespace shardwise {
 namespace {
 
 at::Tensor nonzero(const at::Tensor& self) {
+  check_not_traced("aten::nonzero");
   const SpecPtr& spec = spec_of(self);
   const MeshPtr& mesh = spec->mesh();
   if (!mesh->is_member()) refuse_outside("aten::nonzero", *mesh);

@@ -5,6 +5,7 @@
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
 #include "runtime/api/dtensor.h"
+#include "runtime/comm/tracing.h"
 #include "text/check.h"
 
 #include <ATen/ops/one_hot.h>
@@ -58,14 +59,18 @@ at::Tensor one_hot(const at::Tensor& self, int64_t n_classes) {
   TORCH_CHECK(self.numel() > 0 || n_classes > 0,
               "[aten::one_hot] Can not infer total number of classes from empty tensor.");
   const at::Tensor classes = reduced(self);
-  if (const auto range = range_of(classes)) {
-    TORCH_CHECK(range->first >= 0, "[aten::one_hot] Class values must be non-negative.");
-    SW_CHECK(n_classes < 0 || range->second < n_classes,
-             "[aten::one_hot] Class values must be smaller than num_classes: {} is not smaller than {}.", range->second,
+  const auto check = [=](int64_t lowest, int64_t highest) {
+    TORCH_CHECK(lowest >= 0, "[aten::one_hot] Class values must be non-negative.");
+    SW_CHECK(n_classes < 0 || highest < n_classes,
+             "[aten::one_hot] Class values must be smaller than num_classes: {} is not smaller than {}.", highest,
              n_classes);
-    if (n_classes < 0) n_classes = range->second + 1;
-  }
-  return op.call(classes, n_classes < 0 ? classes.max().item<int64_t>() + 1 : n_classes);
+  };
+  const auto words = [&] { return fmt::format("classes below {}", n_classes); };
+  if (n_classes >= 0) return op.call(checked_range(classes, words, check), n_classes);
+  check_not_traced("one_hot without num_classes");
+  const auto range = range_of(classes);
+  if (range) check(range->first, range->second);
+  return op.call(classes, (range ? range->second : classes.max().item<int64_t>()) + 1);
 }
 
 }  // namespace

@@ -5,11 +5,14 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/api/philox.h"
 #include "runtime/api/random.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/dispatch/prepare_arguments.h"
+#include "runtime/redistribute/traced_step.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
+#include <fmt/ranges.h>
 
 namespace shardwise {
 namespace {
@@ -20,6 +23,31 @@ at::Generator& scratch_generator() {
   return generator;
 }
 
+/// All that a draw depends on besides its seed: the distribution's kind and bytes.
+std::string words_of(const Distribution& distribution) {
+  return std::visit(
+      [&](const auto& each) {
+        const auto* bytes = reinterpret_cast<const uint8_t*>(&each);
+        return fmt::format("random numbers {} #{:02x}", distribution.index(),
+                           fmt::join(bytes, bytes + sizeof each, ""));
+      },
+      distribution);
+}
+
+/// Numbers for a tensor of `spec`, without Partials; in a traced program they are drawn when the graph runs.
+at::Tensor drawn(const Spec& spec, const std::optional<at::Generator>& generator, const Distribution& distribution) {
+  const SpecPtr result = Spec::intern(spec.mesh(), spec.sizes(), without_partial(spec.placements()),
+                                      row_major_strides(spec.sizes()), spec.dtype());
+  const auto draw = [=](const Shards& /*pieces*/) {
+    const at::Tensor values = empty(result->sizes(), result->mesh(), result->placements().vec(), result->dtype());
+    fill_pieces(*maybe_dtensor(values), next_seed(*result->mesh(), generator), distribution);
+    return maybe_dtensor(values)->shards();
+  };
+  if (!is_tracing()) return wrap(result, draw({}));
+  if (generator && generator->defined()) check_not_traced("random numbers of a generator");
+  return wrap(result, add_step(kCallInGraph, {{}, {result}, words_of(distribution), draw}, {}));
+}
+
 }  // namespace
 
 at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& generator, const Distribution& distribution,
@@ -27,22 +55,23 @@ at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& gene
   const BelowAutograd guard;
   auto* impl = maybe_dtensor(self);
   const SpecPtr& spec = impl->spec();
-  at::Tensor one = at::ones({1}, at::TensorOptions(spec->dtype()));
-  dense(one, scratch_generator());
+  {
+    const OutsideTracers outside;
+    at::Tensor one = at::ones({1}, at::TensorOptions(spec->dtype()));
+    dense(one, scratch_generator());
+  }
   check_writable("random numbers", spec->sizes(), spec->strides());
   if (spec->mesh()->is_meta()) return self;  // as torch, which draws nothing for meta tensors
+  if (impl->view_link() || spec->layout().has_terms() || is_tracing())
+    return self.copy_(drawn(*spec, generator, distribution));
   const uint64_t seed = next_seed(*spec->mesh(), generator);
-  if (!impl->view_link() && !spec->layout().has_terms()) {
-    const MemoryWrite write = impl->begin_write();
-    fill_pieces(*impl, seed, distribution);
-    return self;
-  }
-  const at::Tensor values = empty(spec->sizes(), spec->mesh(), without_partial(spec->placements()), spec->dtype());
-  fill_pieces(*maybe_dtensor(values), seed, distribution);
-  return self.copy_(values);
+  const MemoryWrite write = impl->begin_write();
+  fill_pieces(*impl, seed, distribution);
+  return self;
 }
 
 bool any_anywhere(const at::Tensor& flags) {
+  check_not_traced("a check of values");
   const at::Tensor any = at::any(flags);
   const at::Tensor everywhere = moved_to(any, Placements(spec_of(any)->placements().size()));
   const Shards& pieces = maybe_dtensor(everywhere)->shards();

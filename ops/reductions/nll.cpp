@@ -68,8 +68,7 @@ at::Tensor spread(const at::Tensor& grad, const at::Tensor& input, const at::Ten
 Pair pick_shape(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight, int64_t ignored,
                 int64_t /*first*/) {
   if (input.dim() <= 2) at::nll_loss_forward(input, target, weight, at::Reduction::None, ignored);  // for its errors
-  const at::Tensor losses = input.new_empty(target.sizes());
-  return {losses, losses};
+  return {input.new_empty(target.sizes()), input.new_empty(target.sizes())};  // tracers tell results apart by object
 }
 
 at::Tensor spread_shape(const at::Tensor&, const at::Tensor& input, const at::Tensor&, const MaybeTensor&, int64_t,
@@ -146,12 +145,15 @@ at::Tensor spread_over(const at::Tensor& grad, const at::Tensor& input, const at
   return op.call(grad, input, target, weight, ignored, 0);
 }
 
-/// Throws c10::IndexError on all ranks alike if a target is no class. Cost: as range_of().
-void check_range(const at::Tensor& target, int64_t n_classes, int64_t ignored) {
+/// `target` as checked_range() returns it. Throws c10::IndexError on all ranks alike if a target is no class.
+at::Tensor checked(const at::Tensor& target, int64_t n_classes, int64_t ignored) {
   const CommScope scope("aten::nll_loss");
-  if (const auto range = range_of(target, ignored))
-    TORCH_CHECK_INDEX(range->first >= 0 && range->second < n_classes, "Target ",
-                      range->first < 0 ? range->first : range->second, " is out of bounds.");
+  const auto check = [=](int64_t lowest, int64_t highest) {
+    TORCH_CHECK_INDEX(lowest >= 0 && highest < n_classes, "Target ", lowest < 0 ? lowest : highest,
+                      " is out of bounds.");
+  };
+  const auto words = [&] { return fmt::format("targets in [0, {}), ignoring {}", n_classes, ignored); };
+  return checked_range(target, words, check, ignored);
 }
 
 at::Tensor of_all_ranks(const at::Tensor& target) {
@@ -201,19 +203,19 @@ template <bool kIsPlane>
 Pair forward(const at::Tensor& self, const at::Tensor& targets, const MaybeTensor& weight, int64_t reduction,
              int64_t ignored) {
   static const ByRule summed(kIsPlane ? "aten::nll_loss2d_forward" : "aten::nll_loss_forward");
-  const at::Tensor target = is_dtensor(targets) ? of_all_ranks(targets) : targets;
+  at::Tensor target = is_dtensor(targets) ? of_all_ranks(targets) : targets;
   const int64_t n_classes = self.dim() > 0 ? self.size(class_dim(self.dim())) : 0;
   check_operands(self, target, weight, n_classes);
   if (are_summed(self, reduction)) {
     check_fits("target", target.sizes(), self.dim() - 1, self.sizes());
-    if (spec_of(self)->mesh()->size() > 1) check_range(target, n_classes, ignored);  // torch's operator checks it, too
+    if (spec_of(self)->mesh()->size() > 1) target = checked(target, n_classes, ignored);  // torch's operator does, too
     const auto [total, weights] = summed.tensors<2>(self, target, weight, int64_t{at::Reduction::Sum}, ignored);
     if (reduction == at::Reduction::Sum) return {total, weights};
     const at::Tensor divisor = sum_of_weights(weights, target, weight, ignored);
     return {total / divisor, divisor};
   }
+  target = checked(target, n_classes, ignored);
   const auto [losses, weights] = picked(self, target, weight, ignored);
-  check_range(target, n_classes, ignored);
   if (reduction == at::Reduction::None) return {losses, losses.new_zeros({})};
   const at::ScalarType dtype = self.scalar_type();
   const auto wide = at::isReducedFloatingType(dtype) ? at::kFloat : dtype;  // in half precision a count stops at 2,048
@@ -289,11 +291,11 @@ void register_nll(RuleTable& table) {
   define_operator(
       "nll_pick(Tensor input, Tensor target, Tensor? weight, int ignore_index, int first_class) -> (Tensor losses, "
       "Tensor weights)",
-      {&pick, &pick_shape});
+      {.compute = &pick, .shape = &pick_shape, .traced = &pick});
   define_operator(
       "nll_spread(Tensor grad, Tensor input, Tensor target, Tensor? weight, int ignore_index, int first_class) -> "
       "Tensor",
-      {&spread, &spread_shape});
+      {.compute = &spread, .shape = &spread_shape, .traced = &spread});
   table.add("shardwise::nll_pick", Rule("nc…,n…,c->n…,n… {c: sum}", describe).localized(localize_classes));
   table.add("shardwise::nll_spread", Rule("n…,nc…,n…,c->nc…", describe).localized(localize_classes).linear_in_first());
   for (const char* name : {"aten::nll_loss_forward", "aten::nll_loss2d_forward"})

@@ -1,8 +1,9 @@
 """DTensors under torch's tracers (torch.compile, torch.export, make_fx): graphs have operators on pieces, and moves between ranks.
 
 A tracer takes a DTensor apart into this rank's pieces and its TensorLayout, and builds a DTensor of its own pieces, which have no values.
-`run_traced` runs operators on such a tensor as on any DTensor. So the graph gets each operator on a piece, and one `shardwise::move` per
-redistribution. An operator that would send anything else raises NotImplementedError.
+`run_traced` runs operators on such a tensor as on any DTensor. So the graph gets each operator on a piece, one `shardwise::move` per
+redistribution, and one `shardwise::call` for other steps that need values, such as a draw of random numbers. An operator whose sizes or
+messages depend on values raises NotImplementedError.
 """
 
 import functools
@@ -24,7 +25,7 @@ _NO_VALUES = ("data pointer", "doesn't have storage", "data_ptr")
 
 def run_traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operator on traced DTensors. Raises NotImplementedError if it needs values."""
-    register_move()
+    register_steps()
     arguments = func._schema.arguments
     args = tuple(map(_operand, arguments, args))
     kwargs = {each.name: _operand(each, kwargs[each.name]) for each in arguments if each.name in kwargs}
@@ -58,7 +59,7 @@ _NO_PIECE = "_no_piece"
 
 def names_of_pieces(tensor: torch.Tensor, layout: _C.TensorLayout) -> list[str]:
     """The names of the attributes that hold this rank's pieces; at least one. Registers the move: tracers call this before any operator."""
-    register_move()
+    register_steps()
     cls = type(tensor)
     if layout.n_pieces == 0:
         if torch._guards.TracingContext.try_get() is not None and not _is_traced(tensor):
@@ -122,18 +123,26 @@ def _drop_marks(sizes: Sequence[torch.SymInt]) -> None:
 
 
 @functools.cache
-def register_move() -> None:
-    """Registers `shardwise::move` with torch: the shapes of its results, and that its calls keep their order, which is the same on all ranks."""
+def register_steps() -> None:
+    """Registers `shardwise::move` and `shardwise::call` with torch: the shapes of their results, and that calls keep their order, which is the same on
+    all ranks."""
     from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
-    @torch.library.register_fake("shardwise::move")  # type: ignore[untyped-decorator]
-    def shapes_of_move(pieces: Sequence[torch.Tensor], what: str) -> list[torch.Tensor]:
+    def shapes_of_results(pieces: Sequence[torch.Tensor], what: str) -> list[torch.Tensor]:
         return [
             torch.empty_strided(sizes, strides, dtype=dtype, device=device)
-            for sizes, strides, dtype, device in _C.pieces_of_move(what)
+            for sizes, strides, dtype, device in _C.pieces_of_step(what)
         ]
 
-    _register_effectful_op(torch.ops.shardwise.move.default, _EffectType.ORDERED)
+    for op in steps():
+        torch.library.register_fake(op._name, shapes_of_results)
+        _register_effectful_op(op, _EffectType.ORDERED)
+
+
+@functools.cache
+def steps() -> tuple[torch._ops.OpOverload, ...]:
+    """The operators of graphs that run as outside of graphs."""
+    return (torch.ops.shardwise.move.default, torch.ops.shardwise.call.default)
 
 
 def register_placements() -> None:

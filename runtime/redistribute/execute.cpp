@@ -7,7 +7,7 @@
 #include "runtime/redistribute/moving.h"
 #include "runtime/redistribute/plan_cache.h"
 #include "runtime/redistribute/subclass_move.h"
-#include "runtime/redistribute/traced_move.h"
+#include "runtime/redistribute/traced_step.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/dtensor_impl.h"
 #include "runtime/tensor/owned_rows.h"
@@ -144,7 +144,12 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
   check_no_traced_subclass(shards);
   BelowAutograd guard;
   if (is_traced(shards) && !is_on_meta && is_opaque(source, destination, options)) [[unlikely]]
-    return traced_move({source, destination, options}, shards);
+    return add_step(kMoveInGraph,
+                    {{source},
+                     {destination},
+                     words_of(options),
+                     [=](const Shards& pieces) { return move(source, pieces, destination, options); }},
+                    shards);
   const auto layouts = [&] { return move_words(*source, *destination, options); };
   const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
   const ProfilerSpan span([&] { return fmt::format("shardwise::move {}", layouts()); });

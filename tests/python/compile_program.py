@@ -309,14 +309,66 @@ def breaks(_):
     mesh = mesh_of()
     table = sw.distribute_tensor(random(9, 3), mesh, [Shard(0)])
     ids = sw.distribute_tensor(torch.tensor([7, 1, 7, 0, 8]), mesh, [Shard(0)])
-    compiled = torch.compile(lambda ids, table: nn.functional.embedding(ids, table * 2) + 1, backend=EAGER_GRAPH)
-    torch.testing.assert_close(compiled(ids, table).full_tensor(), random(9, 3)[ids.full_tensor()] * 2 + 1)
+    for select in (
+        lambda ids, table: nn.functional.embedding(ids, table * 2, scale_grad_by_freq=True) + 1,
+        lambda _, table: (table * 2)[(table > 0).all(1)] + 1,
+        lambda ids, table: nn.functional.embedding_bag(ids[:, None], table * 2) + 1,
+    ):
+        compiled = torch.compile(select, backend=EAGER_GRAPH)
+        torch.testing.assert_close(
+            compiled(ids, table).full_tensor(), select(ids.full_tensor(), table.full_tensor()), check_stride=False
+        )
 
-    dropped = torch.compile(lambda x: nn.functional.dropout(x * 2, 0.5), backend=EAGER_GRAPH)
-    x = sw.distribute_tensor(torch.ones(40, 5), mesh, [Shard(0)])
-    first, second = dropped(x).full_tensor(), dropped(x).full_tensor()
-    assert not torch.equal(first, second)
-    assert set(first.unique().tolist()) == {0.0, 4.0}
+
+def steps_that_need_values(_):
+    """Draws, lookups and checks of indices are in the graph: the same values, layouts and gradients as without it, and the same errors on all ranks."""
+    mesh = mesh_of()
+    uneven = Shard(0, sizes=[4, *[0] * (dist.get_world_size() - 2), 2])
+    functional = nn.functional
+    functions = {
+        "dropout": lambda x, _: functional.dropout(x * 2, 0.3),
+        "alpha_dropout": lambda x, _: functional.alpha_dropout(x * 2, 0.3, training=True),
+        "rand_like": lambda x, _: torch.rand_like(x) * x + torch.randn_like(x),
+        "embedding": lambda x, i: functional.embedding(i, x * 2),
+        "padding": lambda x, i: functional.embedding(i[:, None], x * 2, padding_idx=3),
+        "index": lambda x, i: (x * 1)[:, i],
+        "index_put": lambda x, i: (x * 1).index_put((i,), x[:4] * 2),
+        "index_fill_": lambda x, i: (x * 1).index_fill_(0, i, 2.0),
+        "gather": lambda x, i: (x * 1).gather(0, i[:, None]),
+        "scatter": lambda x, i: (x * 1).scatter(0, i[:, None], 2.0),
+        "one_hot": lambda x, i: functional.one_hot(i, 7) + x.sum(),
+        "cross_entropy": lambda x, i: functional.cross_entropy((x * 1)[:4], i, ignore_index=3),
+    }
+    for of_x, of_ids in ((uneven, Replicate()), (Shard(1), Shard(0))):
+        for name, function in functions.items():
+            expect_as_uncompiled(name, function, mesh, of_x, of_ids)
+    x = sw.distribute_tensor(random(6, 12), mesh, [Replicate()])
+    wrong = sw.distribute_tensor(torch.tensor([0, 1, 99, 2]), mesh, [Shard(0)])
+    for name in ("embedding", "gather", "cross_entropy"):
+        texts = []
+        for run in (functions[name], torch.compile(functions[name], backend=EAGER_GRAPH, fullgraph=True)):
+            try:
+                run(x, wrong)
+            except (IndexError, RuntimeError) as error:
+                texts.append(str(error))
+        assert len(texts) == 2 and texts[0] == texts[1], (name, texts)
+
+
+def expect_as_uncompiled(name, function, mesh, of_x, of_ids):
+    torch._dynamo.reset()
+    x = sw.distribute_tensor(random(6, 12), mesh, [of_x]).requires_grad_()
+    ids = sw.distribute_tensor(torch.tensor([5, 3, 0, 3]), mesh, [of_ids])
+    seen = []
+    for run in (function, torch.compile(function, backend=EAGER_GRAPH, fullgraph=True)):
+        torch.manual_seed(5)
+        result = run(x, ids)
+        (result * result).sum().backward()
+        layouts = (result.placements, x.grad.placements)
+        seen.append((layouts, result.full_tensor().detach(), x.grad.full_tensor()))
+        x.grad = None
+    note = f"{name} of {of_x}, ids {of_ids}"
+    assert seen[0][0] == seen[1][0], (note, seen[0][0], seen[1][0])
+    torch.testing.assert_close(seen[1][1:], seen[0][1:], msg=lambda text: f"{note}: {text}")
 
 
 def ranks_outside(_):

@@ -16,7 +16,7 @@ def on_ranks(check, n_ranks):
 
 
 PARTS = (
-    "pointwise_and_products,partial_results,few_moves,profiles,moves_without_messages,selections,methods,recompiles,writes_and_views,strided_parts,breaks,"
+    "pointwise_and_products,steps_that_need_values,partial_results,few_moves,profiles,moves_without_messages,selections,methods,recompiles,writes_and_views,strided_parts,breaks,"
     "plain_tensors,ranks_outside,attention,groups_of_meshes,marked_sizes"
 )
 
@@ -73,9 +73,13 @@ def test_what_needs_values_is_refused_while_a_program_is_traced():
         with FakeTensorMode() as mode:
             fake_table, fake_ids = mode.from_tensor(table), mode.from_tensor(ids)
             assert (fake_table * 2).placements == (Shard(0),)
-            with pytest.raises(NotImplementedError, match=r"random numbers.*cannot be part of a graph"):
-                torch.nn.functional.dropout(fake_table)
-            with pytest.raises(NotImplementedError, match=r"cannot be part of a graph"):
-                torch.nn.functional.embedding(fake_ids, fake_table)
+            for needs_values in (
+                lambda: torch.multinomial(fake_table, 1),
+                lambda: torch.nn.functional.embedding(fake_ids, fake_table, scale_grad_by_freq=True),
+                lambda: fake_table[fake_table > 0],
+                lambda: fake_ids.nonzero(),
+            ):
+                with pytest.raises(NotImplementedError, match=r"cannot be part of a graph"):
+                    needs_values()
 
     on_ranks(check, 1)

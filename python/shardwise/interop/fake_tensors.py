@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from shardwise._tracing import register_move
+from shardwise._tracing import register_steps, steps
 from shardwise.dtensor import DTensor
 
 _NOT_IN_GRAPH = (
@@ -22,8 +22,8 @@ _WAY_OUT = (
 def dispatch(original: Any, self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """Makes FakeTensorMode know the shapes of moves, and say why it does not take our tensors; torch's error only names the operator. The error is no TypeError, because `x + 1`
     would replace it by its own."""
-    if func is torch.ops.shardwise.move.default:
-        register_move()  # a program whose DTensors are made in the graph has called nothing else that registers it
+    if func in steps():
+        register_steps()  # a program whose DTensors are made in the graph has called nothing else that registers it
     result = original(self, func, types, args, kwargs)
     if result is NotImplemented and any(map(has_values, tree_leaves((args, kwargs)))):
         raise NotImplementedError(
@@ -36,7 +36,7 @@ def dispatch_in_graph(original: Any, mode: Any, func: Any, types: Any, args: Any
     """Makes ProxyTorchDispatchMode raise an error for operators that cannot be in a graph of whole DTensors."""
     from torch.fx.experimental.proxy_tensor import has_proxy_slot
 
-    if func is torch.ops.shardwise.move.default and any(
+    if func in steps() and any(
         type(piece).__name__ == "FakeTensor" and not has_proxy_slot(piece, mode.tracer)
         for piece in tree_leaves(args[0])
     ):

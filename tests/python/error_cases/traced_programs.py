@@ -15,12 +15,12 @@ tracing = FakeTensorMode()
 CASES = [
     case(
         "random numbers in a graph",
-        "with tracing:\n    F.dropout(tracing.from_tensor(x))",
+        "with tracing:\n    torch.multinomial(tracing.from_tensor(x), 1)",
         NotImplementedError,
     ),
     case(
         "a lookup in a graph",
-        "with tracing:\n    F.embedding(tracing.from_tensor(sw.zeros(2, dtype=torch.long, device_mesh=mesh)), tracing.from_tensor(x))",
+        "with tracing:\n    F.embedding(tracing.from_tensor(sw.zeros(2, dtype=torch.long, device_mesh=mesh)), tracing.from_tensor(x), sparse=True)",
         NotImplementedError,
     ),
     case(
@@ -30,7 +30,7 @@ CASES = [
         of_processes=True,
     ),
     case(
-        "a move that no program of this process was traced with",
+        "a step that no program of this process was traced with",
         'torch.ops.shardwise.move([torch.ones(2)], "[Shard(0)] -> [Shard(1)]")',
         ValueError,
     ),

@@ -1,0 +1,109 @@
+#include "runtime/redistribute/traced_step.h"
+
+#include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/device_mesh.h"
+#include "text/check.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty_strided.h>
+#include <fmt/ranges.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+
+namespace shardwise {
+namespace {
+
+std::mutex& steps_mutex() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+
+/// Never emptied, because a graph may run as long as the process lives.
+std::unordered_map<std::string, TracedStep>& steps() {
+  static auto* steps = new std::unordered_map<std::string, TracedStep>;
+  return *steps;
+}
+
+/// Everything that a layout depends on. The hash covers layouts in pieces, whose text is cut.
+std::string full_words(const SpecPtr& given) {
+  const Spec& spec = *given;
+  return fmt::format("{} strides [{}] ranks [{}] #{:x}", to_string(spec), fmt::join(spec.strides(), ","),
+                     fmt::join(spec.mesh()->grid().ranks, ","), spec.layout().hash());
+}
+
+std::string words_of(const TracedStep& step) {
+  std::vector<std::string> operands, results;
+  for (const SpecPtr& spec : step.operands) operands.push_back(full_words(spec));
+  for (const SpecPtr& spec : step.results) results.push_back(full_words(spec));
+  const DeviceMesh& mesh = *(step.operands.empty() ? step.results : step.operands)[0]->mesh();
+  return fmt::format("rank {} of {}: {} -> {}{}", mesh.rank(), mesh.world()->size(), fmt::join(operands, ", "),
+                     fmt::join(results, ", "), step.words);
+}
+
+/// Adds `step` to the table and returns its text. Meshes of an earlier world have the same text as today's, so a number is added to tell
+/// them apart.
+std::string remember(const TracedStep& step) {
+  const std::string words = words_of(step);
+  const std::lock_guard lock(steps_mutex());
+  std::string text = words;
+  for (int n = 2;; ++n) {
+    const auto [entry, is_new] = steps().try_emplace(text, step);
+    if (is_new || (entry->second.operands == step.operands && entry->second.results == step.results)) return text;
+    text = fmt::format("{} ({})", words, n);
+  }
+}
+
+const TracedStep& step_of(const std::string& what) {
+  const std::lock_guard lock(steps_mutex());
+  const auto found = steps().find(what);
+  SW_CHECK_VALUE(
+      found != steps().end(),
+      "[torch.compile] a graph asks for a step that this process has not traced: {}. Compile the program in the "
+      "process that runs it.",
+      what);
+  return found->second;
+}
+
+/// The piece as the graph expects it: with the inferred strides, and in memory of its own.
+at::Tensor as_foretold(const at::Tensor& piece, const Box& box, const Spec& spec, at::TensorList given) {
+  const Dims strides = dense_strides(box.sizes, spec.strides());
+  const bool is_given = std::ranges::any_of(given, [&](const at::Tensor& other) { return piece.is_alias_of(other); });
+  if (!is_given && piece.strides() == c10::IntArrayRef(strides)) return piece;
+  return at::empty_strided(box.sizes, strides, piece.options()).copy_(piece);
+}
+
+std::vector<at::Tensor> run_step(at::TensorList pieces, std::string_view what) {
+  const TracedStep& step = step_of(std::string(what));
+  const BelowAutograd guard;
+  const Shards made = step.run(Shards(pieces.begin(), pieces.end()));
+  std::vector<at::Tensor> results;
+  for (const SpecPtr& spec : step.results)
+    for (const Box& box : spec->boxes()) results.push_back(as_foretold(made[results.size()], box, *spec, pieces));
+  return results;
+}
+
+/// The tag keeps tracers from computing the result ahead of time as a constant.
+TORCH_LIBRARY_FRAGMENT(shardwise, library) {
+  for (const std::string op : {"move", "call"}) {
+    library.def((op + "(Tensor[] pieces, str what) -> Tensor[]").c_str(), {at::Tag::nondeterministic_seeded});
+    library.impl(op.c_str(), torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(run_step)));
+  }
+}
+
+}  // namespace
+
+Shards add_step(const char* op, const TracedStep& step, const Shards& pieces) {
+  const BelowAutograd guard;
+  const std::vector<at::Tensor> made = c10::Dispatcher::singleton()
+                                           .findSchemaOrThrow(op, "")
+                                           .typed<std::vector<at::Tensor>(at::TensorList, std::string_view)>()
+                                           .call(at::TensorList(pieces.data(), pieces.size()), remember(step));
+  return Shards(made.begin(), made.end());
+}
+
+const std::vector<SpecPtr>& results_of_step(const std::string& what) { return step_of(what).results; }
+
+}  // namespace shardwise
