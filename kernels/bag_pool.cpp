@@ -19,8 +19,7 @@ int64_t count(const Bags& bags, const Id* ids, int64_t bag) {
   return end - begin - std::count_if(ids + begin, ids + end, [&](Id id) { return int64_t{id} == bags.padding; });
 }
 
-constexpr int64_t kBagsAtOnce = 16;   // bags summed over one column block before the next block
-constexpr int64_t kAheadOfBags = 32;  // ids between the prefetch of a row and its use
+constexpr int64_t kBagsAtOnce = 16;  // bags summed over one column block before the next block
 
 /// Calls `take(columns, k)` for each id k of a bag whose row is in this piece and is not padding; `columns` points to the row's columns
 /// [first, first + n). Prefetches rows of later ids; near the end of all ids it prefetches the current ones, to keep the loop free of a
@@ -32,7 +31,7 @@ void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t ba
   const auto n_rows = static_cast<uint64_t>(table.n_rows);
   const int64_t first_row = table.first_row, step = table.step * int64_t{sizeof(T)}, end = end_of(bags, bag);
   const uint64_t padding = offset_of(bags.padding, first_row);  // without padding: beyond all rows
-  const Id* later_ids = end + kAheadOfBags <= bags.n_ids ? ids + kAheadOfBags : ids;
+  const Id* later_ids = end + kAhead <= bags.n_ids ? ids + kAhead : ids;
   const auto at = [&](uint64_t row) { return data + static_cast<int64_t>(row) * step; };
   for (int64_t k = bags.offsets[bag]; k < end; ++k) {
     const uint64_t later = offset_of(later_ids[k], first_row), row = offset_of(ids[k], first_row);
@@ -85,8 +84,8 @@ void max_bag(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, T*
 
 }  // namespace
 
-SHARDWISE_KERNEL void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, void* results,
-                           int64_t* chosen, int64_t begin, int64_t end) {
+SHARDWISE_WIDE_KERNEL void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, void* results,
+                                int64_t* chosen, int64_t begin, int64_t end) {
   with_element(table.element, [&]<class T>(T) {
     with_ids(ids, [&](const auto* id) {
       T* rows = static_cast<T*>(results);

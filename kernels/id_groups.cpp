@@ -45,7 +45,7 @@ uint64_t* sort_words(uint64_t* words, uint64_t* other, int64_t n, int low, int h
 
 }  // namespace
 
-SHARDWISE_KERNEL IdRange range_of(const Ids& ids, int64_t begin, int64_t end) {
+SHARDWISE_WIDE_KERNEL IdRange range_of(const Ids& ids, int64_t begin, int64_t end) {
   IdRange range{std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()};
   with_ids(ids, [&]<class Id>(const Id* id) {
     Id lowest = std::numeric_limits<Id>::max(), highest = std::numeric_limits<Id>::min();
