@@ -26,7 +26,7 @@ void start_gathers(Iterator next, Iterator end) {
   size_t n_bytes = 0;
   for (; next != end; ++next) {
     ParameterGroup* const group = (*next)->group().get();
-    if (!group->is_sharded() || std::ranges::count(together, group) > 0) break;
+    if (!group->awaits_gather() || std::ranges::count(together, group) > 0) break;
     n_bytes += group->n_bytes();
     if (!together.empty() && (n_bytes > kTogetherBytes || !group->can_gather_with(*together[0]))) break;
     together.push_back(group);

@@ -1,13 +1,12 @@
 #include "wrappers/fsdp/parameter_group.h"
 
-#include "text/check.h"
-
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/subclass.h"
+#include "text/check.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -229,18 +228,14 @@ void ParameterGroup::start_gathers(const std::vector<ParameterGroup*>& groups) {
     for (const ParameterGroup* const group : groups) {
       std::vector<size_t> which(group->parameters_.size());
       std::iota(which.begin(), which.end(), size_t{0});
-      const char* const what = group->memory_->has_slices() ? "gather of slices" : "gather";
-      texts.push_back(group->words(what, which, /*is_gather=*/true));
+      texts.push_back(
+          group->words(group->memory_->has_slices() ? "gather of slices" : "gather", which, /*is_gather=*/true));
     }
     return fmt::format("{}", fmt::join(texts, "; "));
   };
   const CommScope scope("fully_shard", CommScope::Cause::kProgram, layouts);
   GatheredMemory::start(*groups[0]->data_.shard_group(), gathers);
   for (ParameterGroup* const group : groups) group->state_ = State::kGathering;
-}
-
-bool ParameterGroup::can_gather_with(const ParameterGroup& other) const {
-  return data_.shard_group() == other.data_.shard_group() && memory_->device() == other.memory_->device();
 }
 
 void ParameterGroup::gather() {
@@ -261,10 +256,6 @@ void ParameterGroup::gather() {
     state_ = State::kGathered;
   }
   if (!std::exchange(is_in_place_, true) && exchange_) exchange_(true);
-}
-
-void ParameterGroup::put_back() {
-  if (std::exchange(is_in_place_, false) && exchange_) exchange_(false);
 }
 
 void ParameterGroup::release() {

@@ -24,6 +24,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace shardwise {
@@ -81,24 +82,28 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   bool is_stale() const;
 
   /// True if the next gather is to be started: this rank has parts, and no gather was started before.
-  bool is_sharded() const { return memory_ && state_ == State::kSharded; }
-  /// True if start_gathers() takes both groups: they have the same sharding ranks and device. Pre: both are is_sharded().
-  bool can_gather_with(const ParameterGroup& other) const;
-  /// The bytes of the whole parameters. Pre: is_sharded().
+  bool awaits_gather() const { return memory_ && state_ == State::kSharded; }
+  /// True if start_gathers() takes both groups: they have the same sharding ranks and device. Pre: both are awaits_gather().
+  bool can_gather_with(const ParameterGroup& other) const {
+    return data_.shard_group() == other.data_.shard_group() && memory_->device() == other.memory_->device();
+  }
+  /// The bytes of the whole parameters. Pre: awaits_gather().
   size_t n_bytes() const { return memory_->n_bytes(); }
 
   /// Starts to gather different groups in one exchange. Collective over the sharding ranks, as all functions below.
-  /// Pre: each is_sharded() and can_gather_with() the others.
+  /// Pre: each awaits_gather() and can_gather_with() the others.
   /// Throws: c10::ValueError, alike on all ranks, for parameters without memory; as ClassParameters::take_pieces().
   static void start_gathers(const std::vector<ParameterGroup*>& groups);
-  /// start_gathers() of this group, if is_sharded().
+  /// start_gathers() of this group, if awaits_gather().
   void start_gather() {
-    if (is_sharded()) start_gathers({this});
+    if (awaits_gather()) start_gathers({this});
   }
   /// Puts the whole parameters into the modules; waits for them if they have not arrived. Throws: as ClassParameters::make_wholes().
   void gather();
   /// Puts the sharded parameters into the modules; the whole ones keep their memory.
-  void put_back();
+  void put_back() {
+    if (std::exchange(is_in_place_, false) && exchange_) exchange_(false);
+  }
   /// Puts the sharded parameters into the modules and frees the memory of the whole ones, after waiting for a gather in progress. Sends nothing.
   void release();
   /// The same, but each rank keeps a slice of the whole parameters until release(): each of `n_ranks` consecutive ranks keeps a different slice. The
@@ -143,7 +148,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void make_memory();
   /// The parts of this rank, by tensor of the memory.
   std::vector<at::Tensor> own_parts();
-  /// What this rank sends in the next gather, which is to have the present values.
+  /// This rank's part of the next gather, with the present values.
   std::vector<at::Tensor> take_own();
   void free_memory();
   /// Installs hooks on the leaves that require gradients.
