@@ -1,4 +1,5 @@
 #include "python/bindings.h"
+#include "python/package.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/events.h"
 #include "runtime/comm/flight_dump.h"
@@ -7,7 +8,6 @@
 
 #include <ATen/record_function.h>
 #include <fmt/format.h>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
@@ -55,28 +55,67 @@ class PlainCollectives {
     const bool is_functional = op.starts_with("_c10d_functional::") || op.starts_with("_c10d_functional_autograd::");
     if (!is_functional && !op.starts_with("c10d::")) return "";
     std::string_view name = op.substr(op.find("::") + 2);
-    constexpr std::array kParts{"reduce", "gather", "scatter", "all_to_all", "alltoall", "broadcast"};
+    constexpr std::array kParts{"reduce",    "gather",  "scatter", "all_to_all", "alltoall",
+                                "broadcast", "barrier", "send",    "recv"};
     if (std::ranges::none_of(kParts, [&](const char* part) { return name.find(part) != name.npos; })) return "";
     for (const std::string_view end : {"_", "_into_tensor", "_tensor", "_single"})
       if (name.ends_with(end)) name.remove_suffix(end.size());
     return name;
   }
 
-  static int64_t group_size(c10::ArrayRef<const c10::IValue> inputs) {
+  static std::vector<int64_t> ranks_of(c10::ArrayRef<c10::IValue> inputs) {
+    const auto ranks_of_name = [](const std::string& name) {
+      const py::gil_scoped_acquire gil;
+      return package().ranks_of(name).cast<std::vector<int64_t>>();
+    };
     for (const c10::IValue& input : inputs) {
       if (input.isCustomClass() && input.type()->str().ends_with("c10d.ProcessGroup"))
-        return input.toCustomClass<c10d::ProcessGroup>()->getSize();
-      if (&input == &inputs.back() && input.isString())
-        return c10d::resolve_process_group(input.toStringRef())->getSize();
+        return ranks_of_name(input.toCustomClass<c10d::ProcessGroup>()->getGroupName());
+      if (&input == &inputs.back() && input.isString()) return ranks_of_name(input.toStringRef());
     }
-    return 0;
+    return {};
+  }
+
+  /// The bytes of the tensors in a value or in a list of lists.
+  static int64_t bytes_in(const c10::IValue& value) {
+    if (value.isTensor()) return value.toTensor().defined() ? static_cast<int64_t>(value.toTensor().nbytes()) : 0;
+    int64_t n_bytes = 0;
+    if (value.isList())
+      for (const c10::IValue& element : value.toListRef()) n_bytes += bytes_in(element);
+    return n_bytes;
+  }
+
+  /// The dtype of the first tensor.
+  static std::optional<c10::ScalarType> dtype_in(c10::ArrayRef<c10::IValue> values) {
+    for (const c10::IValue& value : values) {
+      if (value.isTensor() && value.toTensor().defined()) return value.toTensor().scalar_type();
+      if (value.isList())
+        if (const auto dtype = dtype_in(value.toListRef())) return dtype;
+    }
+    return std::nullopt;
+  }
+
+  /// The bytes that each rank sends and receives, from the arguments: the least that a ring moves.
+  static int64_t moved_bytes(std::string_view op, std::string_view kind, c10::ArrayRef<c10::IValue> inputs,
+                             int64_t n_ranks) {
+    int64_t whole = 0;  // of the argument that has the parts of all ranks
+    for (const c10::IValue& input : inputs) whole = std::max(whole, bytes_in(input));
+    if (kind == "broadcast" || kind == "send" || kind == "recv") return whole;
+    if (op.starts_with("_c10d_functional") && kind.starts_with("all_gather"))
+      whole *= n_ranks;  // a functional one has its part alone
+    return (kind == "allreduce" || kind.starts_with("all_reduce") ? 2 : 1) * whole * (n_ranks - 1) / n_ranks;
   }
 
   static std::unique_ptr<at::ObserverContext> entered(const at::RecordFunction& call) {
     const std::string_view kind = kind_of(call.name());
     if (kind.empty() || Inside::depth() > 0 || *CommScope::current_op() != '\0') return nullptr;
     const CommScope scope(call.name());
-    add_collective(std::string(kind).c_str(), group_size(call.inputs()), 0, 0);
+    std::vector<int64_t> ranks = ranks_of(call.inputs());
+    const auto n_ranks = static_cast<int64_t>(ranks.size());
+    const int64_t n_bytes =
+        n_ranks == 0 || kind == "barrier" ? 0 : moved_bytes(call.name(), kind, call.inputs(), n_ranks);
+    add_collective(std::string(kind).c_str(), std::move(ranks), dtype_in(call.inputs()), kind == "recv" ? 0 : n_bytes,
+                   kind == "send" ? 0 : n_bytes);
     return std::make_unique<Inside>();
   }
   static void left(const at::RecordFunction& /*call*/, at::ObserverContext* /*inside*/) {}
@@ -200,7 +239,7 @@ void bind_events(py::module_& module) {
       .def_readonly("collective", &CommEvent::collective)
       .def_readonly("op", &CommEvent::op, "The operator that asked for it, or the plain collective.")
       .def_readonly("n_ranks", &CommEvent::n_ranks)
-      .def_readonly("ranks", &CommEvent::ranks, "The group's; empty for a plain collective.")
+      .def_readonly("ranks", &CommEvent::ranks, "The group's.")
       .def_property_readonly("dtype",
                              [](const CommEvent& self) { return self.dtype ? c10::toString(*self.dtype) : ""; })
       .def_readonly("bytes_sent", &CommEvent::bytes_sent)

@@ -17,6 +17,7 @@ constexpr std::pair<const char*, py::handle Package::*> kFunctions[] = {
     {"group_by_members", &Package::group_by_members},
     {"lone_group", &Package::lone_group},
     {"group_of", &Package::group_of},
+    {"ranks_of", &Package::ranks_of},
     {"mesh_of", &Package::mesh_of},
     {"mesh_from_torch", &Package::mesh_from_torch},
     {"current_torch_mesh", &Package::current_torch_mesh},

@@ -21,6 +21,7 @@ struct Package {
   py::handle group_by_members;  // the name of a group of some ranks, which these make without the other ranks
   py::handle lone_group;        // the group of this rank alone
   py::handle group_of;          // the group with a name
+  py::handle ranks_of;          // its ranks
 
   py::handle mesh_of;             // a new shardwise.DeviceMesh for a mesh that has none
   py::handle mesh_from_torch;     // our mesh for one of torch's

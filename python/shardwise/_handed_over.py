@@ -17,6 +17,7 @@ def hand_over() -> None:
         group_by_members=_torch_groups.group_by_members,
         lone_group=_torch_groups.lone_group,
         group_of=_torch_groups.group_of,
+        ranks_of=_torch_groups.ranks_of,
         mesh_of=DeviceMesh._of,
         mesh_from_torch=torch_meshes.mesh_from_torch,
         current_torch_mesh=torch_meshes.current_torch_mesh,

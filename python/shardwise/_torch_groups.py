@@ -206,6 +206,11 @@ def group_of(name: str) -> ProcessGroup:
     return c10d._resolve_process_group(c10d.GroupName(name))  # type: ignore[attr-defined]
 
 
+def ranks_of(name: str) -> list[int]:
+    """The global ranks of the group called `name`."""
+    return dist.get_process_group_ranks(group_of(name))
+
+
 def given_groups_of(groups: Sequence[ProcessGroup], mesh: torch.Tensor) -> GroupsByRanks | None:
     """The groups, one along each dim of `mesh`, by their ranks; None if these and the group of all ranks are those that all ranks make. Raises
     ValueError if they do not fit."""

@@ -174,11 +174,17 @@ Given compared(std::vector<Given> all, const Group& group, int64_t root) {
   return std::move(of_root);
 }
 
-/// The elements of the tensors, row by row, if they have at most `n_bytes` bytes in this rank's memory; else "".
-std::string bytes_in(at::TensorList tensors, size_t n_bytes) {
+/// The elements of the tensors, row by row, if they have at most `n_bytes` bytes in this rank's memory; else "". With `is_planned`, tensors on
+/// meta count as zeros in memory.
+std::string bytes_in(at::TensorList tensors, size_t n_bytes, bool is_planned) {
   std::string result;
   for (const at::Tensor& tensor : tensors) {
-    if (!is_dense(tensor) || !tensor.is_cpu() || result.size() + tensor.nbytes() > n_bytes) return "";
+    const bool is_here = tensor.is_cpu() || (is_planned && tensor.is_meta());
+    if (!is_here || !is_dense(tensor) || result.size() + tensor.nbytes() > n_bytes) return "";
+    if (tensor.is_meta()) {
+      result.append(tensor.nbytes(), '\0');
+      continue;
+    }
     const at::Tensor rows = at::empty(tensor.sizes(), tensor.options()).copy_(tensor);
     result.append(static_cast<const char*>(rows.const_data_ptr()), rows.nbytes());
   }
@@ -203,11 +209,14 @@ struct Agreed {
 };
 
 /// Compares the ranks' facts about `tensors`. The root's values come in the same message, where they fit. Collective.
-Agreed agreed_on(at::TensorList tensors, const Group& group, int64_t root) {
+Agreed agreed_on(at::TensorList tensors, const DeviceMesh& mesh, int64_t root) {
+  const Group& group = *mesh.group();
   Facts facts(tensors.size() == 1 ? "a tensor" : fmt::format("{} tensors", tensors.size()));
   for (const at::Tensor& each : tensors) Given::of(each).add_to(facts);
   const size_t n_left = facts.words().size() < kShortFacts ? kShortFacts - facts.words().size() - 1 : 0;
-  facts.text(group.ranks[group.index] == root ? bytes_in(tensors, n_left * sizeof(int64_t)) : "");
+  const bool is_planned = !group.sends && mesh.planned_type() == c10::kCPU;
+  const std::string bytes = bytes_in(tensors, n_left * sizeof(int64_t), is_planned);
+  facts.text(mesh.rank() == root ? bytes : "");
   std::vector<std::vector<Given>> by_tensor(tensors.size());
   Agreed result;
   for (const Facts& of_rank : agree(group, "distribute_tensor", facts)) {
@@ -215,6 +224,7 @@ Agreed agreed_on(at::TensorList tensors, const Group& group, int64_t root) {
     for (std::vector<Given>& all : by_tensor) all.push_back(Given::of(reader));
     result.bytes += reader.text();
   }
+  if (is_planned) result.bytes = bytes;  // the root counts as having sent them
   for (std::vector<Given>& all : by_tensor) result.given.push_back(compared(std::move(all), group, root));
   return result;
 }
@@ -245,7 +255,7 @@ std::vector<at::Tensor> distribute_plain(at::TensorList tensors, const MeshPtr& 
   std::vector<at::Tensor> sources;
   if (scatters) {
     root = root_at(*src_data_rank, *given_mesh);
-    Agreed agreed = agreed_on(tensors, *given_mesh->group(), root);
+    Agreed agreed = agreed_on(tensors, *given_mesh, root);
     if (!agreed.bytes.empty()) sources = agreed.tensors();
     given = std::move(agreed.given);
   } else {

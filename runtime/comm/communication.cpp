@@ -58,7 +58,7 @@ Communication::Communication(const Group& group, const Call& call)
 Communication::Communication(CommThread& thread, const Group& group, const Call& call)
     : recorder_(FlightRecorder::of_thread(thread, group.ranks[group.index])),
       group_(group.record),
-      call_number_(call.by_all && group.sends ? group_->next_call() : 0),
+      call_number_(call.by_all ? group_->next_call() : 0),
       call_(call),
       begun_(group.sends ? recorder_.begin(thread, group, call) : FlightRecorder::unrecorded()),
       last_(begun_.begin),
@@ -79,7 +79,7 @@ void Communication::emit(const CommThread& thread, const Group& group) {
                                                  .is_asked_for = thread.program_asks(),
                                                  .is_sent = is_sent_,
                                                  .number = begun_.number,
-                                                 .call = begun_.call,
+                                                 .call = is_sent_ ? begun_.call : call_number_,
                                                  .begin = static_cast<int64_t>(begun_.begin)});
   const bool is_checked = checks_order() && is_sent_;
   if (is_checked || (thread.wants & EventReader::kDetails) != 0) {

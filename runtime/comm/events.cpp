@@ -1,5 +1,6 @@
 #include "runtime/comm/events.h"
 
+#include "runtime/comm/caller.h"
 #include "runtime/comm/comm_thread.h"
 #include "runtime/comm/event_stream.h"
 #include "runtime/comm/flight_dump.h"
@@ -139,14 +140,23 @@ std::map<std::string, int64_t> CommTrace::counts() const {
   return counts;
 }
 
-void add_collective(const char* collective, int64_t n_ranks, int64_t bytes_sent, int64_t bytes_received) {
+void add_collective(const char* collective, std::vector<int64_t> ranks, std::optional<c10::ScalarType> dtype,
+                    int64_t bytes_sent, int64_t bytes_received) {
   const CommThread& thread = comm_thread();
   if (thread.stream == nullptr) return;
+  const auto now = static_cast<int64_t>(c10::getApproximateTime());
+  const auto n_ranks = static_cast<int64_t>(ranks.size());
+  const bool has_details = (thread.wants & EventReader::kDetails) != 0;
   thread.stream->add(std::make_shared<CommEvent>(CommEvent{.collective = collective,
                                                            .op = thread.op,
                                                            .n_ranks = n_ranks,
+                                                           .ranks = std::move(ranks),
+                                                           .dtype = dtype,
                                                            .bytes_sent = bytes_sent,
                                                            .bytes_received = bytes_received,
+                                                           .source = has_details ? caller_line() : "",
+                                                           .begin = now,
+                                                           .end = now,
                                                            .is_counted = true}));
 }
 

@@ -43,14 +43,15 @@ struct CommEvent {
   std::string collective;  // the collective it amounts to: "all_to_all", "all_reduce", "broadcast", "all_gather"
   std::string op;          // the operator that it is for, "aten::mm" or "redistribute", or ""
   int64_t n_ranks = 0;
-  std::vector<int64_t> ranks = {};  // the group's; empty if the program calls the collective itself
+  std::vector<int64_t> ranks = {};  // the group's
   std::optional<c10::ScalarType> dtype = {};
   int64_t bytes_sent = 0;
   int64_t bytes_received = 0;
   bool is_asked_for = true;  // false: an operator moves its operands on its own
   bool is_sent = true;       // false: planned only, for tensors on meta (Group::sends)
   uint64_t number = 0;       // among the rank's communications, as in the flight recorder
-  uint64_t call = 0;         // among the group's communications, from 1; 0 if members may stay away
+  uint64_t call =
+      0;  // among the group's communications, from 1; 0 if members may stay away. Planned ones are numbered by themselves
   std::string layouts = {};  // of the moved tensor; "" unless details are wanted, as is source
   std::string source = {};   // the program's line; "" in a program without Python
   int64_t begin = 0;
@@ -129,8 +130,10 @@ class CommTrace : public EventReader {
   int64_t total(int64_t CommEvent::* number) const;
 };
 
-/// Adds a collective that no Communication sends, such as one that the program calls itself, to this thread's stream.
-void add_collective(const char* collective, int64_t n_ranks, int64_t bytes_sent, int64_t bytes_received);
+/// Adds a collective that no Communication sends, such as one that the program calls itself, to this thread's stream. Its times are unknown: it
+/// begins and ends now.
+void add_collective(const char* collective, std::vector<int64_t> ranks, std::optional<c10::ScalarType> dtype,
+                    int64_t bytes_sent, int64_t bytes_received);
 
 /// Whether some reader on this thread wants operators. Cost: one read.
 bool operators_are_read();

@@ -56,7 +56,7 @@ class CommDebugMode:
 
     @property
     def events(self) -> list[CommEvent]:
-        """Each collective with its operator, ranks and bytes, in order. Those that the program called itself have no bytes."""
+        """Each collective with its operator, ranks and bytes, in order."""
         return self._events.collectives()
 
     def get_total_counts(self) -> int:

@@ -38,7 +38,7 @@ void expect_facts_of(int64_t rank, int64_t n_numbers, const Facts& facts) {
 TEST(AgreementTest, EachRankLearnsAllFactsInOneMessageWhereTheyAreShort) {
   on_ranks([](World& world) {
     const GroupPtr group = everyone(world);
-    for (const int64_t longest : {2, 40}) {
+    for (const int64_t longest : {2, 160}) {
       const size_t before = n_messages(world);
       const CommTrace trace;
       const int64_t n_own = world.rank() == 1 ? longest : 0;

@@ -14,16 +14,16 @@ namespace shardwise::events_test {
 namespace {
 
 TEST(CommTraceTest, WhatWasRecordedBeforeIsNotSeen) {
-  add_collective("broadcast", 2, 1, 1);  // by no trace
+  add_collective("broadcast", {0, 1}, at::kFloat, 1, 1);  // by no trace
   const CommTrace trace;
   EXPECT_EQ(trace.total_count(), 0);
 }
 
 TEST(CommTraceTest, CountsByCollectiveAndAddsBytes) {
   const CommTrace trace;
-  add_collective("all_reduce", 4, 10, 20);
-  add_collective("all_to_all", 4, 1, 2);
-  add_collective("all_reduce", 2, 100, 200);
+  add_collective("all_reduce", {0, 1, 2, 3}, at::kFloat, 10, 20);
+  add_collective("all_to_all", {0, 1, 2, 3}, at::kFloat, 1, 2);
+  add_collective("all_reduce", {0, 1}, at::kFloat, 100, 200);
   EXPECT_EQ(trace.counts(), (std::map<std::string, int64_t>{{"all_reduce", 2}, {"all_to_all", 1}}));
   EXPECT_EQ(trace.bytes_sent(), 111);
   EXPECT_EQ(trace.bytes_received(), 222);
@@ -32,13 +32,13 @@ TEST(CommTraceTest, CountsByCollectiveAndAddsBytes) {
 
 TEST(CommTraceTest, OuterTraceSeesInnerEvents) {
   const CommTrace outer;
-  add_collective("broadcast", 2, 0, 1);
+  add_collective("broadcast", {0, 1}, at::kFloat, 0, 1);
   {
     const CommTrace inner;
-    add_collective("all_reduce", 2, 1, 1);
+    add_collective("all_reduce", {0, 1}, at::kFloat, 1, 1);
     EXPECT_EQ(inner.total_count(), 1);
   }
-  add_collective("broadcast", 2, 0, 1);
+  add_collective("broadcast", {0, 1}, at::kFloat, 0, 1);
   EXPECT_EQ(outer.total_count(), 3);
 }
 
@@ -46,7 +46,7 @@ TEST(CommTraceTest, TracesMayCloseInAnyOrder) {
   auto outer = std::make_unique<CommTrace>();
   const CommTrace inner;
   outer.reset();
-  add_collective("broadcast", 2, 0, 1);
+  add_collective("broadcast", {0, 1}, at::kFloat, 0, 1);
   EXPECT_EQ(inner.total_count(), 1);
 }
 
@@ -56,11 +56,11 @@ TEST(CommTraceTest, InnermostScopeNamesTheOperator) {
     const CommScope outer("aten::mm");
     {
       const CommScope inner("redistribute", CommScope::Cause::kProgram);
-      add_collective("all_to_all", 2, 0, 0);
+      add_collective("all_to_all", {0, 1}, at::kFloat, 0, 0);
     }
-    add_collective("all_reduce", 2, 0, 0);
+    add_collective("all_reduce", {0, 1}, at::kFloat, 0, 0);
   }
-  add_collective("broadcast", 2, 0, 0);
+  add_collective("broadcast", {0, 1}, at::kFloat, 0, 0);
   EXPECT_EQ(trace.events()[0].op, "redistribute");
   EXPECT_EQ(trace.events()[1].op, "aten::mm");
   EXPECT_EQ(trace.events()[2].op, "");
@@ -72,7 +72,7 @@ TEST(CommScopeTest, LayoutsAreTheInnermostScopes) {
   int n_described = 0;
   const auto layouts = [&] { return "asked " + std::to_string(++n_described); };
   const CommScope outer("aten::mm", CommScope::Cause::kOperator, layouts);
-  add_collective("broadcast", 2, 0, 0);
+  add_collective("broadcast", {0, 1}, at::kFloat, 0, 0);
   EXPECT_EQ(CommScope::current_layouts(), "asked 1");
   {
     const CommScope inner("redistribute", CommScope::Cause::kProgram);
@@ -84,7 +84,7 @@ TEST(CommScopeTest, LayoutsAreTheInnermostScopes) {
 
 TEST(CommTraceTest, OtherThreadsAreNotSeen) {
   const CommTrace trace;
-  std::thread([] { add_collective("broadcast", 2, 1, 1); }).join();
+  std::thread([] { add_collective("broadcast", {0, 1}, at::kFloat, 1, 1); }).join();
   EXPECT_EQ(trace.total_count(), 0);
 }
 
@@ -97,7 +97,7 @@ std::vector<std::string> names(const std::vector<OpEvent>& events) {
 /// An operator that receives `n_bytes`.
 void run_operator(const std::string& op, int64_t n_bytes = 0) {
   OpSpan span;
-  if (n_bytes > 0) add_collective("all_reduce", 2, n_bytes, n_bytes);
+  if (n_bytes > 0) add_collective("all_reduce", {0, 1}, at::kFloat, n_bytes, n_bytes);
   if (span.is_open()) span.end(std::make_shared<OpDescription>(OpDescription{op, "a rule"}));
 }
 
@@ -143,7 +143,7 @@ TEST(OpSpanTest, AKernelThatCallsItsOwnOperatorCountsOnce) {
   const EventReader reader(EventReader::kOperators);
   {
     const KernelSpan above_autograd(name);
-    add_collective("all_gather", 2, 1, 1);
+    add_collective("all_gather", {0, 1}, at::kFloat, 1, 1);
     run_operator(name, 2);
   }
   const auto seen = reader.operators(/*with_composites=*/false);

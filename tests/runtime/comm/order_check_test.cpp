@@ -78,7 +78,7 @@ TEST(OrderCheckTest, OneCallOfDifferentLengthsIsNamed) {
 
 TEST(OrderCheckTest, MessagesAndNumbersAreComparedToo) {
   expect_same_error(
-      "[check] rank 0 is about to exchange, rank 1 to all_gather 32 elements (Long). Every rank must make the same "
+      "[check] rank 0 is about to exchange, rank 1 to all_gather 128 elements (Long). Every rank must make the same "
       "calls in the "
       "same "
       "order.",
