@@ -11,13 +11,16 @@
 #include "runtime/dispatch/prepare_arguments.h"
 #include "runtime/rules/aten_operators.h"
 #include "runtime/rules/rule.h"
+#include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/meta_key.h"
 #include "runtime/tensor/registrations.h"
 #include "runtime/tensor/subclass.h"
 #include "text/check.h"
 
+#include <ATen/EmptyTensor.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -100,10 +103,29 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   dispatch(*info, stack);
 }
 
-/// The kernel of kMetaKey.
+bool is_plain_with_dims(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().dim() > 0 && !is_dtensor(value.toTensor());
+}
+
+/// The kernel of kMetaKey. A call that Shardwise refuses because of plain tensors next to distributed ones is torch's own, on plain tensors of the same
+/// shapes: torch's formulas for tangents that are zero make such calls on meta to learn the shape of the result.
 void without_meta(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kMetaKey);
-  op.redispatchBoxed((keys & below).remove_backend(c10::BackendComponent::MetaBit), stack);
+  const auto run = [&] { op.redispatchBoxed((keys & below).remove_backend(c10::BackendComponent::MetaBit), stack); };
+  if (std::ranges::none_of(*stack, is_plain_with_dims)) return run();
+  const torch::jit::Stack given = *stack;
+  try {
+    run();
+  } catch (const c10::ValueError&) {
+    *stack = given;
+    for (c10::IValue& value : *stack)
+      if (value.isTensor() && value.toTensor().defined() && is_dtensor(value.toTensor())) {
+        const at::Tensor& like = value.toTensor();
+        value = at::Tensor(at::detail::empty_strided_meta(like.sizes(), like.strides(), like.scalar_type()));
+      }
+    const BelowAutograd guard;
+    op.callBoxed(stack);
+  }
 }
 
 /// Drops torch's warning that a kernel replaces another, which is intended here.

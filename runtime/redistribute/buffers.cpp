@@ -1,5 +1,7 @@
 #include "runtime/redistribute/buffers.h"
 
+#include "runtime/tensor/meta_memory.h"
+
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -18,7 +20,10 @@ BufferPool& BufferPool::of_thread() {
 
 at::Tensor BufferPool::take(int64_t n_bytes, c10::Device device) {
   const auto options = at::TensorOptions(at::kByte).device(device);
-  if (!device.is_cpu()) return at::empty({n_bytes}, options);
+  if (!device.is_cpu()) {
+    const LabelledMemory label(kMessageBuffers);
+    return at::empty({n_bytes}, options);
+  }
   const auto fits = [&](const at::Tensor& buffer) { return size_of(buffer) >= n_bytes; };
   const auto found = std::ranges::find_if(kept_, fits);
   if (found == kept_.end()) {

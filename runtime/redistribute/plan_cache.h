@@ -39,6 +39,12 @@ class PlanCache {
   std::shared_ptr<const OwnPlan> find_or_make(const SpecPtr& source, const SpecPtr& destination,
                                               const PlanOptions& options);
 
+  /// Calls `see(source, plan)` for each plan.
+  template <class See>
+  void for_each(const See& see) const {
+    plans_.for_each([&](const Entry& entry) { see(entry.source, *entry.plan); });
+  }
+
   int64_t hits() const { return hits_; }
   int64_t misses() const { return misses_; }
   int64_t size() const { return static_cast<int64_t>(plans_.size()); }

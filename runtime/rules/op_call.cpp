@@ -3,12 +3,10 @@
 #include "runtime/comm/tracing.h"
 #include "runtime/rules/op_sample.h"
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/meta_memory.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/ones.h>
-#include <c10/util/ScopeExit.h>
-
-#include <utility>
 
 namespace shardwise {
 namespace {
@@ -18,12 +16,10 @@ DenseOutput describe(const at::Tensor& tensor) {
   return {Dims(tensor.sizes()), Dims(tensor.strides()), tensor.scalar_type()};
 }
 
-thread_local bool is_inferring = false;
-
 /// The results of the call, lists flattened, on meta tensors of the global shapes. Throws: the operator's errors for these shapes and scalars.
 std::vector<at::Tensor> run_on_meta(const OpCall& call) {
   const OutsideTracers outside;
-  const auto restore = c10::make_scope_exit([was = std::exchange(is_inferring, true)] { is_inferring = was; });
+  const ShapesAlone uncounted;
   const auto meta_like = [&](size_t operand) {
     const Spec& spec = *call.operands[operand].spec;
     return at::Tensor(at::detail::empty_strided_meta(spec.sizes(), spec.strides(), spec.dtype()));
@@ -32,8 +28,6 @@ std::vector<at::Tensor> run_on_meta(const OpCall& call) {
 }
 
 }  // namespace
-
-bool infers_shapes() { return is_inferring; }
 
 std::vector<at::Tensor> results_with(const OpCall& call, const std::function<at::Tensor(size_t)>& stand_in,
                                      std::optional<c10::Device> device) {

@@ -57,9 +57,6 @@ std::vector<at::Tensor> results_with(const OpCall& call, const std::function<at:
 /// Returns false if the operator has neither a meta kernel nor a sampled() rule, or if its output's shape depends on values.
 bool infer_outputs(OpCall& call);
 
-/// True while this thread runs an operator on meta tensors to learn shapes: these tensors are of global shapes, and belong to no rank.
-bool infers_shapes();
-
 /// The offset of the call's only result in the tensor that it views, in elements of the result.
 int64_t offset_of_view(const OpCall& call);
 

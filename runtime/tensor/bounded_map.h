@@ -38,6 +38,12 @@ class BoundedMap {
       std::erase_if(*entries, [&](const auto& entry) { return is_unwanted(entry.second); });
   }
 
+  template <class See>
+  void for_each(const See& see) const {
+    for (const Entries* entries : {&recent_, &older_})
+      for (const auto& [key, value] : *entries) see(value);
+  }
+
   size_t size() const { return recent_.size() + older_.size(); }
 
  private:

@@ -91,6 +91,10 @@ MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_
   return mesh;
 }
 
+namespace {
+std::atomic<std::optional<c10::DeviceType>> planned_for;
+}
+
 MeshPtr DeviceMesh::create_by_members(std::shared_ptr<World> world, c10::DeviceType device_type, RankGrid grid,
                                       DimNames names) {
   check(grid);
@@ -100,6 +104,7 @@ MeshPtr DeviceMesh::create_by_members(std::shared_ptr<World> world, c10::DeviceT
     SW_CHECK_VALUE(rank < world->size(), "[device_mesh] rank {} is not in the world of {} ranks. Use ranks in [0, {}).",
                    rank, world->size(), world->size());
 
+  if (planned_for.load()) device_type = c10::DeviceType::Meta;
   const std::shared_ptr<DeviceMesh> mesh(new DeviceMesh, &end);
   mesh->coord_ = grid.coord_of(world->rank());
   const auto* scope = GivenGroups::current();
@@ -144,16 +149,12 @@ void DeviceMesh::become_meta() {
   own_groups_.everyone = without_sending(own_groups_.everyone);
 }
 
-namespace {
-std::atomic<c10::DeviceType> planned_type_of_made{c10::DeviceType::CUDA};
-}
-
 c10::DeviceType DeviceMesh::planned_type() const {
   const c10::DeviceType type = with_memory_ ? with_memory_->device_type_ : device_type_;
-  return type == c10::DeviceType::Meta ? planned_type_of_made.load() : type;
+  return type == c10::DeviceType::Meta ? planned_for.load().value_or(c10::DeviceType::CUDA) : type;
 }
 
-void DeviceMesh::set_planned_type(c10::DeviceType device_type) { planned_type_of_made = device_type; }
+void DeviceMesh::plan_for(std::optional<c10::DeviceType> device_type) { planned_for = device_type; }
 
 MeshPtr DeviceMesh::on_meta() const {
   if (is_meta()) return shared_from_this();

@@ -73,10 +73,11 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   /// The one of these two meshes for pieces on `device_type`.
   MeshPtr on(c10::DeviceType device_type) const;
   bool is_meta() const { return device_type_ == c10::DeviceType::Meta; }
-  /// The kind of device that the program is planned for: device_type() of with_memory(). For a mesh that was made on meta, CUDA, or what
-  /// set_planned_type() has set.
+  /// The kind of device that the program is planned for: device_type() of with_memory(). For a mesh that was made on meta, that of plan_for(),
+  /// or CUDA.
   c10::DeviceType planned_type() const;
-  static void set_planned_type(c10::DeviceType device_type);
+  /// From now on every mesh, whatever its device, is made on meta and planned for this kind of device; std::nullopt ends it.
+  static void plan_for(std::optional<c10::DeviceType> device_type);
 
   /// The device of this rank's pieces: the current device of the type.
   c10::Device device() const;

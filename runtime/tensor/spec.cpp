@@ -1,6 +1,7 @@
 #include "runtime/tensor/spec.h"
 
 #include "placements/placement_list.h"
+#include "runtime/tensor/made_specs.h"
 #include "runtime/tensor/unused_meshes.h"
 #include "text/check.h"
 
@@ -11,6 +12,7 @@
 #include <mutex>
 #include <numeric>
 #include <unordered_map>
+#include <utility>
 
 namespace shardwise {
 
@@ -34,6 +36,7 @@ class SpecTable {
         c10::intrusive_ptr<Spec>::unsafe_steal_from_new(new Spec(std::move(mesh), std::move(layout), strides, dtype));
     spec->hash_ = hash;
     specs_.emplace(hash, Entry{spec.get(), c10::weak_intrusive_ptr<Spec>(spec)});
+    if (keeps_) kept_.push_back(spec);
     return spec;
   }
 
@@ -43,6 +46,22 @@ class SpecTable {
     for (auto& [hash, entry] : specs_)
       if (auto spec = entry.weak.lock()) specs.push_back(std::move(spec));
     return specs;
+  }
+
+  /// From now on, keeps each spec that is made, or no more.
+  void keep(bool keeps) {
+    std::vector<SpecPtr> dropped;  // destroyed after the lock
+    std::lock_guard lock(mutex_);
+    keeps_ = keeps;
+    if (!keeps) dropped.swap(kept_);
+  }
+  bool keeps() {
+    std::lock_guard lock(mutex_);
+    return keeps_;
+  }
+  std::vector<SpecPtr> kept() {
+    std::lock_guard lock(mutex_);
+    return kept_;
   }
 
   void erase(const Spec* spec, size_t hash) {
@@ -64,7 +83,21 @@ class SpecTable {
   };
   std::mutex mutex_;
   std::unordered_multimap<size_t, Entry> specs_;
+  bool keeps_ = false;
+  std::vector<SpecPtr> kept_;
 };
+
+MadeSpecs::MadeSpecs() {
+  SW_CHECK_VALUE(!SpecTable::global().keeps(),
+                 "[dry_run] layouts are being recorded already. End the other dry run first.");
+  SpecTable::global().keep(true);
+}
+
+void MadeSpecs::stop() {
+  if (std::exchange(is_open_, false)) SpecTable::global().keep(false);
+}
+
+std::vector<SpecPtr> MadeSpecs::specs() const { return SpecTable::global().kept(); }
 
 Spec::Spec(MeshPtr mesh, Layout layout, c10::IntArrayRef strides, c10::ScalarType dtype)
     : mesh_(std::move(mesh)), layout_(std::move(layout)), strides_(strides), dtype_(dtype) {

@@ -1,0 +1,47 @@
+// runtime/dispatch/work_meter.h: counts the arithmetic and the memory traffic of a thread's operators on meta tensors.
+//
+//   const WorkMeter meter;
+//   at::mm(at::empty({8, 4}, at::kMeta), at::empty({4, 2}, at::kMeta));
+//   meter.works();                                        // mm: 128 floating-point operations, 256 bytes
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace shardwise {
+
+/// One operator that computes on plain tensors on meta. `flops` counts products of matrices, convolutions and attention;
+/// it is 0 for other operators. `bytes` is the size of the tensors that it reads and writes, each counted once.
+struct Work {
+  std::shared_ptr<const std::string> op;  // "aten::mm"
+  int64_t flops = 0;
+  int64_t bytes = 0;
+  bool is_on_pieces = false;  // within an operator on a distributed tensor, or for its messages
+};
+
+/// Records the work of the thread that makes it, until stop() on that thread. Views, operators that other operators call, and those under ShapesAlone do not count.
+/// While it lives, dispatch takes its general path. Cost: about a microsecond per operator.
+class WorkMeter {
+ public:
+  /// Throws: c10::ValueError if another one records this thread.
+  WorkMeter();
+  ~WorkMeter() { stop(); }
+  WorkMeter(const WorkMeter&) = delete;
+  WorkMeter& operator=(const WorkMeter&) = delete;
+
+  /// Records nothing further and keeps what was recorded. A second call does nothing.
+  void stop();
+
+  const std::vector<Work>& works() const;
+
+  struct Recording;
+
+ private:
+  std::shared_ptr<Recording> recording_;
+};
+
+}  // namespace shardwise
