@@ -327,11 +327,12 @@ void bind_device_mesh(py::module_& module) {
       .def("__repr__", &text_of)
       .def("__deepcopy__", [](const py::object& self, const py::object&) { return self; });
   module.def(
-      "set_planned_type",
-      [](const std::string& device_type) { DeviceMesh::set_planned_type(device_type_of(device_type)); },
+      "plan_for",
+      [](const std::optional<std::string>& device_type) {
+        DeviceMesh::plan_for(device_type ? std::optional(device_type_of(*device_type)) : std::nullopt);
+      },
       py::arg("device_type"),
-      "From now on, meshes that are made on meta are planned for this kind of device. Before the first call it is "
-      "\"cuda\".");
+      "From now on every mesh is made on meta and planned for this kind of device; None ends that.");
   module.def("mesh_slices", &mesh_slices, py::arg("mesh"), py::arg("mesh_dim_names"), py::arg("dims"),
              "The ranks of all slices of `mesh`, one after another. Dim i of a slice merges the dims in `dims[i]`.");
   module.def(

@@ -111,7 +111,9 @@ void take_gil(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(st
 
 }  // namespace
 
-void bind_interpreter(py::module_& /*module*/) {
+void bind_interpreter(py::module_& module) {
+  module.def("program_line", &program_line,
+             "The innermost line outside of torch and this package: \"train.py:12 in step\"; or \"\".");
   static constexpr CallerHooks kCallerHooks{&program_line, &stack_of_thread};
   static constexpr GilHooks kGilHooks{&release_gil, &take_gil};
   set_caller_hooks(&kCallerHooks);

@@ -34,9 +34,9 @@ from shardwise.debug.printing import printable
 
 COMMANDS = [redistribution, watch, hang, doctor]  # in the order of the help
 if LAYERS:
-    from shardwise._commands import embeddings, pictures
+    from shardwise._commands import dry_run, embeddings, pictures
 
-    COMMANDS[:1] = [pictures, redistribution, embeddings]
+    COMMANDS[:1] = [pictures, redistribution, embeddings, dry_run]
 PROG = "python -m shardwise"
 
 

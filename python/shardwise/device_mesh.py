@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 
 def _reading_ranks(function: Callable[P, T]) -> Callable[P, T]:
-    """`function`, run outside of FakeTensorMode, because the ranks of a mesh are always real numbers."""
+    """`function`, run outside of FakeTensorMode and of a dry run, because the ranks of a mesh are always real numbers."""
 
     @wraps(function)
     def with_values(*args: P.args, **kwargs: P.kwargs) -> T:
-        with torch._C._DisableTorchDispatch():
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             return function(*args, **kwargs)
 
     return with_values

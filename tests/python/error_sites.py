@@ -67,6 +67,14 @@ ELSEWHERE = {
         " alone does not exist, and the rank cannot ",
         ": their backend needs all ranks to make a group",
     ),
+    "a dry run, which ranks cannot start: tests/python/test_dry_run.py": (
+        " is being counted already",
+        " are being recorded already",
+        " reads a value (",
+        "Give the path of a Python program",
+        " before its program did",
+        ", which needs values, and a dry run has none",
+    ),
     "another program that sends to the live page": ("python/shardwise/live/form.py",),
     "what torch's tracers ask for, and take as an answer": (
         "graphs of DTensors are for the meshes of the process",

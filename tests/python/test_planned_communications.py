@@ -23,11 +23,12 @@ def test_what_is_planned_on_meta_is_what_is_sent(case, sent):
     for rank in range(planned_program.N_RANKS):
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=planned_program.N_RANKS)
         try:
-            _C.set_planned_type("cpu")
+            _C.plan_for("cpu")
             planned = planned_program.recorded(case, planned_program.Setting("meta"))
         finally:
-            _C.set_planned_type("cuda")
+            _C.plan_for(None)
             dist.destroy_process_group()
+            _C.forget_world()
         known = sent(case, rank)
         assert planned["collectives"] == known["collectives"]
         assert planned["communications"] == known["communications"]

@@ -81,6 +81,11 @@ class ModuleTracker:
             result.append(self._parents[result[-1]])
         return result
 
+    @property
+    def depth(self) -> int:
+        """The number of modules that run, one in the other."""
+        return len(self._open)
+
     def _current(self) -> str:
         return self._open[-1] if self._open else EVERYTHING
 

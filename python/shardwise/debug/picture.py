@@ -12,6 +12,8 @@ from shardwise import _C
 
 File = str | os.PathLike[str]
 
+_PARTS = Path(__file__).parent / "page"
+
 
 @cache
 def formats() -> dict[str, tuple[str, ...]]:
@@ -93,16 +95,17 @@ class Picture:
         data, text = (self._figures.draw(format, False, self.max_width) for format in ("page", "text"))
         data = data.replace("</", "<\\/").replace("<!--", "\\u003c!--")  # these would end the script element
         parts = {"svg_rules": _C.page_style(), "style": _part("page.css"), "script": _part("page.js")}
-        return str(_template().render(title=self._first_line(), text=text, data=data, **parts))
+        return str(template_of(_PARTS / "page.html").render(title=self._first_line(), text=text, data=data, **parts))
 
 
 @cache
 def _part(name: str) -> str:
-    return (Path(__file__).parent / "page" / name).read_text(encoding="utf-8")
+    return (_PARTS / name).read_text(encoding="utf-8")
 
 
 @cache
-def _template() -> Any:
+def template_of(page: Path) -> Any:
+    """The template in a file. Raises ModuleNotFoundError without jinja2."""
     try:
         import jinja2  # needed only to draw pages
     except ModuleNotFoundError:
@@ -111,7 +114,9 @@ def _template() -> Any:
             f"{', '.join(name for name in formats() if name != 'html')}."
         ) from None
 
-    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_part("page.html"))
+    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
+        page.read_text(encoding="utf-8")
+    )
 
 
 def known_width(max_width: int) -> int:

@@ -48,4 +48,8 @@ CASES = [
         ValueError,
         of_threads=True,
     ),
+    case("a dry run of a job without ranks", "sw.dry_run(0)", ValueError),
+    case("a dry run of a rank outside its job", "sw.dry_run(4, rank=4)", ValueError),
+    case("hosts without ranks", "sw.dry_run(4, ranks_per_host=0)", ValueError),
+    case("a dry run within a real one", "sw.dry_run(4).__enter__()", ValueError),
 ]

@@ -1,0 +1,76 @@
+"""python -m shardwise dry-run: a program as some ranks of a job of any size, without memory and without messages."""
+
+import argparse
+from pathlib import Path
+
+from shardwise._commands.arguments import link, quoted
+from shardwise.debug.printing import printable
+
+EPILOG = """examples:
+  python -m shardwise dry-run --ranks 512 train.py --lr 0.1
+  python -m shardwise dry-run --ranks 512 --sample 8 --value 1 --html run.html train.py
+  python -m shardwise dry-run --ranks 64 --flops 400 --memory-bandwidth 2000 --link 5:300 --link 20:25 train.py"""
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "dry-run",
+        help="runs a program as ranks of a job of any size, without memory and messages, and says what would happen",
+        description="Runs a program, unchanged, as one rank of a job, or as several. Tensors are on meta: they have shapes and no "
+        "memory. Nothing is sent. Prints the memory, the communication and the work of a rank.",
+        epilog=EPILOG,
+    )
+    add = command.add_argument
+    add("--ranks", type=positive, required=True, help="the number of ranks of the job")
+    which = command.add_mutually_exclusive_group()
+    which.add_argument("--rank", type=int, default=0, help="the rank that runs (default: %(default)s)")
+    which.add_argument("--sample", type=positive, metavar="N", help="N ranks run, from the first to the last")
+    which.add_argument("--all", action="store_true", help="every rank runs")
+    add("--device", default="cuda", help="the kind of device that is planned for (default: %(default)s)")
+    add("--value", type=float, help="what a read of a value gives (default: such a read is an error)")
+    add("--ranks-per-host", type=positive, default=8, metavar="N", help="default: %(default)s")
+    add("--flops", type=float, default=0, metavar="TFLOP/S", help="the rate of a device, for estimates of time")
+    add("--memory-bandwidth", type=float, default=0, metavar="GB/S", help="the rate of a device's memory, for the same")
+    add(
+        "--link",
+        type=link,
+        action="append",
+        metavar="US:GB/S",
+        help="within a host, then between hosts (default: 20:10)",
+    )
+    add("--json", type=Path, metavar="FILE", help="writes the figures for other programs")
+    add("--html", type=Path, metavar="FILE", help="writes a page with the report and drawings")
+    add("program", help="a script")
+    add("arguments", nargs=argparse.REMAINDER, help="the program's own")
+    command.set_defaults(run=run)
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no number from 1 on. Give one.")
+    return int(text)
+
+
+def run(options: argparse.Namespace) -> list[str]:
+    from shardwise._dry_run.figures import Machine
+    from shardwise._dry_run.job import Program, run_all, run_as, sampled
+    from shardwise._dry_run.report import Report
+
+    program = Program(
+        (options.program, *options.arguments), options.ranks, options.device, options.value, options.ranks_per_host
+    )
+    if options.all:
+        found = run_all(program)
+    else:
+        found = run_as(program, [options.rank] if options.sample is None else sampled(options.ranks, options.sample))
+    links = options.link or [(20.0, 10.0)]
+    machine = Machine(
+        options.flops * 1e12, options.memory_bandwidth * 1e9, (links[0], links[-1]), options.ranks_per_host
+    )
+    report = Report(found, machine)
+    if options.json is not None:
+        options.json.write_text(report.json(), encoding="utf-8")
+    if options.html is not None:
+        options.html.write_text(report.html(), encoding="utf-8")
+    print(printable(str(report)))
+    raise SystemExit(int(any(each.failure for each in found)))

@@ -1,0 +1,188 @@
+"""The figures of one rank of a dry run: memory, communication, work, reads of values."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+from shardwise.debug.spans import CommunicationSpan
+
+# The labels of memory. Memory without a label is named after the phase that allocated it.
+LABELS = ("", "message buffers", "parameters", "gradients", "optimizer state", "buffers")
+MESSAGE_BUFFERS, PARAMETERS, GRADIENTS, OPTIMIZER_STATE, BUFFERS = range(1, len(LABELS))  # C++ sets the first
+PHASES = FORWARD, BACKWARD, OPTIMIZER, OUTSIDE = ("forward", "backward", "optimizer step", "outside of modules")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the program something happened."""
+
+    layer: str  # "MLP.net1", or "Global" outside of modules
+    phase: str  # one of PHASES
+
+    @property
+    def layers(self) -> str:
+        """The layer, without the numbers by which equal layers differ: "Transformer.layers.*.attention"."""
+        return re.sub(r"\.\d+(?=\.|$)", ".*", self.layer)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The memory of a tensor and its views, in bytes. Times count allocations and releases."""
+
+    n_bytes: int
+    begin: int
+    end: int
+    label: int
+    op: str
+    place: Place
+
+    @property
+    def kind(self) -> str:
+        return LABELS[self.label] or self.place.phase
+
+
+@dataclass(frozen=True)
+class Communication:
+    span: CommunicationSpan
+    place: Place
+
+
+@dataclass(frozen=True)
+class Work:
+    """One operator on plain tensors: its floating-point operations, and the bytes that it reads and writes."""
+
+    op: str
+    flops: int
+    n_bytes: int
+    is_on_pieces: bool  # False: of plain tensors of the program
+    place: Place
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A model of one rank's hardware, for estimates of time. A rate of 0 is unknown."""
+
+    flops: float = 0  # per second
+    memory_bandwidth: float = 0  # bytes per second
+    links: tuple[tuple[float, float], ...] = ((20, 10), (20, 10))  # us and GB/s: within a host, and between hosts
+    ranks_per_host: int = 8
+
+    def seconds_of(self, work: Work) -> float:
+        """The larger of the times for arithmetic and for memory."""
+        arithmetic = work.flops / self.flops if self.flops else 0
+        return max(arithmetic, work.n_bytes / self.memory_bandwidth if self.memory_bandwidth else 0)
+
+    def seconds_of_message(self, span: CommunicationSpan) -> float:
+        """A latency, and the larger direction over the bandwidth of the slowest link of the group."""
+        latency_us, gb_per_second = self.links[self.is_between_hosts(span)]
+        return latency_us / 1e6 + max(span.bytes_sent, span.bytes_received) / (gb_per_second * 1e9)
+
+    def is_between_hosts(self, span: CommunicationSpan) -> bool:
+        return len({rank // self.ranks_per_host for rank in span.ranks}) > 1
+
+
+@dataclass
+class RankFigures:
+    """The figures of one rank of a dry run.
+
+    `failure`: the error that ended the program, or "".
+    """
+
+    rank: int
+    n_ranks: int
+    allocations: list[Allocation] = field(default_factory=list)
+    communications: list[Communication] = field(default_factory=list)
+    works: list[Work] = field(default_factory=list)
+    reads: dict[tuple[str, str], int] = field(default_factory=dict)  # by line and function
+    failure: str = ""
+    pictures: list[str] = field(default_factory=list)  # SVG: the layouts of each model
+    grids: list[Any] = field(default_factory=list)  # agreement.Grid: the meshes
+    alike: list[int] = field(default_factory=list)  # the ranks that it stands for, itself too
+
+    def __post_init__(self) -> None:
+        self.alike = self.alike or [self.rank]
+
+    @cached_property
+    def bytes_over_time(self) -> list[int]:
+        """The bytes in use after each allocation and release."""
+        changes: Counter[int] = Counter()
+        for each in self.allocations:
+            changes[each.begin] += each.n_bytes
+            if each.end >= 0:
+                changes[each.end] -= each.n_bytes
+        return list(accumulate(changes[time] for time in range(max(changes, default=-1) + 1)))
+
+    @cached_property
+    def first_step(self) -> int:
+        """The time at which the first module runs. What happens before is set-up: the program may make a whole model there, on the host."""
+        return min((each.begin for each in self.allocations if each.place.phase != OUTSIDE), default=0)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The most bytes in use at one time from the first step on."""
+        return max(self.bytes_over_time[self.first_step :], default=0)
+
+    @property
+    def setup_peak_bytes(self) -> int:
+        """The most bytes in use at one time before the first step."""
+        return max(self.bytes_over_time[: self.first_step], default=0)
+
+    def at_peak(self) -> Iterator[Allocation]:
+        """The allocations that are in use when most bytes are, from the first step on."""
+        over_time = self.bytes_over_time
+        peak = max(range(self.first_step, len(over_time)), key=lambda time: over_time[time], default=-1)
+        return (each for each in self.allocations if each.begin <= peak and not 0 <= each.end <= peak)
+
+    @cached_property
+    def peak_by_kind(self) -> dict[str, int]:
+        """The bytes of the peak by label or phase, most first."""
+        kinds: defaultdict[str, int] = defaultdict(int)
+        for each in self.at_peak():
+            kinds[each.kind] += each.n_bytes
+        return dict(sorted(kinds.items(), key=lambda item: -item[1]))
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(each.span.bytes_sent for each in self.communications)
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(each.span.bytes_received for each in self.communications)
+
+    @property
+    def flops(self) -> int:
+        return sum(each.flops for each in self.works)
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures for other programs. Memory is the bytes in use after each allocation and release."""
+        return {
+            "rank": self.rank,
+            "ranks": self.n_ranks,
+            "peak_bytes": self.peak_bytes,
+            "setup_peak_bytes": self.setup_peak_bytes,
+            "peak_by_kind": self.peak_by_kind,
+            "memory": self.bytes_over_time,
+            "bytes_sent": self.bytes_sent,
+            "bytes_received": self.bytes_received,
+            "communications": [
+                {
+                    "layer": each.place.layer,
+                    "phase": each.place.phase,
+                    **{name: getattr(each.span, name) for name in COMMUNICATION_FIELDS},
+                }
+                for each in self.communications
+            ],
+            "flops": self.flops,
+            "reads": [{"line": line, "call": call, "times": n} for (line, call), n in self.reads.items()],
+            "failure": self.failure,
+            "alike": self.alike,
+        }
+
+
+COMMUNICATION_FIELDS = ("collective", "op", "ranks", "dtype", "bytes_sent", "bytes_received", "is_asked_for", "source")

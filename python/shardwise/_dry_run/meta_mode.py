@@ -1,0 +1,201 @@
+"""Puts every tensor that a program makes on meta, and answers or refuses reads of values."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from shardwise import _C
+from shardwise._dry_run.rank_number import RankNumber
+
+Function = Callable[..., Any]
+
+# Functions whose result is a number of the program, and the number that a value of 1 gives.
+NUMBERS: dict[Function, Callable[[float], Any]] = {
+    torch.Tensor.item: float,
+    torch.Tensor.__float__: float,
+    torch.Tensor.__int__: int,
+    torch.Tensor.__index__: int,
+    torch.Tensor.__bool__: bool,
+    torch.Tensor.__complex__: complex,
+    torch.Tensor.is_nonzero: bool,
+    torch.Tensor.__contains__: bool,
+    torch.is_nonzero: bool,
+    torch.equal: bool,
+    torch.Tensor.equal: bool,
+    torch.allclose: bool,
+    torch.Tensor.allclose: bool,
+}
+# How torch's errors begin if an operator needs values.
+NEEDS_VALUES = (
+    "Tensor.item() cannot be called on meta tensors",
+    "Cannot copy out of meta tensor",
+    "aten::nonzero",
+    "aten::_unique",
+    "aten::unique",
+)
+MOST_FEATURES = 256  # of a head, for the fused kernels of attention
+TO_A_DEVICE = {torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.xpu, torch.Tensor.pin_memory}
+
+
+class MetaMode(TorchFunctionMode):
+    """A `with` block in which each device that the program names is meta. Attention takes the kernel of `device_type`.
+
+    `value`: the value of each element that the program reads; None makes a read an error. torch's own reads, such as an optimizer's of its number of
+    steps, give 1 if there is no `value`. `reads` counts the others by line of the program.
+    """
+
+    def __init__(self, device_type: str, value: float | None) -> None:
+        super().__init__()
+        self._device_type = device_type
+        self._value = value
+        self._constructors = _device_constructors()
+        self.reads: Counter[tuple[str, str]] = Counter()
+
+    def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        args = tuple(map(plain_number, args))
+        if is_of_meshes(sys._getframe(1)):
+            return func(*args, **kwargs)  # the ranks of a mesh are real numbers
+        if func in NUMBERS:
+            if any(is_on_meta(each) for each in args):
+                return self._number(func, args[0], sys._getframe(1))
+            return func(*args, **kwargs)
+        if func is torch.Tensor.tolist and is_on_meta(args[0]):
+            return filled(list(args[0].shape), of_dtype(args[0], self._read(func, sys._getframe(1))))
+        if func in (torch.Tensor.numpy, torch.Tensor.__array__) and is_on_meta(args[0]):
+            return torch.full(
+                args[0].shape, self._read(func, sys._getframe(1)), dtype=args[0].dtype, device="cpu"
+            ).numpy()
+        if func is torch.Tensor.__format__ and is_on_meta(args[0]) and args[0].dim() == 0:
+            return format(self._read(func, sys._getframe(1)), args[1])
+        if func is F.scaled_dot_product_attention and len(args) > 2 and is_fused(*args, **kwargs):
+            return attention(self._device_type, *map(on_meta, args), **kwargs)
+        if func is F.rms_norm and self._device_type == "cuda" and type(args[0]) is torch.Tensor:
+            return rms_norm(*map(on_meta, args), **kwargs)
+        if func in TO_A_DEVICE:
+            return on_meta(args[0])
+        if func is torch.Tensor.to:
+            args = (args[0], *(torch.device("meta") if is_device(each) else each for each in args[1:]))
+        if kwargs.get("device") is not None or func in self._constructors:
+            kwargs["device"] = torch.device("meta")
+        kwargs.pop("pin_memory", None)
+        kwargs.pop("generator", None)
+        try:
+            return func(*(on_meta(each) for each in args), **{name: on_meta(each) for name, each in kwargs.items()})
+        except (NotImplementedError, RuntimeError) as error:
+            if not str(error).startswith(NEEDS_VALUES):
+                raise
+            raise ValueError(
+                f"[dry_run] {_C.program_line()} calls {func.__name__}, which needs values, and a dry run has none. Leave the call "
+                "out of the dry run."
+            ) from error
+
+    def _number(self, func: Function, tensor: torch.Tensor, caller: FrameType) -> Any:
+        value = self._read(func, caller)
+        return of_dtype(tensor, value) if func is torch.Tensor.item else NUMBERS[func](value)
+
+    def _read(self, func: Function, caller: FrameType) -> float:
+        while caller.f_globals.get("__name__") in ("torch._tensor", "torch.overrides") and caller.f_back is not None:
+            caller = caller.f_back  # methods in Python
+        if caller.f_globals.get("__name__", "").startswith("torch."):
+            return 1 if self._value is None else self._value
+        place, name = _C.program_line(), func.__name__
+        if self._value is None:
+            raise ValueError(
+                f"[dry_run] {place} reads a value ({name}), and a dry run has none. Give the value that it goes on with: "
+                "`--value 1`, or dry_run(value=1)."
+            )
+        self.reads[place, name] += 1
+        return self._value
+
+
+def is_on_meta(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_meta
+
+
+def is_device(value: object) -> bool:
+    return isinstance(value, str | torch.device) or type(value) is int
+
+
+def plain_number(value: Any) -> Any:
+    """`value` as C++ takes it: a RankNumber becomes an int."""
+    return value.__index__() if type(value) is RankNumber else value
+
+
+def is_of_meshes(caller: FrameType) -> bool:
+    name: str = caller.f_globals.get("__name__", "")
+    return name.startswith(("torch.distributed.device_mesh", "torch.distributed._mesh_layout"))
+
+
+def of_dtype(tensor: torch.Tensor, value: float) -> float:
+    """`value` as the Python number that an element of `tensor` would be."""
+    if tensor.dtype == torch.bool:
+        return bool(value)
+    return value if tensor.dtype.is_floating_point or tensor.dtype.is_complex else int(value)
+
+
+def is_fused(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether a fused kernel takes these operands: plain tensors of 4 dims, with as many heads each."""
+    are_plain = all(type(each) is torch.Tensor and each.dim() == 4 for each in (query, key, value))
+    return are_plain and query.shape[1] == key.shape[1] and query.shape[-1] <= MOST_FEATURES
+
+
+def on_meta(value: Any) -> Any:
+    """`value`, with plain tensors of the CPU replaced by tensors on meta; also those in a list or tuple."""
+    if type(value) is torch.Tensor and not value.is_meta:
+        return value.to("meta")
+    if type(value) in (list, tuple) and any(type(each) is torch.Tensor for each in value):
+        return type(value)(map(on_meta, value))
+    return value
+
+
+def filled(sizes: list[int], value: float) -> Any:
+    """Nested lists."""
+    return value if not sizes else [filled(sizes[1:], value) for _ in range(sizes[0])]
+
+
+def rms_norm(
+    input: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """rms_norm by the kernel for GPUs. On meta, torch composes it of operators that keep more."""
+    return torch.ops.aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
+
+
+def attention(
+    device_type: str,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """scaled_dot_product_attention by the kernel that torch chooses on this kind of device. On meta, torch would choose the one for any device, which
+    keeps the scores of all pairs.
+    """
+    aten = torch.ops.aten
+    if device_type == "cpu":
+        if dropout_p == 0:
+            on_cpu = aten._scaled_dot_product_flash_attention_for_cpu
+            return on_cpu(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    elif attn_mask is None and query.dtype in (torch.float16, torch.bfloat16):
+        return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+    elif device_type == "cuda":
+        bias = attn_mask
+        if bias is not None:
+            bias = bias.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
+        keeps_sums = query.requires_grad
+        efficient = aten._scaled_dot_product_efficient_attention
+        return efficient(query, key, value, bias, keeps_sums, dropout_p, is_causal, scale=scale)[0]
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )

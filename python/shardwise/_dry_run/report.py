@@ -1,0 +1,210 @@
+"""The report of a dry run as text: memory, communication, work, differences between ranks."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from shardwise._C import page_style
+from shardwise._dry_run.agreement import divergences
+from shardwise._dry_run.figures import Communication, Machine, RankFigures, Work
+from shardwise._dry_run.memory_chart import memory_chart
+from shardwise.debug.picture import template_of
+from shardwise.debug.profile_tables import unasked_table
+from shardwise.debug.text_tables import in_units, table_text
+
+MOST_LINES = 20
+PAGE = Path(__file__).parent / "page.html"
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The figures of the ranks that ran, and how they are shown."""
+
+    ranks: Sequence[RankFigures]
+    machine: Machine
+
+    def __str__(self) -> str:
+        return text_of(self.ranks, self.machine)
+
+    def json(self) -> str:
+        return json.dumps([each.as_json() for each in self.ranks])
+
+    def html(self) -> str:
+        """A page that needs nothing else. Raises ModuleNotFoundError without jinja2."""
+        shown = largest(self.ranks)
+        title = f"Dry run of {shown.n_ranks:,} ranks"
+        drawings = [memory_chart(shown), *shown.pictures]
+        return str(template_of(PAGE).render(title=title, drawings=drawings, text=str(self), svg_rules=page_style()))
+
+
+def largest(ranks: Sequence[RankFigures]) -> RankFigures:
+    return max(ranks, key=lambda figures: figures.peak_bytes)
+
+
+def text_of(ranks: Sequence[RankFigures], machine: Machine, limit: int = MOST_LINES) -> str:
+    """The tables of the rank with the largest peak, after one that compares the ranks if there are several."""
+    shown = largest(ranks)
+    parts = [compared(ranks, machine), agreement(ranks)] if len(ranks) > 1 or len(shown.alike) > 1 else []
+    of_rank = f"rank {shown.rank} of {shown.n_ranks:,}"
+    parts += [
+        memory_by_kind(shown, of_rank),
+        memory_by_layer(shown, limit),
+        communication_by_layer(shown, machine, limit),
+        unasked_table([each.span for each in shown.communications], limit),
+        work_by_operator(shown, machine, limit),
+        times(shown, machine),
+        reads(shown),
+        *(f"rank {each.rank} ended with {each.failure}\n" for each in ranks if each.failure),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def memory_by_kind(figures: RankFigures, of_rank: str) -> str:
+    kinds = figures.peak_by_kind
+    title = f"{of_rank}: peak {in_units(figures.peak_bytes)} in steps, {in_units(figures.setup_peak_bytes)} before them"
+    rows = [(kind, in_units(n), f"{100 * n / max(figures.peak_bytes, 1):.1f}") for kind, n in kinds.items()]
+    return table_text(title, ["memory at the peak", "bytes", "%"], rows, 1)
+
+
+def memory_by_layer(figures: RankFigures, limit: int) -> str:
+    sizes = _grouped(figures.at_peak(), lambda each: (each.kind, each.place.layers, each.op))
+    rows = [
+        (*key, f"{len(found):,}", in_units(sum(each.n_bytes for each in found)))
+        for key, found in _most_first(sizes, lambda each: each.n_bytes)[:limit]
+    ]
+    return table_text("", ["at the peak", "allocated in", "for", "tensors", "bytes"], rows, 3)
+
+
+def communication_by_layer(figures: RankFigures, machine: Machine, limit: int) -> str:
+    if not figures.communications:
+        return "no communication\n"
+
+    moving = [each for each in figures.communications if each.span.bytes_sent + each.span.bytes_received > 0]
+
+    def key(each: Communication) -> Key:
+        link = "between hosts" if machine.is_between_hosts(each.span) else "within a host"
+        return (
+            each.place.layers,
+            each.place.phase,
+            each.span.collective,
+            each.span.op,
+            group_text(each.span.ranks),
+            link,
+        )
+
+    rows = [
+        (
+            *texts,
+            f"{len(found):,}",
+            in_units(sum(each.span.bytes_sent for each in found)),
+            in_units(sum(each.span.bytes_received for each in found)),
+        )
+        for texts, found in _most_first(
+            _grouped(moving, key), lambda each: each.span.bytes_sent + each.span.bytes_received
+        )[:limit]
+    ]
+    title = (
+        f"{len(moving):,} communications: {in_units(figures.bytes_sent)} sent, "
+        f"{in_units(figures.bytes_received)} received"
+    )
+    columns = ["layer", "phase", "collective", "operator", "ranks", "link", "calls", "sent", "received"]
+    return table_text(title, columns, rows, 6)
+
+
+def work_by_operator(figures: RankFigures, machine: Machine, limit: int) -> str:
+    groups = _grouped(
+        figures.works, lambda each: (each.op, each.place.phase, "DTensors" if each.is_on_pieces else "plain tensors")
+    )
+    ordered = _most_first(groups, lambda each: each.flops * 1e-3 + each.n_bytes)  # a product costs more than its bytes
+    rows = [
+        (*key, f"{len(found):,}", f"{sum(each.flops for each in found) / 1e9:,.1f}", in_units(_bytes(found)))
+        for key, found in ordered[:limit]
+    ]
+    title = f"{figures.flops / 1e12:,.3f} TFLOP, {in_units(_bytes(figures.works))} read and written"
+    return table_text(title, ["operator", "phase", "on", "calls", "GFLOP", "bytes"], rows, 3)
+
+
+def seconds(figures: RankFigures, machine: Machine) -> tuple[float, float]:
+    """Estimates of the time of computation, and of communication. They overlap as far as the program lets them."""
+    computing = sum(machine.seconds_of(each) for each in figures.works)
+    return computing, sum(machine.seconds_of_message(each.span) for each in figures.communications)
+
+
+def times(figures: RankFigures, machine: Machine) -> str:
+    computing, communicating = seconds(figures, machine)
+    rate = "" if machine.flops or machine.memory_bandwidth else " (give the rates of the device for this one)"
+    return (
+        f"estimated time: {computing * 1e3:,.3f} ms of computation{rate}, {communicating * 1e3:,.3f} ms of communication; "
+        f"{max(computing, communicating) * 1e3:,.3f} ms if they overlap fully, {(computing + communicating) * 1e3:,.3f} ms if not\n"
+    )
+
+
+def reads(figures: RankFigures) -> str:
+    if not figures.reads:
+        return ""
+    rows = [(place, name, f"{n:,}") for (place, name), n in figures.reads.items()]
+    return table_text("values that the program read, and a dry run does not have", ["line", "call", "reads"], rows, 2)
+
+
+def compared(ranks: Sequence[RankFigures], machine: Machine) -> str:
+    """A line per figure: the least, the mean and the most of all ranks that ran."""
+    columns: dict[str, tuple[Callable[[RankFigures], float], Callable[[float], str]]] = {
+        "peak memory": (lambda each: each.peak_bytes, in_units),
+        "bytes sent": (lambda each: each.bytes_sent, in_units),
+        "bytes received": (lambda each: each.bytes_received, in_units),
+        "communications": (lambda each: len(each.communications), lambda n: f"{n:,.0f}"),
+        "TFLOP": (lambda each: each.flops / 1e12, lambda n: f"{n:,.3f}"),
+    }
+    rows, n_ranks = [], sum(len(each.alike) for each in ranks)
+    for name, (figure, text) in columns.items():
+        numbers = {each.rank: figure(each) for each in ranks}
+        most = max(numbers, key=lambda rank: numbers[rank])
+        mean = sum(numbers[each.rank] * len(each.alike) for each in ranks) / n_ranks
+        imbalance = f"{numbers[most] / mean:.2f}" if mean else "-"
+        rows.append((name, text(min(numbers.values())), text(mean), text(numbers[most]), f"{most}", imbalance))
+    title = f"{n_ranks:,} of {ranks[0].n_ranks:,} ranks"
+    if n_ranks > len(ranks):
+        alike = "; ".join(f"{group_text(each.alike)} as rank {each.rank}" for each in ranks[:8])
+        title += f", by {len(ranks)} that ran: {alike}{'; ...' if len(ranks) > 8 else ''}"
+    return table_text(title, ["figure", "least", "mean", "most", "of rank", "most / mean"], rows, 1)
+
+
+def agreement(ranks: Sequence[RankFigures]) -> str:
+    found = divergences(ranks)
+    if found:
+        return "the ranks do not make the same collectives:\n" + "".join(f"  {each}\n" for each in found)
+    if sum(len(each.alike) for each in ranks) < ranks[0].n_ranks:
+        return "these ranks make the same collectives in the same order in the groups that they share\n"
+    return "all ranks make the same collectives in the same order in every group\n"
+
+
+def group_text(ranks: Sequence[int]) -> str:
+    """Names ranks: "0-7", or "3, 11, ..., 507 (64 ranks)"."""
+    steps = {b - a for a, b in pairwise(ranks)}
+    if len(ranks) < 2 or len(steps) > 1:
+        return ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]}, ..., {ranks[-1]} ({len(ranks)} ranks)"
+    (step,) = steps
+    return f"{ranks[0]}-{ranks[-1]}" if step == 1 else f"{ranks[0]}, {ranks[1]}, ..., {ranks[-1]} ({len(ranks)} ranks)"
+
+
+def _bytes(works: Iterable[Work]) -> int:
+    return sum(each.n_bytes for each in works)
+
+
+def _grouped(items: Iterable[Any], key: Callable[[Any], Key]) -> dict[Key, list[Any]]:
+    groups: defaultdict[Key, list[Any]] = defaultdict(list)
+    for each in items:
+        groups[key(each)].append(each)
+    return groups
+
+
+def _most_first(groups: dict[Key, list[Any]], size: Callable[[Any], float]) -> list[tuple[Key, list[Any]]]:
+    return sorted(groups.items(), key=lambda item: -sum(map(size, item[1])))

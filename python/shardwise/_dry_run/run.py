@@ -1,0 +1,230 @@
+"""dry_run(): the context in which a program runs as one rank of a job, without memory and without messages."""
+
+import traceback
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import optimizer as optimizer_module
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from shardwise import _C
+from shardwise._dry_run.agreement import Grid
+from shardwise._dry_run.figures import (
+    BACKWARD,
+    BUFFERS,
+    FORWARD,
+    GRADIENTS,
+    OPTIMIZER,
+    OPTIMIZER_STATE,
+    OUTSIDE,
+    PARAMETERS,
+    Allocation,
+    Communication,
+    Machine,
+    Place,
+    RankFigures,
+    Work,
+)
+from shardwise._dry_run.meta_mode import MetaMode
+from shardwise._dry_run.rank_number import Fact, noted_ranks
+from shardwise._dry_run.report import Report
+from shardwise._dry_run.world import fake_world
+from shardwise.debug.module_tracker import EVERYTHING, ModuleTracker
+from shardwise.debug.pictures import picture
+from shardwise.debug.spans import RankProfile
+from shardwise.device_mesh import DeviceMesh
+
+Counters = tuple[int, int, int]
+
+MESSAGES, ALLOCATIONS, WORKS = 0, 1, 2  # indices of the tracker's counters
+
+
+class dry_run:
+    """A `with` block that runs as one rank of a job of any size, without memory and without messages.
+
+        with sw.dry_run(ranks=512, rank=3) as run:
+            train()
+        print(run)                                     # tables
+        run.figures.peak_bytes, run.figures.bytes_received
+
+    In the block every tensor is on meta, whichever device the program names, and every mesh is on meta, too. Communications are planned and counted
+    as in a run with memory, and not sent. A read of a value (`loss.item()`) gives `value`; without `value` it is an error that names the line.
+
+    `device_type`: the kind of device that the job is planned for; it decides over kernels and messages. `ranks_per_host`: for LOCAL_RANK and
+    for links. Raises ValueError in a process that has ranks already, and for a rank outside the job.
+
+    >>> run = sw.dry_run(ranks=512, rank=3)  # then, in a process without ranks: with run: train()
+    >>> run.figures.rank, run.figures.n_ranks
+    (3, 512)
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        rank: int = 0,
+        *,
+        device_type: str = "cuda",
+        value: float | None = None,
+        ranks_per_host: int = 8,
+        _others: Sequence[int] | None = None,
+    ) -> None:
+        if ranks < 1:
+            raise ValueError(f"[dry_run] ranks is {ranks}: a job has at least one rank. Give 1 or more.")
+        if not 0 <= rank < ranks:
+            raise ValueError(f"[dry_run] rank {rank} is not in a job of {ranks} ranks. Give 0 to {ranks - 1}.")
+        if ranks_per_host < 1:
+            raise ValueError(f"[dry_run] ranks_per_host is {ranks_per_host}: a host has at least one. Give 1 or more.")
+        self.figures = RankFigures(rank, ranks)
+        self._machine = Machine(ranks_per_host=ranks_per_host)
+        self._ranks_per_host = ranks_per_host
+        torch.device(device_type)  # raises RuntimeError for a kind of device that torch does not know
+        self._device_type = device_type
+        self._mode = MetaMode(device_type, value)
+        self._others = _others  # the ranks to compare with
+        self._facts: list[Fact] = []
+        self._scopes = ExitStack()
+
+    def __enter__(self) -> "dry_run":
+        with ExitStack() as scopes:
+            scopes.enter_context(fake_world(self.figures.n_ranks, self.figures.rank, self._ranks_per_host))
+            _C.plan_for(self._device_type)
+            scopes.callback(_C.plan_for, None)
+            if self._others is not None:
+                self._facts = scopes.enter_context(noted_ranks(self._ranks_per_host))
+            for change in changes_of_torch(self._device_type):
+                scopes.enter_context(change)
+            self._meshes: list[DeviceMesh] = []
+            register = DeviceMesh._register
+
+            def keep(mesh: DeviceMesh) -> None:
+                register(mesh)
+                self._meshes.append(mesh)
+
+            scopes.enter_context(mock.patch.object(DeviceMesh, "_register", keep))
+            self._made = _C.MadeSpecs()
+            scopes.callback(self._made.stop)
+            self._memory, self._work = _C.MetaMemory(), _C.WorkMeter()
+            scopes.callback(self._memory.stop)
+            scopes.callback(self._work.stop)
+            self._events = _C.EventReader("dry_run", operators=True, details=True, plain_collectives=True)
+            self._events.open()
+            scopes.callback(self._events.close)
+            self._tracker = ModuleTracker(self._events.n_communications, self._memory.n_allocations, self._work.n_works)
+            self._tracker.start()
+            scopes.callback(self._tracker.stop)
+            self._models: dict[nn.Module, None] = {}  # the outermost modules that ran
+            self._begun: list[Counters] = []  # the optimizer steps that run
+            self._steps: list[tuple[Counters, Counters]] = []  # the begin and the end of each outermost one
+            for hook in (
+                register_module_forward_pre_hook(self._label_module),
+                register_optimizer_step_pre_hook(self._begin_step),
+                register_optimizer_step_post_hook(self._end_step),
+            ):
+                scopes.callback(hook.remove)
+            scopes.enter_context(self._mode)
+            self._scopes = scopes.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        with self._scopes:
+            self.figures.failure = failure_text(error[1])
+            self.figures.alike += self._alike()
+            self.figures.grids = sorted({Grid.of(mesh) for mesh in self._meshes})
+        self._take_figures()
+
+    def _alike(self) -> list[int]:
+        """The other ranks for which this run stands."""
+        if self._others is None:
+            return []
+
+        def is_alike(rank: int) -> bool:
+            try:
+                return rank != self.figures.rank and all(fact(rank) for fact in self._facts)
+            except Exception:  # the program's arithmetic with another rank, which would raise there
+                return False
+
+        return list(filter(is_alike, _C.alike_ranks(self._made, list(self._others))))
+
+    def _take_figures(self) -> None:
+        figures = self.figures
+        figures.communications = [
+            Communication(each, self._place(MESSAGES, number))
+            for number, each in enumerate(RankProfile.of(figures.rank, self._events).communications)
+        ]
+        figures.allocations = [
+            Allocation(*each, self._place(ALLOCATIONS, number))
+            for number, each in enumerate(self._memory.allocations())
+            if each[0] > 0
+        ]
+        figures.works = [Work(*each, self._place(WORKS, number)) for number, each in enumerate(self._work.works())]
+        figures.reads = dict(self._mode.reads)
+        if not figures.failure:
+            figures.pictures = [picture(module).draw("svg") for module in self._models]
+
+    def __str__(self) -> str:
+        return str(Report([self.figures], self._machine))
+
+    def _counters(self) -> tuple[int, int, int]:
+        return self._events.n_communications(), self._memory.n_allocations(), self._work.n_works()
+
+    def _place(self, counter: int, number: int) -> Place:
+        layer, is_backward = self._tracker.mark_of(counter, number)
+        step = bisect_right(self._steps, number, key=lambda step: step[0][counter]) - 1
+        if step >= 0 and number < self._steps[step][1][counter]:
+            return Place(layer, OPTIMIZER)
+        return Place(layer, BACKWARD if is_backward else OUTSIDE if layer == EVERYTHING else FORWARD)
+
+    def _label_module(self, module: nn.Module, inputs: Any) -> None:
+        if self._tracker.depth == 1:
+            self._models[module] = None
+        for label, tensors in ((PARAMETERS, module._parameters), (BUFFERS, module._buffers)):
+            for tensor in tensors.values():
+                if tensor is not None:
+                    self._memory.label(tensor, label)
+
+    def _begin_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+        self._begun.append(self._counters())
+        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+            self._memory.label(parameter, PARAMETERS)
+            if parameter.grad is not None:
+                self._memory.label(parameter.grad, GRADIENTS)
+
+    def _end_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+        begun = self._begun.pop() if self._begun else self._counters()
+        if not self._begun:
+            self._steps.append((begun, self._counters()))
+        for state in optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    self._memory.label(value, OPTIMIZER_STATE)
+
+
+def changes_of_torch(device_type: str) -> Iterator[AbstractContextManager[Any]]:
+    """Compiled functions run eagerly. Optimizers take the kernels for lists that they take on `device_type`."""
+    yield torch.compiler.set_stance("force_eager")
+    if device_type == "cuda":
+        for kinds in ("foreach", "fused"):
+            name = f"_get_{kinds}_kernels_supported_devices"
+            known = getattr(optimizer_module, name)
+            yield mock.patch.object(optimizer_module, name, lambda known=known: [*known(), "meta"])
+
+
+def failure_text(error: BaseException | None) -> str:
+    """The error that ended the program, with the innermost line of the program; "" for none and for sys.exit(0)."""
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        return ""
+    lines = [each for each in traceback.extract_tb(error.__traceback__) if not is_of_library(each.filename)]
+    place = f" at {lines[-1].filename}:{lines[-1].lineno}" if lines else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def is_of_library(file: str) -> bool:
+    folders = (Path(torch.__file__).parent, Path(__file__).parent.parent)
+    return file.startswith("<frozen") or any(Path(file).is_relative_to(folder) for folder in folders)

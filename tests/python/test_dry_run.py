@@ -1,0 +1,298 @@
+"""Dry runs: what they count is what a run sends and holds; reads of values, ranks that are alike, and ranks that diverge."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import dry_run_program
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.flop_counter import FlopCounterMode
+from torchrun import expect_all_well
+
+import shardwise as sw
+from shardwise import _C
+from shardwise._dry_run.agreement import divergences
+from shardwise._dry_run.job import Program, run_all, run_as, sampled
+from shardwise._dry_run.rank_number import RankNumber
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("real")
+    expect_all_well("dry_run_program.py", dry_run_program.N_RANKS, "write", folder)
+    return lambda case, rank: json.loads((folder / f"{case}-{rank}.json").read_text())
+
+
+@pytest.mark.parametrize("case", dry_run_program.CASES)
+def test_a_dry_run_sends_and_holds_what_a_run_does(case, real):
+    for rank in range(dry_run_program.N_RANKS):
+        with sw.dry_run(dry_run_program.N_RANKS, rank, device_type="cpu") as run:
+            dry_run_program.CASES[case]()
+            sent = dry_run_program.sent(run._events.collectives())
+        known = real(case, rank)
+        assert sent == known["sent"]
+        # A CPU keeps message buffers when nothing uses them. So the real run has some of them, at any time.
+        kept = [each for each in run.figures.allocations if each.kind != "message buffers"]
+        without_buffers = dataclasses.replace(run.figures, allocations=kept)
+        assert 0.97 * max(without_buffers.bytes_over_time) <= known["peak"] <= 1.03 * max(run.figures.bytes_over_time)
+
+
+def test_flops_are_those_that_torch_counts():
+    def compute():
+        x = torch.rand(4, 3, 16, 16, device="meta", requires_grad=True)
+        y = torch.nn.functional.conv2d(x, torch.rand(8, 3, 3, 3, device="meta", requires_grad=True), stride=2)
+        z = y.flatten(1) @ torch.rand(y[0].numel(), 5, device="meta", requires_grad=True)
+        q = torch.rand(2, 4, 32, 8, device="meta", dtype=torch.bfloat16, requires_grad=True)
+        a = torch.ops.aten._scaled_dot_product_flash_attention(q, q, q)[0]
+        b = torch.baddbmm(
+            torch.rand(6, 3, 5, device="meta"), torch.rand(6, 3, 4, device="meta"), torch.rand(6, 4, 5, device="meta")
+        )
+        (z.sum() + a.sum() + b.sum()).backward()
+
+    with FlopCounterMode(display=False) as known:
+        compute()
+    meter = _C.WorkMeter()
+    compute()
+    meter.stop()
+    assert sum(flops for _, flops, _, _ in meter.works()) == known.get_total_flops()
+
+
+def test_memory_is_counted_while_it_is_held():
+    memory = _C.MetaMemory()
+    a = torch.empty(100, device="meta")
+    b = a.view(10, 10)
+    del a
+    memory.label(b, 7)
+    c = torch.empty(2, 3, dtype=torch.float64, device="meta")
+    del b, c
+    memory.stop()
+    torch.empty(5, device="meta")
+    assert [each[:4] for each in memory.allocations()] == [(400, 0, 2, 7), (48, 1, 3, 0)]
+
+
+def test_two_meters_at_a_time_are_refused():
+    memory, work = _C.MetaMemory(), _C.WorkMeter()
+    with pytest.raises(ValueError, match="being counted already"):
+        _C.MetaMemory()
+    with pytest.raises(ValueError, match="being counted already"):
+        _C.WorkMeter()
+    memory.stop()
+    work.stop()
+
+
+def test_a_read_of_a_value_is_an_error_that_names_the_line_unless_a_value_is_given():
+    with pytest.raises(ValueError, match=r"test_dry_run.py:\d+ in .* reads a value \(item\).*--value 1"), sw.dry_run(8):
+        torch.rand(3).sum().item()
+    with sw.dry_run(8, value=2) as run:
+        x = torch.rand(2, 3, device="cuda:7")
+        assert (x.sum().item(), bool(x[0, 0]), x.tolist(), f"{x[0, 0]:.1f}") == (2.0, True, [[2.0] * 3] * 2, "2.0")
+        assert x.numpy().tolist() == [[2.0] * 3] * 2
+    assert sum(run.figures.reads.values()) == 5
+
+
+def test_every_device_is_meta_and_the_world_is_as_large_as_asked():
+    with sw.dry_run(512, 3) as run:
+        torch.cuda.set_device(3)
+        dist.init_process_group("nccl")
+        mesh = sw.init_device_mesh("cuda", (64, 8), mesh_dim_names=("dp", "tp"))
+        x = sw.zeros(1024, 64, device_mesh=mesh, placements=[sw.Shard(0), sw.Shard(1)])
+        assert (dist.get_rank(), dist.get_world_size(), mesh.device_type, x.is_meta) == (3, 512, "meta", True)
+        assert x.to_local().shape == (16, 8)
+        x.full_tensor()
+        dist.all_reduce(torch.ones(7).cuda())
+    received = {
+        each.span.collective: each.span.bytes_received
+        for each in run.figures.communications
+        if each.span.bytes_received
+    }
+    assert received == {"all_gather": (1024 * 64 - 16 * 8) * 4, "allreduce": 2 * 28 * 511 // 512}
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [((0,), "at least one rank"), ((4, 4), "Give 0 to 3"), ((4, -1), "Give 0 to 3")],
+)
+def test_a_rank_outside_the_job_is_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        sw.dry_run(*arguments)
+
+
+def test_a_rank_number_notes_what_was_learned_from_it():
+    facts = []
+    rank = RankNumber(5, lambda rank: rank, facts)
+    assert isinstance(rank, int)
+    assert (f"{rank}", str(rank + 1), facts) == ("5", "6", [])
+    assert (rank % 4 == 1, rank > 7) == (True, False)
+    assert [each for each in range(12) if all(fact(each) for fact in facts)] == [1, 5]
+    assert [10, 11, 12, 13, 14, 15][rank] == 15
+    assert [each for each in range(12) if all(fact(each) for fact in facts)] == [5]
+
+
+HEAD = """
+import torch, torch.distributed as dist, shardwise as sw
+mesh = sw.init_device_mesh("cuda", (8, 4), mesh_dim_names=("dp", "tp"))
+rank = dist.get_rank()
+"""
+
+
+def run_of(tmp_path, text, n_ranks=32):
+    script = tmp_path / "program.py"
+    script.write_text(HEAD + text)
+    return Program((str(script),), n_ranks, "cuda", None, 8)
+
+
+def test_one_rank_runs_of_those_that_are_alike(tmp_path):
+    text = """
+x = sw.ones(64, 12, device_mesh=mesh["tp"], placements=[sw.Shard(1)])
+x.full_tensor()
+if rank == 0:
+    print("rank", rank)
+"""
+    found = run_all(run_of(tmp_path, text))
+    assert sorted(each.alike for each in found) == [[0], list(range(1, 32))]
+    assert divergences(found) == []
+
+
+def test_uneven_shards_divide_the_ranks(tmp_path):
+    found = run_all(run_of(tmp_path, "sw.ones(9, 5, device_mesh=mesh['tp'], placements=[sw.Shard(0)]).sum().item\n"))
+    assert sorted(each.alike for each in found) == [
+        [rank for rank in range(32) if rank % 4 < 3],
+        [rank for rank in range(32) if rank % 4 == 3],
+    ]
+
+
+def test_ranks_that_diverge_are_named_with_their_lines(tmp_path):
+    text = """
+x = sw.ones(64, 12, device_mesh=mesh["tp"], placements=[sw.Shard(1)])
+if mesh.get_local_rank("tp") == 2:
+    x.full_tensor()
+else:
+    dist.all_reduce(torch.ones(3), group=mesh.get_group("tp"))
+"""
+    (found,) = divergences(run_all(run_of(tmp_path, text)))
+    assert "all_gather for redistribute" in found or "all_gather for full_tensor" in found
+    assert "program.py:8" in found
+    assert "program.py:10" in found
+
+
+def test_a_program_that_fails_has_figures_up_to_there(tmp_path):
+    (figures,) = run_as(run_of(tmp_path, "torch.ones(1 << 20)\nraise KeyError('x')\n"), [3])
+    assert figures.failure.startswith("KeyError: 'x' at ")
+    assert figures.failure.endswith("program.py:6")
+    assert figures.setup_peak_bytes or figures.peak_bytes == 4 << 20
+
+
+def test_samples_are_evenly_spaced():
+    assert [sampled(512, 4), sampled(3, 8), sampled(5, 1)] == [[0, 170, 341, 511], [0, 1, 2], [0]]
+
+
+def test_the_command_prints_the_report_and_writes_files(tmp_path):
+    program = run_of(
+        tmp_path, "sw.ones(64, 12, device_mesh=mesh, placements=[sw.Shard(0), sw.Shard(1)]).full_tensor()\n"
+    )
+    command = [sys.executable, "-m", "shardwise", "dry-run", "--ranks", "32", "--sample", "3"]
+    files = ["--json", tmp_path / "run.json", "--html", tmp_path / "run.html"]
+    done = subprocess.run([*command, *files, *program.arguments], capture_output=True, text=True, check=True)
+    assert "3 of 32 ranks" in done.stdout
+    assert "these ranks make the same collectives in the same order in the groups that they share" in done.stdout
+    assert [each["rank"] for each in json.loads((tmp_path / "run.json").read_text())] == [0, 16, 31]
+    assert "<svg" in (tmp_path / "run.html").read_text()
+
+
+def test_a_missing_program_is_an_error_of_usage():
+    command = [sys.executable, "-m", "shardwise", "dry-run", "--ranks", "4", "nothing.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "there is no file 'nothing.py'" in done.stderr
+
+
+def test_a_mesh_without_tensors_has_groups_that_agree(tmp_path):
+    text = """
+if mesh.get_local_rank("tp") == 3:
+    print("last")
+dist.all_reduce(torch.ones(3), group=mesh.get_group("tp"))
+"""
+    found = run_all(run_of(tmp_path, text))
+    assert len(found) == 2
+    assert divergences(found) == []
+
+
+def test_membership_of_a_group_divides_the_ranks(tmp_path):
+    text = """
+group = dist.new_group([0, 1])
+if group is not dist.GroupMember.NON_GROUP_MEMBER:
+    dist.all_reduce(torch.ones(3), group=group)
+"""
+    found = run_all(run_of(tmp_path, text))
+    assert sorted(each.alike for each in found) == [[0, 1], list(range(2, 32))]
+
+
+def test_ranks_outside_a_mesh_are_not_alike(tmp_path):
+    text = """
+some = sw.DeviceMesh("cuda", [0, 1, 2])
+place = some.get_coordinate()
+if place is not None and place[0] < 2:
+    print("first two")
+"""
+    found = run_all(run_of(tmp_path, text))
+    assert sorted(each.alike for each in found) == [[0, 1], [2], list(range(3, 32))]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("if rank == 0: dist.barrier()", "barrier"),
+        ("dist.all_reduce(torch.ones(3 if rank == 0 else 4))", "allreduce"),
+        ("dist.all_reduce(torch.ones(3, dtype=torch.half if rank == 0 else torch.float))", "Half"),
+        ("if rank == 0: dist.broadcast_object_list([3])", "broadcast"),
+    ],
+)
+def test_a_collective_of_one_rank_alone_is_found(tmp_path, text, words):
+    (found,) = divergences(run_all(run_of(tmp_path, text)))
+    assert words in found
+
+
+def test_numbers_of_ranks_go_where_numbers_go(tmp_path):
+    text = """
+import json
+x = torch.ones(3) * rank + torch.full((3,), rank)
+json.dumps({"rank": rank})
+"""
+    found = run_all(run_of(tmp_path, text, n_ranks=32))
+    assert [each.failure for each in found] == [""] * 32
+
+
+def test_a_program_may_have_processes_of_its_own(tmp_path):
+    text = """
+loader = torch.utils.data.DataLoader(list(range(6)), batch_size=2, num_workers=1)
+assert [len(batch) for batch in loader] == [2, 2, 2]
+"""
+    (figures,) = run_as(run_of(tmp_path, text), [0])
+    assert figures.failure == ""
+
+
+def test_a_program_that_ends_its_process_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="rank 3 ended with exit code 7"):
+        run_as(run_of(tmp_path, "import os; os._exit(7)"), [3])
+
+
+def test_a_failed_run_leaves_nothing_behind():
+    allocate = dist.init_process_group
+    with pytest.raises(KeyError), sw.dry_run(8, 3) as run:
+        torch.ones(3)
+        raise KeyError("x")
+    assert run.figures.failure.startswith("KeyError")
+    assert dist.init_process_group is allocate
+    assert not dist.is_initialized()
+    assert torch.ones(3).device.type == "cpu"
+    with sw.dry_run(8, 3):
+        pass
+
+
+def test_a_device_that_torch_does_not_know_is_refused():
+    with pytest.raises(RuntimeError, match="foo"):
+        sw.dry_run(8, device_type="foo")
