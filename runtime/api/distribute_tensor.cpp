@@ -215,7 +215,8 @@ Agreed agreed_on(at::TensorList tensors, const DeviceMesh& mesh, int64_t root) {
   for (const at::Tensor& each : tensors) Given::of(each).add_to(facts);
   const size_t n_left = facts.words().size() < kShortFacts ? kShortFacts - facts.words().size() - 1 : 0;
   const bool is_planned = !group.sends && mesh.planned_type() == c10::kCPU;
-  const std::string bytes = bytes_in(tensors, n_left * sizeof(int64_t), is_planned);
+  const bool has_values = mesh.rank() == root || is_planned;
+  const std::string bytes = has_values ? bytes_in(tensors, n_left * sizeof(int64_t), is_planned) : "";
   facts.text(mesh.rank() == root ? bytes : "");
   std::vector<std::vector<Given>> by_tensor(tensors.size());
   Agreed result;
