@@ -3,9 +3,10 @@
 import argparse
 from pathlib import Path
 
-from shardwise._commands.arguments import link, quoted
+from shardwise._commands.arguments import MAX_INTEGER, link, whole
 from shardwise.debug.printing import printable
 
+COUNT = whole(1, MAX_INTEGER)
 EPILOG = """examples:
   python -m shardwise dry-run --ranks 512 train.py --lr 0.1
   python -m shardwise dry-run --ranks 512 --sample 8 --value 1 --html run.html train.py
@@ -21,14 +22,14 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         epilog=EPILOG,
     )
     add = command.add_argument
-    add("--ranks", type=positive, required=True, help="the number of ranks of the job")
+    add("--ranks", type=COUNT, required=True, help="the number of ranks of the job")
     which = command.add_mutually_exclusive_group()
     which.add_argument("--rank", type=int, default=0, help="the rank that runs (default: %(default)s)")
-    which.add_argument("--sample", type=positive, metavar="N", help="N ranks run, from the first to the last")
+    which.add_argument("--sample", type=COUNT, metavar="N", help="N ranks run, from the first to the last")
     which.add_argument("--all", action="store_true", help="every rank runs")
     add("--device", default="cuda", help="the kind of device that is planned for (default: %(default)s)")
     add("--value", type=float, help="what a read of a value gives (default: such a read is an error)")
-    add("--ranks-per-host", type=positive, default=8, metavar="N", help="default: %(default)s")
+    add("--ranks-per-host", type=COUNT, default=8, metavar="N", help="default: %(default)s")
     add("--flops", type=float, default=0, metavar="TFLOP/S", help="the rate of a device, for estimates of time")
     add("--memory-bandwidth", type=float, default=0, metavar="GB/S", help="the rate of a device's memory, for the same")
     add(
@@ -43,12 +44,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     add("program", help="a script")
     add("arguments", nargs=argparse.REMAINDER, help="the program's own")
     command.set_defaults(run=run)
-
-
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is no number from 1 on. Give one.")
-    return int(text)
 
 
 def run(options: argparse.Namespace) -> list[str]:

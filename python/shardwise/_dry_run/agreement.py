@@ -31,8 +31,9 @@ class Grid:
         with torch._C.DisableTorchFunction():
             return cls(tuple(root.mesh.shape), tuple(root.mesh.flatten().tolist()))
 
-    def coordinate(self, rank: int) -> Ranks:
-        index, result = self.ranks.index(rank), []
+    def coordinate(self, index: int) -> Ranks:
+        """The coordinate of `ranks[index]`."""
+        result = []
         for extent in reversed(self.shape):
             index, place = divmod(index, extent)
             result.append(place)
@@ -48,8 +49,8 @@ class Lines:
 
     def groups(self) -> Iterator[Ranks]:
         groups: defaultdict[Ranks, list[int]] = defaultdict(list)
-        for rank in self.grid.ranks:
-            place = self.grid.coordinate(rank)
+        for index, rank in enumerate(self.grid.ranks):
+            place = self.grid.coordinate(index)
             groups[tuple(at for dim, at in enumerate(place) if dim not in self.dims)].append(rank)
         return (tuple(sorted(group)) for group in groups.values())
 
@@ -59,7 +60,7 @@ def lines_of(ranks: Ranks, grids: Sequence[Grid]) -> Lines:
     for grid in grids:
         if not set(ranks) <= set(grid.ranks):
             continue
-        places = [grid.coordinate(rank) for rank in ranks]
+        places = [grid.coordinate(grid.ranks.index(rank)) for rank in ranks]
         dims = tuple(dim for dim in range(len(grid.shape)) if len({place[dim] for place in places}) > 1)
         if prod(grid.shape[dim] for dim in dims) == len(ranks):
             return Lines(grid, dims)

@@ -52,14 +52,14 @@ def largest(ranks: Sequence[RankFigures]) -> RankFigures:
 def text_of(ranks: Sequence[RankFigures], machine: Machine, limit: int = MOST_LINES) -> str:
     """The tables of the rank with the largest peak, after one that compares the ranks if there are several."""
     shown = largest(ranks)
-    parts = [compared(ranks, machine), agreement(ranks)] if len(ranks) > 1 or len(shown.alike) > 1 else []
+    parts = [compared(ranks), agreement(ranks)] if len(ranks) > 1 or len(shown.alike) > 1 else []
     of_rank = f"rank {shown.rank} of {shown.n_ranks:,}"
     parts += [
         memory_by_kind(shown, of_rank),
         memory_by_layer(shown, limit),
         communication_by_layer(shown, machine, limit),
         unasked_table([each.span for each in shown.communications], limit),
-        work_by_operator(shown, machine, limit),
+        work_by_operator(shown, limit),
         times(shown, machine),
         reads(shown),
         *(f"rank {each.rank} ended with {each.failure}\n" for each in ranks if each.failure),
@@ -119,7 +119,7 @@ def communication_by_layer(figures: RankFigures, machine: Machine, limit: int) -
     return table_text(title, columns, rows, 6)
 
 
-def work_by_operator(figures: RankFigures, machine: Machine, limit: int) -> str:
+def work_by_operator(figures: RankFigures, limit: int) -> str:
     groups = _grouped(
         figures.works, lambda each: (each.op, each.place.phase, "DTensors" if each.is_on_pieces else "plain tensors")
     )
@@ -154,7 +154,7 @@ def reads(figures: RankFigures) -> str:
     return table_text("values that the program read, and a dry run does not have", ["line", "call", "reads"], rows, 2)
 
 
-def compared(ranks: Sequence[RankFigures], machine: Machine) -> str:
+def compared(ranks: Sequence[RankFigures]) -> str:
     """A line per figure: the least, the mean and the most of all ranks that ran."""
     columns: dict[str, tuple[Callable[[RankFigures], float], Callable[[float], str]]] = {
         "peak memory": (lambda each: each.peak_bytes, in_units),

@@ -114,11 +114,8 @@ def object_collectives() -> dict[str, Callable[..., Any]]:
 def cuda_stand_ins(device: int, devices: int) -> dict[str, Callable[..., Any]]:
     """Stand-ins for functions of torch.cuda, on a host with or without GPUs."""
 
-    def nothing() -> Callable[..., None]:
-        return lambda *args, **kwargs: None  # one each: torch.compile lists the functions of torch
-
-    def zero() -> Callable[..., int]:
-        return lambda *args, **kwargs: 0
+    def giving(result: int | None) -> Callable[..., int | None]:
+        return lambda *args, **kwargs: result  # one each: torch.compile lists the functions of torch
 
     names = (
         "set_device",
@@ -130,6 +127,5 @@ def cuda_stand_ins(device: int, devices: int) -> dict[str, Callable[..., Any]]:
         "init",
     )
     numbers = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-    found: dict[str, Callable[..., Any]] = {name: nothing() for name in names}
-    found |= {name: zero() for name in numbers}
-    return found | {"current_device": lambda: device, "device_count": lambda: devices}
+    found = {name: giving(None) for name in names} | {name: giving(0) for name in numbers}
+    return found | {"current_device": giving(device), "device_count": giving(devices)}
