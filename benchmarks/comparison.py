@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dispatch_rows import Row
-from sides import PLAIN, SHARDWISE, TORCH, machine_line
+from sides import PLAIN, SHARDWISE, SUBCLASS, TORCH, machine_line
 
 # Shardwise's added cost over torch.distributed.tensor's, at most.
 TARGET_HOT, TARGET_FRESH = 1 / 15, 1 / 50
 
-HEADER = ("row", PLAIN, TORCH, "adds", SHARDWISE, "adds", "ratio")
+HEADER = ("row", PLAIN, f"{SUBCLASS} adds", TORCH, "adds", SHARDWISE, "adds", "ratio")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Comparison:
         return self.added(SHARDWISE) / self.added(TORCH) if SHARDWISE in self.cost else None
 
     def cells(self):
-        costs = [self.cost[PLAIN]]
+        costs = [self.cost[PLAIN], self.added(SUBCLASS)]
         for side in (TORCH, SHARDWISE):
             costs += [self.cost.get(side), self.added(side)]
         return [self.row.label, *map(_number, costs), _fraction(self.ratio())]

@@ -1,4 +1,4 @@
-"""Per-call microseconds of small operators: plain tensors, torch.distributed.tensor and Shardwise side by side.
+"""Per-call microseconds of small operators: plain tensors, an empty subclass of torch.Tensor, torch.distributed.tensor and Shardwise side by side.
 
     export PYTHONPATH=build/python                      # where Shardwise is built and not installed
     python benchmarks/dispatch.py                       # every row, about a minute
@@ -18,7 +18,7 @@ import time
 import torch
 from comparison import Comparison, render, summary, write_json
 from dispatch_rows import select_rows
-from sides import available_sides, machine_line, use_device, world_of_one
+from sides import Subclass, available_sides, machine_line, use_device, world_of_one
 
 BATCH_US = 200  # a batch is short enough to fall between two interruptions
 RESOLUTION_US = 0.01
@@ -62,7 +62,7 @@ def main():
     torch.set_num_threads(1)
     use_device(args.device)
     with world_of_one():
-        sides = available_sides()
+        sides = [*available_sides(), Subclass()]
         gc.disable()
         comparisons = [compare(row, sides, args.repeats) for row in rows]
     print(f"{machine_line()}; microseconds per call, fastest of {args.repeats} batches\n")

@@ -1,4 +1,4 @@
-"""The sides a benchmark compares: plain tensors, torch.distributed.tensor, Shardwise.
+"""The sides a benchmark compares: plain tensors, an empty subclass of torch.Tensor, torch.distributed.tensor, Shardwise.
 
 A side converts plain data to its own tensors. `dims` has one entry per mesh dim: `0` is Shard(0), `None` is Replicate(). So
 `distribute(x, 0)` shards rows over a 1-D mesh, and `distribute(x, 0, None)` shards them over the first dim of a 2-D mesh.
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.tensor
 
-PLAIN, TORCH, SHARDWISE = "plain", "torch.distributed.tensor", "shardwise"
+PLAIN, SUBCLASS, TORCH, SHARDWISE = "plain", "empty subclass", "torch.distributed.tensor", "shardwise"
 
 
 class Plain:
@@ -30,6 +30,23 @@ class Plain:
 
     def to_local(self):
         return lambda tensor: tensor
+
+
+class EmptySubclass(torch.Tensor):
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+class Subclass(Plain):
+    """Operands of a Python subclass of torch.Tensor that does nothing. Results are plain. The time that it adds is that of torch's argument parser,
+    which every tensor class in Python pays."""
+
+    name = SUBCLASS
+
+    def distribute(self, data, *dims):
+        return torch.Tensor._make_subclass(EmptySubclass, data)
+
+    def from_local(self, *dims):
+        return self.distribute
 
 
 class Distributed:
