@@ -124,8 +124,9 @@ at::Tensor pool_bags(BagLookup& call, const at::Tensor& weight, const at::Tensor
 at::Tensor pool_bags_of(BagLookup& call, c10::ArrayRef<at::Tensor> pieces_of_table, const at::TensorOptions& like,
                         const at::Tensor& weights, bool needs_grad) {
   const BelowAutograd guard;
-  call.found = spec_of_bags(call, call.lookup.plan->found);
-  Placements moved = spec_of_bags(call, call.lookup.plan->result)->placements().vec();
+  const LookupPlan& plan = *call.lookup.plan;
+  call.found = spec_of_bags(call, plan.found);
+  Placements moved = (plan.result == plan.found ? call.found : spec_of_bags(call, plan.result))->placements().vec();
   Shards pieces;
   if (call.found->is_member()) {
     call.bags = own_bags(call, weights);

@@ -70,7 +70,7 @@ BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool incl
   if (include_last) bags.n_ids_ = all[bags.n_].item<int64_t>();
   SW_CHECK_VALUE(bags.n_ > 0 || bags.n_ids_ == 0,
                  "[{}] there are {} ids, but no bags for them. Give offsets that begin with 0.", op, bags.n_ids_);
-  bags.offsets_ = all.narrow(0, 0, bags.n_);
+  bags.offsets_ = all.numel() == bags.n_ ? all : all.narrow(0, 0, bags.n_);
   return bags;
 }
 
@@ -101,6 +101,7 @@ Placements BagOffsets::of_bags(const MeshPtr& mesh, Placements placements) const
 }
 
 at::Tensor BagOffsets::within(Interval ids, c10::Device device) const {
+  if (ids.begin == 0 && ids.end == n_ids_) return offsets_.to(device);
   const int64_t first = ids.begin == 0 ? 0 : bags_before(ids.begin), end = bags_before(ids.end);
   return (offsets_.narrow(0, first, end - first) - ids.begin).to(device);
 }
