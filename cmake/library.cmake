@@ -72,7 +72,7 @@ if(SHARDWISE_HAS_GLOO)
 endif()
 if(SHARDWISE_HAS_NCCL)
   target_compile_definitions(shardwise_core PUBLIC SHARDWISE_HAS_NCCL USE_C10D_NCCL)
-  target_include_directories(shardwise_core SYSTEM PUBLIC $<BUILD_INTERFACE:${CUDAToolkit_INCLUDE_DIRS}>
+  target_include_directories(shardwise_core SYSTEM PUBLIC "$<BUILD_INTERFACE:${CUDAToolkit_INCLUDE_DIRS}>"
     $<BUILD_INTERFACE:${SHARDWISE_NCCL_INCLUDE_DIR}> $<BUILD_INTERFACE:${SHARDWISE_CUSPARSE_INCLUDE_DIR}>)
 endif()
 
