@@ -99,9 +99,10 @@ bool is_broadcast_in_list(const OpCall& call, size_t i) {
 bool is_direct(const OpCall& call, const Decision& decision) {
   const Rule& rule = *call.op.rule;
   const Propagation& propagation = *decision.propagation;
-  if (decision.moves || decision.may_be_refused_on_other_ranks || decision.view_offset != 0 ||
-      !decision.local_args.empty() || propagation.by_box || propagation.joined || rule.kernel() || rule.is_shape_only())
+  if (decision.moves || decision.may_be_refused_on_other_ranks || decision.view_offset != 0 || propagation.by_box ||
+      propagation.joined || rule.is_shape_only())
     return false;
+  if (!rule.takes_sizes() && (rule.kernel() || !decision.local_args.empty())) return false;
   if (!rule.is_per_element() && (propagation.outputs.empty() || !propagation.outputs[0])) return false;
   for (size_t i = 0; i < call.operands.size(); ++i)
     if (!is_one_piece(input_spec(call, propagation, i)) || (rule.is_per_element() && is_broadcast_in_list(call, i)))

@@ -49,6 +49,12 @@ void DecisionKey::add_scalar(const c10::Scalar& value, bool by_kind) {
   add_scalar(c10::IValue(value), by_kind);
 }
 
+void DecisionKey::add_ints(c10::IntArrayRef values) {
+  add(kInts);
+  add(values.size());
+  for (const int64_t value : values) add(static_cast<uint64_t>(value));
+}
+
 void DecisionKey::add_plain(const at::Tensor& tensor) {
   add(static_cast<uint64_t>(tensor.scalar_type()) << 8 | (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? 2 : 1));
 }
@@ -63,7 +69,7 @@ void DecisionKey::add_scalar(const c10::IValue& value, bool by_kind) {
   if (value.isInt()) return add_scalar(value.toInt(), by_kind);
   if (value.isDouble()) return add(kDouble), by_kind ? void() : add(std::bit_cast<uint64_t>(value.toDouble()));
   if (value.isBool()) return add_scalar(value.toBool(), by_kind);
-  if (value.isIntList()) return add_all(kInts, value.toIntVector(), [](int64_t i) { return static_cast<uint64_t>(i); });
+  if (value.isIntList()) return add_ints(value.toDimVector());
   if (value.isDoubleList())
     return add_all(kDoubles, value.toDoubleVector(), [](double d) { return std::bit_cast<uint64_t>(d); });
   if (value.isBoolList()) {

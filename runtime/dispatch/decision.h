@@ -29,7 +29,8 @@ struct Decision {
   /// If may_be_refused_on_other_ranks: the numbers of this thread's latest call, which the kernel accepts there. It may refuse other
   /// numbers.
   mutable std::optional<std::vector<c10::IValue>> accepted_numbers;
-  /// One piece each, and nothing to move, replace or skip: the kernel's result is the local result. For lists: for each element.
+  /// One piece each, and nothing to move, replace or skip: the kernel's result is the local result. For lists: for each element. An argument with
+  /// the result's sizes is replaced with those of its piece.
   bool is_direct = false;
   /// Arguments to replace, per local piece (one entry for ordinary layouts); empty if no piece has any.
   std::vector<std::vector<std::pair<size_t, c10::IValue>>> local_args;
@@ -65,6 +66,7 @@ class DecisionKey {
   void add_absent() { add(0); }
   /// Adds a list, before its elements.
   void add_list(size_t n) { add(n); }
+  void add_ints(c10::IntArrayRef values);
   /// Adds any other argument, boxed or not. `by_kind`: only whether it is a bool, an integer, a float or complex matters.
   void add_scalar(const c10::IValue& value, bool by_kind);
   void add_scalar(const c10::Scalar& value, bool by_kind);

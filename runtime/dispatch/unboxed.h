@@ -52,6 +52,12 @@ class UnboxedKey {
     if (tensor) return add(*tensor);
     add_scalar(c10::IValue());
   }
+  void add(c10::SymIntArrayRef sizes) {
+    const auto known = c10::asIntArrayRefSlowOpt(sizes);
+    is_simple_ &= known.has_value();
+    if (known) key_.add_ints(*known);
+    ++n_args_;
+  }
   template <class Scalar>
   void add(const Scalar& value) {
     if constexpr (std::is_same_v<Scalar, c10::Scalar> || std::is_same_v<Scalar, int64_t> ||
@@ -96,7 +102,8 @@ class Unboxed<Op, Return(Args...)> {
     UnboxedKey key(info());
     (key.add(args), ...);
     if (key.is_simple() && !is_traced_view(args...))
-      if (const Decision* decision = DecisionCache::of_thread().find_direct(key.key())) return run(*decision, args...);
+      if (const Decision* decision = DecisionCache::of_thread().find_direct(key.key()); decision && may_view(args...))
+        return run(*decision, args...);
     return run_boxed(args...);
   }
 
@@ -116,6 +123,10 @@ class Unboxed<Op, Return(Args...)> {
     else
       return size_t{1};
   }();
+  /// The second argument is the global sizes of the result.
+  static constexpr bool kTakesSizes =
+      std::is_same_v<std::tuple_element_t<std::min<size_t>(1, sizeof...(Args) - 1), std::tuple<Args...>>,
+                     c10::SymIntArrayRef>;
   static constexpr bool kIsView = std::string_view(Op::schema_str).find("-> Tensor(a)") != std::string_view::npos;
 
   /// True for a view in a traced program, for which the general path keeps more.
@@ -123,6 +134,13 @@ class Unboxed<Op, Return(Args...)> {
   static bool is_traced_view(const First& first, const Rest&...) {
     if constexpr (kIsView) return is_traced(*maybe_dtensor(first));
     return false;
+  }
+
+  /// False for a piece that view() may refuse although the tensor has a view.
+  template <class First, class... Rest>
+  static bool may_view(const First& first, const Rest&...) {
+    if constexpr (kTakesSizes) return local(first).is_contiguous();
+    return true;
   }
 
   template <class Value>
@@ -161,7 +179,12 @@ class Unboxed<Op, Return(Args...)> {
     } else {
       std::array<SpecPtr, kReturns> specs;  // a copy: the kernel may call operators, which may empty the cache
       std::copy_n(decision.propagation->outputs.begin(), kReturns, specs.begin());
-      Return result = Op::call(local(first), local(rest)...);
+      Return result = [&] {
+        if constexpr (kTakesSizes)
+          return Op::call(local(first), c10::fromIntArrayRefUnchecked(specs[0]->boxes()[0].sizes));
+        else
+          return Op::call(local(first), local(rest)...);
+      }();
       if constexpr (std::is_same_v<Return, at::Tensor>) {
         put_around(result, std::move(specs[0]));
         if constexpr (kIsView) begin_view(result, origin_of(*maybe_dtensor(first)));

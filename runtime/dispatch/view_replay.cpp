@@ -4,9 +4,9 @@
 #include "runtime/tensor/dtensor_impl.h"
 #include "runtime/tensor/registrations.h"
 
+#include <ATen/Operators.h>
 #include <c10/core/AutogradState.h>
 
-#include <algorithm>
 #include <memory>
 
 namespace shardwise {
@@ -19,6 +19,25 @@ class Replayed final : public c10::OperatorKernel {
     op.redispatchBoxed(formula_keys(keys), stack);
   }
 };
+
+/// The same for an operator that models call often, without boxing its arguments.
+template <class Op, class Schema = typename Op::schema>
+struct ReplayedHot;
+
+template <class Op, class Return, class... Args>
+struct ReplayedHot<Op, Return(Args...)> {
+  static Return call(c10::DispatchKeySet keys, Args... args) {
+    ViewReplay replay;
+    return Op::redispatch(formula_keys(keys), args...);
+  }
+};
+
+template <class... Ops>
+void add_hot(torch::Library& aten) {
+  (aten.impl(Ops::name + std::string_view("aten::").size(),
+             torch::CppFunction::makeFromUnboxedFunction(&ReplayedHot<Ops>::call)),
+   ...);
+}
 
 bool is_tracked(const AtenOperator& op) {
   return gives_view(op.handle.schema()) && !op.handle.hasKernelForDispatchKey(kAutogradKey) &&
@@ -36,6 +55,7 @@ ViewReplay::~ViewReplay() { c10::AutogradState::get_tls_state().set_view_replay_
 
 void register_view_replay() {
   auto& aten = registrations("aten", kAutogradKey);
+  add_hot<at::_ops::view, at::_ops::t, at::_ops::transpose_int, at::_ops::unsqueeze>(aten);
   for (const AtenOperator& op : aten_operators())
     if (is_tracked(op))
       aten.impl(op.short_name(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Replayed>()));

@@ -136,6 +136,8 @@ class Rule {
 
   Signature signature(const OpCall& call) const;
   bool has_local_args() const { return localize_ || !sizes_arg_.empty(); }
+  /// True if the result's sizes are the only argument that localize() replaces.
+  bool takes_sizes() const { return !sizes_arg_.empty() && !localize_; }
   /// True if localize() needs to know where in the tensor a piece is, not only its sizes.
   bool has_positions() const { return static_cast<bool>(localize_); }
   /// Replaces the arguments that describe global sizes or positions. Pre: has_local_args().
