@@ -41,11 +41,11 @@ void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t ba
 }
 
 /// Takes structures by value, so that the compiler knows that writes to `results` do not change them.
-template <class T, class Id>
+template <size_t kBytes, class T, class Id>
 void sum_bags(const Rows table, const Bags bags, const Id* ids, bool is_mean, T* results, int64_t begin, int64_t end) {
   const auto* weights = static_cast<const T*>(bags.weights);
   const int64_t width = table.width;
-  for_each_column_block<T>(width, [&](int64_t first, const auto& zeros) {
+  for_each_column_block<T, kBytes>(width, [&](int64_t first, const auto& zeros) {
     const auto sum = [&](const auto& add) {
       for (int64_t bag = begin; bag < end; ++bag) {
         auto block = zeros;
@@ -82,16 +82,16 @@ void max_bag(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, T*
   if (chosen != nullptr) std::fill_n(chosen, width, -1);
 }
 
-}  // namespace
-
-SHARDWISE_WIDE_KERNEL void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, void* results,
-                                int64_t* chosen, int64_t begin, int64_t end) {
+/// `kBytes`: of the widest registers to use.
+template <size_t kBytes>
+void pool_in(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, void* results, int64_t* chosen,
+             int64_t begin, int64_t end) {
   with_element(table.element, [&]<class T>(T) {
     with_ids(ids, [&](const auto* id) {
       T* rows = static_cast<T*>(results);
       if (pooling != Pooling::kMax) {
-        for (int64_t first_bag = begin; first_bag < end; first_bag += kBagsAtOnce)
-          sum_bags(table, bags, id, pooling == Pooling::kMean, rows, first_bag, std::min(first_bag + kBagsAtOnce, end));
+        for (int64_t bag = begin; bag < end; bag += kBagsAtOnce)
+          sum_bags<kBytes>(table, bags, id, pooling == Pooling::kMean, rows, bag, std::min(bag + kBagsAtOnce, end));
         return;
       }
       for (int64_t bag = begin; bag < end; ++bag)
@@ -99,6 +99,29 @@ SHARDWISE_WIDE_KERNEL void pool(const Rows& table, const Ids& ids, const Bags& b
                 chosen == nullptr ? nullptr : chosen + bag * table.width);
     });
   });
+}
+
+}  // namespace
+
+// Versions for several CPUs can only be called in the file that has them all.
+#ifdef SHARDWISE_AVX512
+SHARDWISE_AVX512 void pool_here(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, void* results,
+                                int64_t* chosen, int64_t begin, int64_t end) {
+  pool_in<kAvx512>(table, ids, bags, pooling, results, chosen, begin, end);
+}
+SHARDWISE_AVX2 void pool_here(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, void* results,
+                              int64_t* chosen, int64_t begin, int64_t end) {
+  pool_in<kAvx2>(table, ids, bags, pooling, results, chosen, begin, end);
+}
+#endif
+SHARDWISE_BASELINE void pool_here(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, void* results,
+                                  int64_t* chosen, int64_t begin, int64_t end) {
+  pool_in<kAvx2>(table, ids, bags, pooling, results, chosen, begin, end);
+}
+
+void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, void* results, int64_t* chosen,
+          int64_t begin, int64_t end) {
+  pool_here(table, ids, bags, pooling, results, chosen, begin, end);
 }
 
 SHARDWISE_KERNEL void spread_bags(const Bags& bags, const Ids& ids, Pooling pooling, Element element, int64_t* bag_of,

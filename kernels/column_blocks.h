@@ -9,24 +9,24 @@
 
 namespace shardwise::kernels {
 
-/// Sums of kN * kLanes<T> adjacent columns. The number is a compile-time constant, so the sums stay in registers.
-template <class T, size_t kN>
+/// Sums of adjacent columns in kN registers. The number is a compile-time constant, so the sums stay in registers.
+template <class T, size_t kN, size_t kBytes>
 class ColumnBlock {
  public:
-  static constexpr std::integral_constant<int64_t, kN * kLanes<T>> n{};
+  static constexpr std::integral_constant<int64_t, kN * kLanes<T, kBytes>> n{};
 
   /// `columns`: the block's first column in a row.
   void add(const T* columns) {
-    each([&](size_t i) { add_lanes(columns + i * kLanes<T>, sums_[i]); });
+    each([&](size_t i) { add_lanes(columns + i * kLanes<T, kBytes>, sums_[i]); });
   }
   void add(const T* columns, Sum<T> factor) {
-    each([&](size_t i) { add_lanes(columns + i * kLanes<T>, factor, sums_[i]); });
+    each([&](size_t i) { add_lanes(columns + i * kLanes<T, kBytes>, factor, sums_[i]); });
   }
   void divide(Sum<T> divisor) {
     each([&](size_t i) { sums_[i] /= divisor; });
   }
   void store(T* columns) const {
-    each([&](size_t i) { store_lanes(sums_[i], columns + i * kLanes<T>); });
+    each([&](size_t i) { store_lanes(sums_[i], columns + i * kLanes<T, kBytes>); });
   }
   /// Calls `use(n, sums)`.
   template <class Use>
@@ -41,7 +41,7 @@ class ColumnBlock {
   static void each(const Use& use) {
     [&]<size_t... i>(std::index_sequence<i...>) { (use(i), ...); }(std::make_index_sequence<kN>());
   }
-  Lanes<T> sums_[kN] = {};
+  Lanes<T, kBytes> sums_[kN] = {};
 };
 
 /// The same for at most kMost columns, whose number is only known at run time.
@@ -75,15 +75,18 @@ class LooseColumnBlock {
 };
 
 /// Covers the columns [0, width) block by block: calls `use(first, block)` with a block of zeros for the columns [first, first + block.n).
-template <class T, class Use>
+/// `kBytes`: of the widest registers to use.
+template <class T, size_t kBytes = kAvx2, class Use>
 void for_each_column_block(int64_t width, const Use& use) {
   int64_t first = 0;
-  const auto cover = [&]<size_t kN>(std::integral_constant<size_t, kN>) {
-    for (; first + ColumnBlock<T, kN>::n <= width; first += ColumnBlock<T, kN>::n) {
-      ColumnBlock<T, kN> block;
+  const auto cover = [&]<size_t kN, size_t kWide = kAvx2>(std::integral_constant<size_t, kN>,
+                                                          std::integral_constant<size_t, kWide> = {}) {
+    for (; first + ColumnBlock<T, kN, kWide>::n <= width; first += ColumnBlock<T, kN, kWide>::n) {
+      ColumnBlock<T, kN, kWide> block;
       use(first, block);
     }
   };
+  if constexpr (kBytes > kAvx2) cover(std::integral_constant<size_t, 4>{}, std::integral_constant<size_t, kBytes>{});
   cover(std::integral_constant<size_t, 8>{});  // half of AVX2's registers
   cover(std::integral_constant<size_t, 4>{});
   cover(std::integral_constant<size_t, 2>{});

@@ -18,37 +18,43 @@ Sum<T> load(const T& element) {
   return static_cast<Sum<T>>(element);
 }
 
-/// The number of sums of adjacent columns in one AVX2 register.
-template <class T>
-inline constexpr size_t kLanes = 32 / sizeof(Sum<T>);
-template <class T>
-using Lanes [[gnu::vector_size(32)]] = Sum<T>;
+inline constexpr size_t kAvx2 = 32, kAvx512 = 64;  // bytes of a register
 
-/// Loads kLanes elements from `row` on. By reference, because baseline code cannot pass AVX2 registers by value.
-template <class T>
-void load_lanes(const T* row, Lanes<T>& lanes) {
+/// The number of sums of adjacent columns in one register.
+template <class T, size_t kBytes = kAvx2>
+inline constexpr size_t kLanes = kBytes / sizeof(Sum<T>);
+template <class T, size_t kBytes = kAvx2>
+struct LanesOf {
+  using Type [[gnu::vector_size(kBytes)]] = Sum<T>;
+};
+template <class T, size_t kBytes = kAvx2>
+using Lanes = typename LanesOf<T, kBytes>::Type;
+
+/// Loads as many elements from `row` on as there are lanes. By reference, because baseline code cannot pass AVX2 registers by value.
+template <class T, class AllLanes>
+void load_lanes(const T* row, AllLanes& lanes) {
   if constexpr (std::is_same_v<T, Sum<T>>)
     std::memcpy(&lanes, row, sizeof lanes);
   else
-    for (size_t i = 0; i < kLanes<T>; ++i) lanes[i] = load(row[i]);
+    for (size_t i = 0; i < kLanes<T, sizeof lanes>; ++i) lanes[i] = load(row[i]);
 }
-template <class T>
-void store_lanes(const Lanes<T>& lanes, T* row) {
+template <class T, class AllLanes>
+void store_lanes(const AllLanes& lanes, T* row) {
   if constexpr (std::is_same_v<T, Sum<T>>)
     std::memcpy(row, &lanes, sizeof lanes);
   else
-    for (size_t i = 0; i < kLanes<T>; ++i) row[i] = static_cast<T>(lanes[i]);
+    for (size_t i = 0; i < kLanes<T, sizeof lanes>; ++i) row[i] = static_cast<T>(lanes[i]);
 }
-/// sums += row[0 .. kLanes), multiplied by `factor` if given.
-template <class T>
-void add_lanes(const T* row, Lanes<T>& sums) {
-  Lanes<T> lanes;
+/// Adds elements from `row` on to the lanes of `sums`, multiplied by `factor` if given.
+template <class T, class AllLanes>
+void add_lanes(const T* row, AllLanes& sums) {
+  AllLanes lanes;
   load_lanes(row, lanes);
   sums += lanes;
 }
-template <class T>
-void add_lanes(const T* row, Sum<T> factor, Lanes<T>& sums) {
-  Lanes<T> lanes;
+template <class T, class AllLanes>
+void add_lanes(const T* row, Sum<T> factor, AllLanes& sums) {
+  AllLanes lanes;
   load_lanes(row, lanes);
   sums += factor * lanes;
 }

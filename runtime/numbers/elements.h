@@ -5,8 +5,8 @@
 #include <cstring>
 
 // SHARDWISE_KERNEL compiles an entry point twice, with all functions that it calls inlined: for the baseline, and for AVX2 with FMA and F16C
-// (x86-64-v3). SHARDWISE_WIDE_KERNEL adds AVX-512 (x86-64-v4). The loader picks one. Other architectures only have the baseline. An entry point with different code for each is several functions, marked with SHARDWISE_AVX512, SHARDWISE_AVX2 and
-// SHARDWISE_BASELINE.
+// (x86-64-v3). SHARDWISE_WIDE_KERNEL adds AVX-512 (x86-64-v4). The loader picks one. Other architectures only have the baseline. An entry point
+// with different code for each is several functions, marked with SHARDWISE_AVX512, SHARDWISE_AVX2 and SHARDWISE_BASELINE.
 #if defined(__x86_64__) && defined(__gnu_linux__)
 #define SHARDWISE_KERNEL __attribute__((target_clones("arch=x86-64-v3", "default"), flatten))
 #define SHARDWISE_WIDE_KERNEL __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), flatten))
