@@ -33,7 +33,8 @@ ModuleLayouts LayerStyle<split>::operator()(const Module& module) const {
                            "[parallelize_module] {} shards torch::nn::Linear and torch::nn::Embedding, not {}. Name "
                            "the linear layers and embeddings inside it, or write a ParallelStyle of your own.",
                            split == LayerSplit::kColwise ? "ColwiseParallel" : "RowwiseParallel", kind_of(module));
-  const auto placed = layer_placements(linear ? LayerKind::kLinear : LayerKind::kEmbedding, split);
+  const auto placed = layer_placements(linear ? LayerKind::kLinear : LayerKind::kEmbedding, split,
+                                       split == LayerSplit::kColwise ? output_ : input_);
   ModuleLayouts result;
   result.parameters = {{"weight", placed.weight}};
   if (linear && linear->bias.defined()) result.parameters.emplace_back("bias", placed.bias);

@@ -46,11 +46,11 @@ class LayerStyle {
 };
 
 /// Each rank has some output features of a Linear, or some columns of an Embedding. Plain inputs are replicas; the output stays sharded
-/// along its last dim. Features need not divide by the number of ranks.
+/// along its last dim. Features need not divide by the number of ranks. They are divided as output_layouts() divides dim -1.
 using ColwiseParallel = LayerStyle<LayerSplit::kColwise>;
 
 /// Each rank has some input features of a Linear, or some rows of an Embedding; the results are sums. A plain input of a Linear has this rank's
-/// features; plain ids of an Embedding are equal on all ranks. The output becomes a replica, by an all-reduce, or gets the placement of
+/// features, divided as input_layouts() divides dim -1; plain ids of an Embedding are equal on all ranks. The output becomes a replica, by an all-reduce, or gets the placement of
 /// output_layouts().
 using RowwiseParallel = LayerStyle<LayerSplit::kRowwise>;
 

@@ -7,6 +7,8 @@
 //   rowwise   linear       Shard(1)    Replicate()    Shard(-1)      Replicate(), of a sum over the ranks
 //             embedding    Shard(0)    -              Replicate()    Replicate(), likewise
 //
+// If a layout of the sharded features is given, such as Shard(-1, sizes=...), the weight and the bias follow it.
+//
 // The styles of parallelize_module(), in C++ and in Python, and the model-parallel layers (parallel_modules.h) take their placements from this
 // table.
 #pragma once
@@ -46,6 +48,8 @@ enum class LayerSplit : uint8_t { kColwise, kRowwise };
 struct LayerPlacements {
   Placement weight, bias, input, output;
 };
-LayerPlacements layer_placements(LayerKind kind, LayerSplit split);
+/// `features`: the layout of a colwise layer's output, or of a rowwise linear layer's input. If it divides the last dim, counted as -1, the layer's
+/// features are divided in the same way: Shard(-1, sizes=[16, 8]) shards the weight as Shard(0, sizes=[16, 8]).
+LayerPlacements layer_placements(LayerKind kind, LayerSplit split, const std::optional<Placement>& features = {});
 
 }  // namespace shardwise

@@ -1,7 +1,8 @@
 // ops/shapes/slice.cpp: slices, and the operators composed of slices: select, split, unbind.
 //
 // A slice of a sharded dim keeps the chosen elements of each shard; nothing moves. Selecting an index of a sharded dim
-// is a slice of one element, which is then broadcast along that mesh dim.
+// is a slice of one element, which is then broadcast along that mesh dim. Whole parts of a strided Shard, such as the queries in packed
+// queries, keys and values, stay where they are, too.
 #include "ops/families.h"
 #include "ops/support/by_rule.h"
 #include "ops/support/derivative.h"
@@ -56,7 +57,9 @@ class Chosen {
   }
 
   int64_t dim() const { return dim_; }
+  int64_t start() const { return start_; }
   int64_t step() const { return step_; }
+  int64_t length() const { return length_; }
   /// The number of kept elements before `index`.
   int64_t before(int64_t index) const {
     return index <= start_ ? 0 : std::min(length_, (index - start_ + step_ - 1) / step_);
@@ -68,9 +71,32 @@ class Chosen {
   int64_t dim_, start_, step_, length_;
 };
 
+/// The placements of the slice of a strided Shard if nothing moves: the slice keeps whole parts of the strided dim, or is along an undivided one.
+std::optional<Placements> kept_strided(const Spec& spec, const Chosen& chosen) {
+  const Layout& layout = spec.layout();
+  const auto dim = layout.joined_dim();
+  if (!dim || layout.splits(*dim) || layout.splits(chosen.dim())) return std::nullopt;
+  Placements result = spec.placements().vec();
+  Placement& strided = *std::ranges::find(result, *dim, &Placement::strided_dim);
+  if (chosen.dim() != *dim) return result;
+  const int64_t size = spec.sizes()[*dim], factor = strided.split_factor(), part = size / factor;
+  if (size == 0 || size % factor != 0 || chosen.step() != 1 || chosen.length() == 0 || chosen.length() % part != 0 ||
+      chosen.start() % part != 0)
+    return std::nullopt;
+  strided = Placement::strided_shard(*dim, chosen.length() / part);
+  return result;
+}
+
 std::optional<Propagation> place(const OpCall& call) {
-  const SpecPtr& spec = call.operands[0].spec;
+  SpecPtr spec = call.operands[0].spec;
   const Chosen chosen(call);
+  if (auto kept = kept_strided(*spec, chosen)) {
+    Propagation result = placed(call, spec, std::move(*kept));
+    result.joined = true;
+    return result;
+  }
+  if (!spec->layout().has_one_box_each() && !spec->layout().enumerated())
+    spec = spec->with_placements(without_boxes(spec->placements()));
   return placed(call, spec, spec->layout().resized(chosen.dim(), [&](int64_t index) { return chosen.before(index); }));
 }
 
@@ -88,10 +114,18 @@ void describe_select(const OpCall& call, Signature& signature) {
 void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
   const Chosen chosen(local.call);
   const Interval piece = local.inputs[0].interval(chosen.dim());
+  const auto keep = [&](int64_t start, int64_t end) {
+    args[local.call.op.arg_index("start")] = start;
+    args[local.call.op.arg_index("end")] = end;
+  };
+  const SpecPtr& spec = local.call.operands[0].spec;
+  if (spec->layout().joined_dim() == chosen.dim() && kept_strided(*spec, chosen)) {
+    const int64_t size = spec->sizes()[chosen.dim()];  // the rank has the same share of every part
+    return keep(chosen.start() * piece.length() / size, (chosen.start() + chosen.length()) * piece.length() / size);
+  }
   const Interval kept = chosen.image(piece);
   const int64_t start = kept.length() == 0 ? 0 : chosen.index_of(kept.begin) - piece.begin;
-  args[local.call.op.arg_index("start")] = start;
-  args[local.call.op.arg_index("end")] = kept.length() == 0 ? 0 : start + (kept.length() - 1) * chosen.step() + 1;
+  keep(start, kept.length() == 0 ? 0 : start + (kept.length() - 1) * chosen.step() + 1);
 }
 
 const at::Tensor& first_defined(const variable_list& grads) {
@@ -335,7 +369,7 @@ std::vector<at::Tensor> differentiable_unbind(const at::Tensor& self, int64_t di
 }  // namespace
 
 void register_slices(RuleTable& table) {
-  table.add("aten::slice.Tensor", Rule::placed("slice", place).localized(localize));
+  table.add("aten::slice.Tensor", Rule::placed("slice", place).takes_strided().localized(localize));
   table.add("aten::select.int", Rule("select", describe_select).linear(Linearity::kPass));
   auto& above = aten_autograd_kernels();
   above.impl("slice.Tensor", &differentiable_slice);

@@ -49,9 +49,10 @@ at::Tensor py_weight(const Dims& size, const Placement& placement, const MeshPtr
   return parallel_weight(size, {mesh, dim_of(*mesh, mesh_dim), placement, stride}, dtype);
 }
 
-Placements py_layer_placements(bool is_embedding, bool is_rowwise) {
-  const auto [weight, bias, input, output] = layer_placements(is_embedding ? LayerKind::kEmbedding : LayerKind::kLinear,
-                                                              is_rowwise ? LayerSplit::kRowwise : LayerSplit::kColwise);
+Placements py_layer_placements(bool is_embedding, bool is_rowwise, const std::optional<Placement>& features) {
+  const auto [weight, bias, input, output] =
+      layer_placements(is_embedding ? LayerKind::kEmbedding : LayerKind::kLinear,
+                       is_rowwise ? LayerSplit::kRowwise : LayerSplit::kColwise, features);
   return {weight, bias, input, output};
 }
 
@@ -87,8 +88,9 @@ void bind_parallel_layers(py::module_& module) {
          "An uninitialised parameter of global `size`, placed along `mesh_dim` in `stride` blocks.", py::arg("size"),
          py::arg("placement"), py::arg("mesh"), py::arg("mesh_dim"), py::arg("stride"), py::arg("dtype"));
   define_with_gil(module, "layer_placements", &py_layer_placements,
-                  "The placements of a layer's weight, other parameters, input and output.", py::arg("is_embedding"),
-                  py::arg("is_rowwise"));
+                  "The placements of a layer's weight, other parameters, input and output. `features`: the layout of the "
+                  "sharded features.",
+                  py::arg("is_embedding"), py::arg("is_rowwise"), py::arg("features") = none);
   define(
       module, "mesh_dim_number", [](const MeshPtr& mesh, const DimOrName& mesh_dim) { return dim_of(*mesh, mesh_dim); },
       "A mesh dim given by number or name.", py::arg("mesh"), py::arg("mesh_dim"));

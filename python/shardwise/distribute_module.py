@@ -13,7 +13,7 @@ from shardwise.dtensor import DTensor
 from shardwise.forward_scope import open_around_forward
 from shardwise.interop import from_torch
 from shardwise.interop.state_dicts import take_plain_values
-from shardwise.module_tensors import by_tensor, places_of, tie_again
+from shardwise.module_tensors import by_tensor, is_read_by_its_class, places_of, tie_again
 from shardwise.placement_types import Replicate
 
 PartitionFn = Callable[[str, nn.Module, DeviceMesh], None]
@@ -31,7 +31,8 @@ def distribute_module(
 
     `partition_fn(name, submodule, mesh)` is called on every submodule and replaces parameters by DTensors; all others are replicated.
     A tensor that several submodules share stays shared: if `partition_fn` replaces it in one of them, the others get the replacement. If it
-    makes several replacements of one tensor, a warning names them. DTensors of torch.distributed.tensor are first converted.
+    makes several replacements of one tensor, a warning names them. DTensors of torch.distributed.tensor are first converted. A frozen
+    parameter of a class that only its library reads, such as bitsandbytes' Params4bit, stays plain, and counts as replicated.
 
     Within a forward of the module, or of one of its submodules called alone, plain tensors next to DTensors count as replicas: the model
     may make masks, positions and constants, and be given plain ids. The ranks compare the plain arguments of that call: tensors and
@@ -99,7 +100,11 @@ def _of_three(name: str, fn: Callable[..., Any]) -> HookFn:
 
 
 def _replicate_rest(module: nn.Module, mesh: DeviceMesh) -> None:
-    groups = [group for group in by_tensor(list(places_of(module))) if not isinstance(group[0].original, DTensor)]
+    groups = [
+        group
+        for group in by_tensor(list(places_of(module)))
+        if not isinstance(group[0].original, DTensor) and not is_read_by_its_class(group[0].original)
+    ]
     replicated = [[Replicate()] * mesh.ndim] * len(groups)
     replicas = distribute_tensors([group[0].original.detach() for group in groups], mesh, replicated)
     for group, replica in zip(groups, replicas, strict=True):

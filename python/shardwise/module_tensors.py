@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwise import _C
+
 
 class Place:
     """A place where a module keeps a tensor, and the tensor that was there when this object was made."""
@@ -31,6 +33,13 @@ def places_of(module: nn.Module) -> Iterator[Place]:
     for path, submodule in module.named_modules():
         for tensors in (submodule._parameters, submodule._buffers):
             yield from (Place(path, tensors, name) for name, tensor in tensors.items() if tensor is not None)
+
+
+def is_read_by_its_class(tensor: torch.Tensor) -> bool:
+    """True for a frozen parameter of a class of its own that only functions of its library read, such as the packed weights of bitsandbytes
+    (Params4bit): a DTensor would be without the class, its attributes and its true shape."""
+    has_own_class = isinstance(tensor, nn.Parameter) and type(tensor) is not nn.Parameter
+    return has_own_class and _C.subclass_in(tensor) is None and not tensor.requires_grad
 
 
 def by_tensor(places: list[Place]) -> list[list[Place]]:

@@ -39,6 +39,25 @@ def test_parameters_frozen_and_thawed_later(shard):
     expect_runs_as_whole(mlp, steps(5, before=before), shard=shard)
 
 
+@pytest.mark.parametrize("shard", [shard_layers, lambda model, mesh: fully_shard(model, mesh=mesh)])
+def test_parameters_frozen_for_a_forward_in_between(shard):
+    """As PEFT's disable_adapter() does for the forward of a reference model, before the backward of the trained one."""
+
+    def run(model, part):
+        optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), part(X)
+        for _ in range(2):
+            optimizer.zero_grad()
+            trained = model(x)
+            model.requires_grad_(False)
+            with torch.no_grad():
+                reference = model(2 * x)
+            model.requires_grad_(True)
+            (trained - reference).square().mean().backward()
+            optimizer.step()
+
+    expect_runs_as_whole(mlp, run, shard=shard)
+
+
 def test_two_models_that_train_each_other():
     class Pair(nn.Module):
         def __init__(self):

@@ -147,6 +147,30 @@ def test_output_layouts_and_dtensor_outputs():
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize("features", [Shard(-1, sizes=[1, 0, 6, 3]), sw.BlockShard(-1, 4)], ids=str)
+def test_features_are_divided_as_outputs_and_inputs_are(features):
+    model, table, x = seeded(MLP), seeded(nn.Embedding, 5, 10), seeded(torch.rand, 4, 6)
+    sizes = [1, 0, 6, 3] if features.sizes else [4, 4, 2, 0]
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        plan = {"up": ColwiseParallel(output_layouts=features), "down": RowwiseParallel(input_layouts=features)}
+        sharded = parallelize_module(copy.deepcopy(model), mesh, plan)
+        assert sharded.up.bias.to_local().shape == (sizes[rank],)
+        assert sharded.up(x).shape == (4, sizes[rank]) and sharded.down.weight.to_local().shape == (6, sizes[rank])
+        dense = copy.deepcopy(model)
+        with CommDebugMode() as comm:
+            loss = sharded(x).square().sum()
+        assert comm.get_comm_counts() == {"all_reduce": 1}
+        loss.backward()
+        dense(x).square().sum().backward()
+        assert_same_gradients(sharded, dense)
+        words = parallelize_module(copy.deepcopy(table), mesh, ColwiseParallel(output_layouts=features))
+        torch.testing.assert_close(words(torch.tensor([4, 0])), table(torch.tensor([4, 0])).split(sizes, -1)[rank])
+
+    run_ranks(4, body)
+
+
 def test_names_may_hold_wildcards_and_tied_parameters_stay_tied():
     given = seeded(Tied)
 

@@ -177,6 +177,7 @@ int64_t GatherSchedule::n_ended() {
 
 void GatherSchedule::before_backward(GroupSchedule& unit) {
   begin_backward();
+  unit.group_->follow_requires_grad();  // a forward in between may have frozen them: without an adapter, for instance
   if (unit.gathers_in_backward) unit.group_->gather();
   ++unit.n_backwards_;
   unit.is_unsettled_ = true;

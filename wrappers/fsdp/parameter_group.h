@@ -110,7 +110,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   /// next gather is among these ranks alone, unless the sharded parameters are written to before. Pre: n_ranks divides the number of sharding ranks.
   void release_to(int64_t n_ranks);
 
-  /// Copies requires_grad from the sharded parameters to the whole ones. Pre: no backward is running.
+  /// Copies requires_grad from the sharded parameters to the whole ones.
   void follow_requires_grad();
   /// True if a gradient has arrived since the last start_reduce() or accumulate().
   bool has_gradients() const;

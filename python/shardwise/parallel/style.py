@@ -13,6 +13,7 @@ from shardwise import _C
 from shardwise.device_mesh import DeviceMesh, mesh_or_current
 from shardwise.distribute_module import HookFn, PartitionFn, distribute_module
 from shardwise.dtensor import DTensor
+from shardwise.module_tensors import is_read_by_its_class
 from shardwise.placement_types import Placement, Replicate, Shard
 
 Layouts = tuple[Placement | None, ...]
@@ -91,7 +92,8 @@ class _LayerStyle(_ShardedModule):
         output_layouts: Placement | None = None,
         use_local_output: bool = True,
     ) -> None:
-        _, _, needed, output = _C.layer_placements(False, self._is_rowwise)
+        features = input_layouts if self._is_rowwise else output_layouts
+        _, _, needed, output = _C.layer_placements(False, self._is_rowwise, features)
         self.input_layouts = (input_layouts or needed,)
         self.output_layouts = (output_layouts or output,)
         self.desired_input_layouts: tuple[Placement, ...] = (needed,)
@@ -105,7 +107,7 @@ class _LayerStyle(_ShardedModule):
             )
         is_embedding = isinstance(module, nn.Embedding)
         if self._is_rowwise:  # the placement that it needs differs by the module
-            self.desired_input_layouts = (_C.layer_placements(is_embedding, True)[2],)
+            self.desired_input_layouts = (_C.layer_placements(is_embedding, True, self.input_layouts[0])[2],)
         return (
             self._partition_embedding_fn if is_embedding else self._partition_linear_fn,
             partial(self._prepare_input_fn, self.input_layouts, self.desired_input_layouts),
@@ -119,7 +121,8 @@ class _LayerStyle(_ShardedModule):
         self._shard(module, device_mesh, is_embedding=True)
 
     def _shard(self, module: nn.Module, mesh: DeviceMesh, *, is_embedding: bool) -> None:
-        weight, other, _, _ = _C.layer_placements(is_embedding, self._is_rowwise)
+        (features,) = self.input_layouts if self._is_rowwise else self.output_layouts
+        weight, other, _, _ = _C.layer_placements(is_embedding, self._is_rowwise, features)
         names = [name for name, _ in module.named_parameters(recurse=False)]
         layouts = {name: weight if name == "weight" else other for name in names}
         shard_parameters(module, mesh, layouts, self.src_data_rank)
@@ -153,7 +156,8 @@ class ColwiseParallel(_LayerStyle):
 
     `input_layouts`: the placement of plain inputs; default: Replicate(). `output_layouts`: the placement of the output; default: Shard(-1),
     which sends nothing. `use_local_output`: the output is this rank's piece, a plain tensor. The number of features need not be a multiple
-    of the number of ranks.
+    of the number of ranks. The features are divided as the output's last dim is: with output_layouts=Shard(-1, sizes=[16, 8, 8, 0]) rank 0
+    has 16 features, and so has its part of the weight.
 
     >>> from shardwise.parallel import ColwiseParallel, parallelize_module
     >>> layer = parallelize_module(torch.nn.Linear(8, 30), mesh, ColwiseParallel())
@@ -167,7 +171,8 @@ class ColwiseParallel(_LayerStyle):
 class RowwiseParallel(_LayerStyle):
     """Each rank has some input features of an nn.Linear, or some rows of an nn.Embedding; the results are sums.
 
-    `input_layouts`: the placement of plain inputs; default: Shard(-1). Give Replicate() for the ids of an embedding.
+    `input_layouts`: the placement of plain inputs; default: Shard(-1). Give Replicate() for the ids of an embedding. The features of an
+    nn.Linear are divided as the input's last dim is, for instance by Shard(-1, sizes=[16, 8, 8, 0]).
     `output_layouts`: the placement of the sum: Replicate() (an all-reduce, the default) or a Shard (a reduce-scatter).
 
     >>> from shardwise.parallel import RowwiseParallel, parallelize_module
@@ -397,6 +402,13 @@ def shard_parameters(
 ) -> None:
     """Replaces the parameters of `module` with these names by DTensors. Collective over the mesh."""
     parameters = [module.get_parameter(name) for name in layouts]
+    for name, parameter in zip(layouts, parameters, strict=True):
+        if is_read_by_its_class(parameter):
+            raise TypeError(
+                f"[parallelize_module] {name} of {type(module).__name__} is a {type(parameter).__name__} of shape {list(parameter.shape)}, which "
+                "only its library reads, so its features cannot be sharded. Leave the layer out of the plan: it is then replicated. "
+                "fully_shard shards it."
+            )
     placements = [[layout] for layout in layouts.values()]
     distributed = _C.distribute_tensors([each.detach() for each in parameters], mesh, placements, src_data_rank)
     for name, parameter, sharded in zip(layouts, parameters, distributed, strict=True):

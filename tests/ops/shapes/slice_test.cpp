@@ -47,6 +47,35 @@ TEST(SliceTest, NothingMovesForwardOrBackward) {
     EXPECT_EQ(bytes_received(train, {{9, 4}}, {4}, {{rows}}), 0);
 }
 
+TEST(SliceTest, WholePartsOfAStridedShardStay) {
+  // Queries, keys and values side by side; 7 columns of each over 3 ranks are 3, 3 and 1, over 8 ranks one has none.
+  const Placement packed = Placement::strided_shard(1, 3);
+  const auto train = [](const Tensors& t) {
+    const at::Tensor leaf = t[0].requires_grad_();
+    const auto parts = leaf.split(7, 1);
+    const at::Tensor result = parts[0] * parts[1] + leaf.slice(1, 14) + leaf.slice(1, 0, 14).slice(1, 7);
+    return torch::autograd::grad({result}, {leaf}, {result.detach()});
+  };
+  const auto rows = [](const Tensors& t) { return Tensors{t[0].slice(0, 1, 4, 2)}; };
+  for (const int64_t n_ranks : {3, 8}) {
+    EXPECT_EQ(bytes_received(train, {{4, 21}}, {n_ranks}, {{packed}}), 0);
+    EXPECT_EQ(bytes_received(rows, {{4, 21}}, {n_ranks}, {{packed}}), 0);
+    const at::Tensor plain = at::rand({4, 21}), expected = train({plain.clone()})[0];
+    run_ranks(n_ranks, [&](World&) {
+      const at::Tensor given = lay_out(plain, make_mesh({n_ranks}), {packed});
+      EXPECT_EQ(to_string(spec_of(given.slice(1, 0, 14))->layout().placements()), "[_StridedShard(1, split_factor=2)]");
+      EXPECT_TRUE(full_tensor(given.slice(1, 7, 14)).equal(plain.slice(1, 7, 14)));
+      EXPECT_TRUE(full_tensor(given.slice(1, 6, 14)).equal(plain.slice(1, 6, 14)));  // a cut part moves
+      EXPECT_TRUE(full_tensor(given.slice(0, 1, 4, 2)).equal(plain.slice(0, 1, 4, 2)));
+      const at::Tensor written = given.clone();
+      written.slice(1, 7, 14).zero_();
+      EXPECT_EQ(full_tensor(written).slice(1, 7, 14).abs().sum().item<float>(), 0);
+      EXPECT_TRUE(full_tensor(written).slice(1, 14).equal(plain.slice(1, 14)));
+      EXPECT_TRUE(full_tensor(train({given.clone()})[0]).allclose(expected));
+    });
+  }
+}
+
 TEST(SliceTest, OneSelectedRowIsAllThatMoves) {
   const auto select = [](const Tensors& t) { return Tensors{t[0].select(0, 3)}; };
   EXPECT_LE(bytes_received(select, {{8, 6}}, {4}, {{kRows}}), 6 * 8);

@@ -28,6 +28,19 @@ CASES = [
         NotImplementedError,
     ),
     case(
+        "a weight that only its library reads",
+        """
+        class Packed(nn.Parameter):  # such as bitsandbytes' Params4bit
+            pass
+
+
+        layer = nn.Linear(4, 4)
+        layer.weight = Packed(torch.zeros(8, 1), requires_grad=False)
+        parallel.parallelize_module(layer, mesh, parallel.ColwiseParallel())
+        """,
+        TypeError,
+    ),
+    case(
         "layouts of another number",
         "parallel.PrepareModuleInput(input_layouts=(Shard(0),), desired_input_layouts=(Replicate(), Replicate()))",
         AssertionError,
