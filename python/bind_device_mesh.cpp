@@ -1,6 +1,7 @@
 #include "python/casters.h"
 #include "python/package.h"
 #include "runtime/comm/group_backend.h"
+#include "runtime/redistribute/buffers.h"
 #include "runtime/tensor/mesh_families.h"
 #include "text/check.h"
 
@@ -329,7 +330,9 @@ void bind_device_mesh(py::module_& module) {
   module.def(
       "plan_for",
       [](const std::optional<std::string>& device_type) {
-        DeviceMesh::plan_for(device_type ? std::optional(device_type_of(*device_type)) : std::nullopt);
+        const auto planned = device_type ? std::optional(device_type_of(*device_type)) : std::nullopt;
+        DeviceMesh::plan_for(planned);
+        BufferPool::of_thread().keep_on_meta(planned == c10::DeviceType::CPU);
       },
       py::arg("device_type"),
       "From now on every mesh is made on meta and planned for this kind of device; None ends that.");

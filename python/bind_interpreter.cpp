@@ -64,9 +64,8 @@ void visit_frames(py::object innermost, const Visit& visit) {
   }
 }
 
-bool is_of_a_library(const Frame& frame) {
+bool is_of_a_library(const std::string& file) {
   static const auto* const libraries = new std::vector<std::string>{folder_of_torch(), package().folder, "<frozen "};
-  const std::string file = frame.file();
   return std::ranges::any_of(*libraries, [&](const std::string& library) { return file.starts_with(library); });
 }
 
@@ -76,7 +75,7 @@ std::string program_line() {
   std::string found;
   auto* const frame = reinterpret_cast<PyObject*>(PyEval_GetFrame());
   visit_frames(py::reinterpret_borrow<py::object>(frame), [&](const Frame& frame) {
-    if (is_of_a_library(frame)) return false;
+    if (is_of_a_library(frame.file())) return false;
     found = frame.words();
     return true;
   });
@@ -95,7 +94,7 @@ CallerStack stack_of_thread(uint64_t thread) {
     if (!frames.contains(key)) return {{}, "", "no thread with Python"};
     visit_frames(frames[key], [&](const Frame& frame) {
       stack.lines.push_back(frame.words());
-      if (stack.program_line.empty() && !is_of_a_library(frame)) stack.program_line = stack.lines.back();
+      if (stack.program_line.empty() && !is_of_a_library(frame.file())) stack.program_line = stack.lines.back();
       return false;
     });
   } catch (const py::error_already_set&) {
@@ -114,6 +113,8 @@ void take_gil(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(st
 void bind_interpreter(py::module_& module) {
   module.def("program_line", &program_line,
              "The innermost line outside of torch and this package: \"train.py:12 in step\"; or \"\".");
+  module.def("is_of_a_library", &is_of_a_library, py::arg("file"),
+             "Whether a file is of torch, of this package or of the interpreter.");
   static constexpr CallerHooks kCallerHooks{&program_line, &stack_of_thread};
   static constexpr GilHooks kGilHooks{&release_gil, &take_gil};
   set_caller_hooks(&kCallerHooks);

@@ -46,7 +46,8 @@ int64_t of_convolution_backward(Values in) {
 
 /// Floating-point operations of the call, by its inputs and first output. A multiplication with an addition is two.
 int64_t flops_of(std::string_view op, Values in, const c10::IValue& out) {
-  if (op == "aten::mm" || op == "aten::bmm" || op == "aten::mv" || op == "aten::dot" || op == "aten::_scaled_mm")
+  if (op == "aten::mm" || op == "aten::bmm" || op == "aten::mv" || op == "aten::dot" || op == "aten::_scaled_mm" ||
+      op == "aten::_grouped_mm" || op.starts_with("shardwise::grouped_"))
     return of_product(in[0], in[1]);
   if (op == "aten::addmm" || op == "aten::baddbmm" || op == "aten::addmv" || op == "aten::_addmm_activation")
     return of_product(in[1], in[2]);
@@ -100,7 +101,8 @@ struct WorkMeter::Recording {
     OpFacts& facts = at->second;
     facts.name = std::make_shared<const std::string>(name.name);
     const auto op = c10::Dispatcher::singleton().findSchema(name);
-    facts.is_composed = !op || name.name.starts_with("shardwise::") ||
+    const bool is_product = name.name.starts_with("shardwise::grouped_");
+    facts.is_composed = !op || (name.name.starts_with("shardwise::") && !is_product) ||
                         op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
     facts.is_view = name.name == "aten::_unsafe_view" || name.name == "aten::set_" ||
                     (op && std::ranges::any_of(op->schema().returns(), [](const c10::Argument& result) {

@@ -20,11 +20,9 @@ BufferPool& BufferPool::of_thread() {
 
 at::Tensor BufferPool::take(int64_t n_bytes, c10::Device device) {
   const auto options = at::TensorOptions(at::kByte).device(device);
-  if (!device.is_cpu()) {
-    const LabelledMemory label(kMessageBuffers);
-    return at::empty({n_bytes}, options);
-  }
-  const auto fits = [&](const at::Tensor& buffer) { return size_of(buffer) >= n_bytes; };
+  const LabelledMemory label(kMessageBuffers);
+  if (!keeps(device)) return at::empty({n_bytes}, options);
+  const auto fits = [&](const at::Tensor& buffer) { return buffer.device() == device && size_of(buffer) >= n_bytes; };
   const auto found = std::ranges::find_if(kept_, fits);
   if (found == kept_.end()) {
     ++counters_.misses;
@@ -39,11 +37,19 @@ at::Tensor BufferPool::take(int64_t n_bytes, c10::Device device) {
 
 void BufferPool::give_back(const at::Tensor& buffer) {
   const int64_t n_bytes = size_of(buffer);
-  if (!buffer.device().is_cpu() || n_bytes == 0 || counters_.kept_bytes + n_bytes > kMaxKeptBytes) return;
+  if (!keeps(buffer.device()) || n_bytes == 0 || counters_.kept_bytes + n_bytes > kMaxKeptBytes) return;
   const at::Tensor whole = buffer.as_strided({n_bytes}, {1}, 0);
   const auto place = std::ranges::find_if(kept_, [&](const at::Tensor& other) { return size_of(other) >= n_bytes; });
   kept_.insert(place, whole);
   counters_.kept_bytes += n_bytes;
+}
+
+void BufferPool::keep_on_meta(bool are_kept) {
+  keeps_on_meta_ = are_kept;
+  std::erase_if(kept_, [&](const at::Tensor& buffer) {
+    if (buffer.is_meta()) counters_.kept_bytes -= size_of(buffer);
+    return buffer.is_meta();
+  });
 }
 
 }  // namespace shardwise

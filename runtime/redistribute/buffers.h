@@ -25,11 +25,16 @@ class BufferPool {
   /// more.
   at::Tensor take(int64_t n_bytes, c10::Device device);
   void give_back(const at::Tensor& buffer);
+  /// Whether buffers on meta are kept as CPU buffers are. Lets go of those that are kept.
+  void keep_on_meta(bool are_kept);
 
   const BufferCounters& counters() const { return counters_; }
 
  private:
+  bool keeps(c10::Device device) const { return device.is_cpu() || (keeps_on_meta_ && device.is_meta()); }
+
   std::vector<at::Tensor> kept_;  // by size
+  bool keeps_on_meta_ = false;
   BufferCounters counters_;
 };
 

@@ -74,6 +74,7 @@ ELSEWHERE = {
         "Give the path of a Python program",
         " before its program did",
         ", which needs values, and a dry run has none",
+        " has no links. Give the output of ",
     ),
     "another program that sends to the live page": ("python/shardwise/live/form.py",),
     "what torch's tracers ask for, and take as an answer": (

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from torchrun import expect_all_well
 
 import shardwise as sw
 from shardwise import _C
+from shardwise._commands.dry_run import measured_links
 from shardwise._dry_run.agreement import divergences
 from shardwise._dry_run.job import Program, run_all, run_as, sampled
 from shardwise._dry_run.rank_number import RankNumber
@@ -34,7 +36,7 @@ def test_a_dry_run_sends_and_holds_what_a_run_does(case, real):
             sent = dry_run_program.sent(run._events.collectives())
         known = real(case, rank)
         assert sent == known["sent"]
-        # A CPU keeps message buffers when nothing uses them. So the real run has some of them, at any time.
+        # The real run has its message buffers from the first time on, at the peak or before it.
         kept = [each for each in run.figures.allocations if each.kind != "message buffers"]
         without_buffers = dataclasses.replace(run.figures, allocations=kept)
         assert 0.97 * max(without_buffers.bytes_over_time) <= known["peak"] <= 1.03 * max(run.figures.bytes_over_time)
@@ -91,6 +93,73 @@ def test_a_read_of_a_value_is_an_error_that_names_the_line_unless_a_value_is_giv
         assert (x.sum().item(), bool(x[0, 0]), x.tolist(), f"{x[0, 0]:.1f}") == (2.0, True, [[2.0] * 3] * 2, "2.0")
         assert x.numpy().tolist() == [[2.0] * 3] * 2
     assert sum(run.figures.reads.values()) == 5
+
+
+def test_an_operator_that_needs_values_has_the_given_one_in_each_element():
+    with sw.dry_run(8, value=1) as run:
+        ids, x = torch.randint(0, 5, (12,)), torch.rand(12, 3, requires_grad=True)
+        assert ids.bincount(minlength=5).shape == (5,)
+        assert [len(part) for part in ids.tensor_split(torch.tensor([2, 7]))] == [1, 0, 11]
+        rows = x[ids > 2]
+        assert (rows.shape, rows.is_meta, rows.requires_grad) == ((12, 3), True, True)
+        with pytest.raises(ValueError, match="calls masked_select, which needs values"):
+            x.exp().masked_select(x > 1)
+    assert len(run.figures.reads) == 4
+    with pytest.raises(ValueError, match=r"reads a value \(bincount\).*--value 1"), sw.dry_run(8):
+        torch.randint(0, 5, (12,)).bincount()
+
+
+def test_objects_are_exchanged_as_if_all_ranks_had_this_ones():
+    with sw.dry_run(4, 2) as run:
+        found, mine, part = [None] * 4, ["here"], [None]
+        dist.all_gather_object(found, "here")
+        dist.broadcast_object_list(mine, src=0)
+        dist.scatter_object_list(part, src=0)
+    assert (found, mine, part) == (["here"] * 4, ["here"], [None])
+    n = len(pickle.dumps("here"))
+    spans = [each.span for each in run.figures.communications]
+    assert [(each.collective, each.bytes_sent) for each in spans[:4]] == [
+        ("allgather", 3 * 8),
+        ("allgather", 3 * n),
+        ("broadcast", 8),
+        ("broadcast", n),
+    ]
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_the_device_that_is_planned_for_is_there(device_type):
+    with sw.dry_run(4, device_type=device_type) as run:
+        model = torch.nn.Linear(3, 3, device="cuda" if torch.cuda.is_available() else "cpu")
+        assert torch.cuda.is_available() == (device_type == "cuda")
+        with torch.autocast(device_type, torch.bfloat16):
+            model(torch.rand(2, 3)).sum().backward()
+    assert run.figures.failure == ""
+
+
+def test_times_are_estimated_at_the_rates_that_are_given():
+    with sw.dry_run(4, flops=2, memory_bandwidth=1000, links=[(5, 1), (10, 0.5)]) as run:
+        torch.rand(1000, 1000) @ torch.rand(1000, 1000)
+        dist.all_reduce(torch.rand(1000))
+    assert "give the rates" not in str(run)
+    assert "0.011 ms of communication" in str(run)  # 5 us, and 6,000 bytes at 1 GB/s
+
+
+def test_links_are_read_as_doctor_measured_them(tmp_path):
+    def finding(ranks, speed):
+        return {"section": "links", "name": f"{ranks}, gloo", "value": speed}
+
+    file = tmp_path / "doctor.json"
+    found = [
+        finding("rank 0 (a) - rank 1 (a)", "1,012 us per small message, 1.50 GB/s"),
+        finding("rank 1 (a) - rank 2 (b)", "40 us per small message, 0.90 GB/s"),
+        finding("rank 2 (b) - rank 3 (b)", "9 us per small message, 1.25 GB/s"),
+        {"section": "versions", "name": "torch", "value": "2.13.0"},
+    ]
+    file.write_text(json.dumps(found))
+    assert measured_links(file) == [(1012, 1.25), (40, 0.9)]
+    file.write_text(json.dumps(found[3:]))
+    with pytest.raises(ValueError, match="has no links"):
+        measured_links(file)
 
 
 def test_every_device_is_meta_and_the_world_is_as_large_as_asked():

@@ -19,17 +19,18 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, order=True)
 class Grid:
-    """A mesh: its shape, and its ranks in row-major order."""
+    """A mesh: its shape, its ranks in row-major order, and the names of its dims if it has any."""
 
     shape: Ranks
     ranks: Ranks
+    names: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, mesh: DeviceMesh) -> Grid:
         """The mesh that `mesh` is a slice of."""
         root = mesh._get_root_mesh()
         with torch._C.DisableTorchFunction():
-            return cls(tuple(root.mesh.shape), tuple(root.mesh.flatten().tolist()))
+            return cls(tuple(root.mesh.shape), tuple(root.mesh.flatten().tolist()), tuple(root.mesh_dim_names or ()))
 
     def coordinate(self, index: int) -> Ranks:
         """The coordinate of `ranks[index]`."""
@@ -46,6 +47,11 @@ class Lines:
 
     grid: Grid
     dims: Ranks
+
+    @property
+    def names(self) -> str:
+        """The names of the dims, if they have any: "dp, tp"."""
+        return ", ".join(self.grid.names[dim] for dim in self.dims) if self.grid.names else ""
 
     def groups(self) -> Iterator[Ranks]:
         groups: defaultdict[Ranks, list[int]] = defaultdict(list)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -72,6 +72,13 @@ class Machine:
     memory_bandwidth: float = 0  # bytes per second
     links: tuple[tuple[float, float], ...] = ((20, 10), (20, 10))  # us and GB/s: within a host, and between hosts
     ranks_per_host: int = 8
+
+    @classmethod
+    def of(
+        cls, flops: float, memory_bandwidth: float, links: Sequence[tuple[float, float]], ranks_per_host: int
+    ) -> Machine:
+        """From TFLOP/s, GB/s, and one link or two."""
+        return cls(flops * 1e12, memory_bandwidth * 1e9, (links[0], links[-1]), ranks_per_host)
 
     def seconds_of(self, work: Work) -> float:
         """The larger of the times for arithmetic and for memory."""
@@ -159,7 +166,7 @@ class RankFigures:
     def flops(self) -> int:
         return sum(each.flops for each in self.works)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, machine: Machine) -> dict[str, Any]:
         """The figures for other programs. Memory is the bytes in use after each allocation and release."""
         return {
             "rank": self.rank,
@@ -172,13 +179,14 @@ class RankFigures:
             "bytes_received": self.bytes_received,
             "communications": [
                 {
-                    "layer": each.place.layer,
-                    "phase": each.place.phase,
+                    **asdict(each.place),
+                    "is_between_hosts": machine.is_between_hosts(each.span),
                     **{name: getattr(each.span, name) for name in COMMUNICATION_FIELDS},
                 }
                 for each in self.communications
             ],
             "flops": self.flops,
+            "works": [asdict(each) for each in self.works],
             "reads": [{"line": line, "call": call, "times": n} for (line, call), n in self.reads.items()],
             "failure": self.failure,
             "alike": self.alike,

@@ -1,8 +1,10 @@
 """Puts every tensor that a program makes on meta, and answers or refuses reads of values."""
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardwise import _C
 from shardwise._dry_run.rank_number import RankNumber
@@ -32,13 +35,9 @@ NUMBERS: dict[Function, Callable[[float], Any]] = {
     torch.allclose: bool,
     torch.Tensor.allclose: bool,
 }
-# How torch's errors begin if an operator needs values.
-NEEDS_VALUES = (
-    "Tensor.item() cannot be called on meta tensors",
-    "Cannot copy out of meta tensor",
-    "aten::nonzero",
-    "aten::_unique",
-    "aten::unique",
+# Words of torch's errors if an operator needs values.
+NEEDS_VALUES = re.compile(
+    "Tensor.item\\(\\) cannot be called on meta|Cannot copy out of meta|nonzero|aten::_?unique|to run this operator with Meta|on cpu, but it's on meta"
 )
 MOST_FEATURES = 256  # of a head, for the fused kernels of attention
 TO_A_DEVICE = {torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.xpu, torch.Tensor.pin_memory}
@@ -67,18 +66,16 @@ class MetaMode(TorchFunctionMode):
             if any(is_on_meta(each) for each in args):
                 return self._number(func, args[0], sys._getframe(1))
             return func(*args, **kwargs)
-        if func is torch.Tensor.tolist and is_on_meta(args[0]):
-            return filled(list(args[0].shape), of_dtype(args[0], self._read(func, sys._getframe(1))))
-        if func in (torch.Tensor.numpy, torch.Tensor.__array__) and is_on_meta(args[0]):
-            return torch.full(
-                args[0].shape, self._read(func, sys._getframe(1)), dtype=args[0].dtype, device="cpu"
-            ).numpy()
+        if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__):
+            return func(self._filled(args[0], func, sys._getframe(1)), *args[1:], **kwargs)
         if func is torch.Tensor.__format__ and is_on_meta(args[0]) and args[0].dim() == 0:
             return format(self._read(func, sys._getframe(1)), args[1])
         if func is F.scaled_dot_product_attention and len(args) > 2 and is_fused(*args, **kwargs):
             return attention(self._device_type, *map(on_meta, args), **kwargs)
         if func is F.rms_norm and self._device_type == "cuda" and type(args[0]) is torch.Tensor:
             return rms_norm(*map(on_meta, args), **kwargs)
+        if func is torch._grouped_mm and is_of_groups(*args, **kwargs):
+            return torch.ops.shardwise.grouped_rows(*map(on_meta, args), on_meta(kwargs["offs"]), 0, 0)
         if func in TO_A_DEVICE:
             return on_meta(args[0])
         if func is torch.Tensor.to:
@@ -90,12 +87,39 @@ class MetaMode(TorchFunctionMode):
         try:
             return func(*(on_meta(each) for each in args), **{name: on_meta(each) for name, each in kwargs.items()})
         except (NotImplementedError, RuntimeError) as error:
-            if not str(error).startswith(NEEDS_VALUES):
+            if not NEEDS_VALUES.search(str(error)):
                 raise
-            raise ValueError(
-                f"[dry_run] {_C.program_line()} calls {func.__name__}, which needs values, and a dry run has none. Leave the call "
-                "out of the dry run."
-            ) from error
+            return self._with_values(func, args, kwargs, sys._getframe(1))
+
+    def _with_values(self, func: Function, args: Any, kwargs: Any, caller: FrameType) -> Any:
+        """The result of an operator on plain tensors whose kernel needs values, with the same value for all elements. Gradients pass if whole numbers and
+        truth values are enough.
+        """
+        kwargs.pop("device", None)
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        for are_floats_filled in (False, True):
+            if not {type(each) for each in tensors} <= {torch.Tensor, torch.nn.Parameter}:
+                break
+            if are_floats_filled and any(each.requires_grad for each in tensors):
+                break
+
+            def given(tensor: torch.Tensor, fills: bool = are_floats_filled) -> torch.Tensor:
+                is_kept = tensor.is_floating_point() and not fills
+                return on_meta(tensor) if is_kept else self._filled(tensor, func, caller)
+
+            with suppress(NotImplementedError, RuntimeError):
+                args, kwargs = tree_map_only(torch.Tensor, given, (args, kwargs))
+                return tree_map_only(torch.Tensor, on_meta, func(*args, **kwargs))
+        raise ValueError(
+            f"[dry_run] {_C.program_line()} calls {func.__name__}, which needs values, and a dry run has none. Leave the call "
+            "out of the dry run."
+        )
+
+    def _filled(self, tensor: torch.Tensor, func: Function, caller: FrameType) -> torch.Tensor:
+        """`tensor`, with the value that a read gives for each element."""
+        if not tensor.is_meta:
+            return tensor
+        return torch.full(tensor.shape, self._read(func, caller), dtype=tensor.dtype, device="cpu")
 
     def _number(self, func: Function, tensor: torch.Tensor, caller: FrameType) -> Any:
         value = self._read(func, caller)
@@ -104,7 +128,7 @@ class MetaMode(TorchFunctionMode):
     def _read(self, func: Function, caller: FrameType) -> float:
         while caller.f_globals.get("__name__") in ("torch._tensor", "torch.overrides") and caller.f_back is not None:
             caller = caller.f_back  # methods in Python
-        if caller.f_globals.get("__name__", "").startswith("torch."):
+        if _C.is_of_a_library(caller.f_code.co_filename):
             return 1 if self._value is None else self._value
         place, name = _C.program_line(), func.__name__
         if self._value is None:
@@ -147,6 +171,12 @@ def is_fused(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> boo
     return are_plain and query.shape[1] == key.shape[1] and query.shape[-1] <= MOST_FEATURES
 
 
+def is_of_groups(left: Any, right: Any, *, offs: Any = None, **kwargs: Any) -> bool:
+    """Whether these are operands of grouped_mm whose dtype torch does not take on meta: plain rows, and a matrix for each group of them."""
+    are_plain = type(left) is torch.Tensor and type(right) in (torch.Tensor, torch.nn.Parameter)
+    return are_plain and left.dim() == 2 and right.dim() == 3 and left.dtype != torch.bfloat16 and offs is not None
+
+
 def on_meta(value: Any) -> Any:
     """`value`, with plain tensors of the CPU replaced by tensors on meta; also those in a list or tuple."""
     if type(value) is torch.Tensor and not value.is_meta:
@@ -154,11 +184,6 @@ def on_meta(value: Any) -> Any:
     if type(value) in (list, tuple) and any(type(each) is torch.Tensor for each in value):
         return type(value)(map(on_meta, value))
     return value
-
-
-def filled(sizes: list[int], value: float) -> Any:
-    """Nested lists."""
-    return value if not sizes else [filled(sizes[1:], value) for _ in range(sizes[0])]
 
 
 def rms_norm(

@@ -150,8 +150,7 @@ class _Environment(type(os.environ)):  # type: ignore[misc]
 
 def is_asked_by_library() -> bool:
     """Whether torch or this package called the function that asks: what they do on a rank is known."""
-    name: str = sys._getframe(2).f_globals.get("__name__", "")
-    return name.partition(".")[0] in ("torch", "shardwise")
+    return _C.is_of_a_library(sys._getframe(2).f_code.co_filename)
 
 
 @contextmanager

@@ -6,17 +6,16 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from shardwise._C import page_style
-from shardwise._dry_run.agreement import divergences
+from shardwise._dry_run.agreement import divergences, lines_of
 from shardwise._dry_run.figures import Communication, Machine, RankFigures, Work
 from shardwise._dry_run.memory_chart import memory_chart
 from shardwise.debug.picture import template_of
 from shardwise.debug.profile_tables import unasked_table
-from shardwise.debug.text_tables import in_units, table_text
+from shardwise.debug.text_tables import in_units, ranks_text, table_text
 
 MOST_LINES = 20
 PAGE = Path(__file__).parent / "page.html"
@@ -35,7 +34,7 @@ class Report:
         return text_of(self.ranks, self.machine)
 
     def json(self) -> str:
-        return json.dumps([each.as_json() for each in self.ranks])
+        return json.dumps([each.as_json(self.machine) for each in self.ranks])
 
     def html(self) -> str:
         """A page that needs nothing else. Raises ModuleNotFoundError without jinja2."""
@@ -62,7 +61,7 @@ def text_of(ranks: Sequence[RankFigures], machine: Machine, limit: int = MOST_LI
         work_by_operator(shown, limit),
         times(shown, machine),
         reads(shown),
-        *(f"rank {each.rank} ended with {each.failure}\n" for each in ranks if each.failure),
+        *(f"on ranks {ranks_text(each.alike)}: {each.failure}\n" for each in ranks if each.failure),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -88,6 +87,7 @@ def communication_by_layer(figures: RankFigures, machine: Machine, limit: int) -
         return "no communication\n"
 
     moving = [each for each in figures.communications if each.span.bytes_sent + each.span.bytes_received > 0]
+    dims = {ranks: lines_of(ranks, figures.grids).names for ranks in {each.span.ranks for each in moving}}
 
     def key(each: Communication) -> Key:
         link = "between hosts" if machine.is_between_hosts(each.span) else "within a host"
@@ -96,7 +96,8 @@ def communication_by_layer(figures: RankFigures, machine: Machine, limit: int) -
             each.place.phase,
             each.span.collective,
             each.span.op,
-            group_text(each.span.ranks),
+            dims[each.span.ranks],
+            ranks_text(each.span.ranks),
             link,
         )
 
@@ -115,8 +116,8 @@ def communication_by_layer(figures: RankFigures, machine: Machine, limit: int) -
         f"{len(moving):,} communications: {in_units(figures.bytes_sent)} sent, "
         f"{in_units(figures.bytes_received)} received"
     )
-    columns = ["layer", "phase", "collective", "operator", "ranks", "link", "calls", "sent", "received"]
-    return table_text(title, columns, rows, 6)
+    columns = ["layer", "phase", "collective", "operator", "mesh", "ranks", "link", "calls", "sent", "received"]
+    return table_text(title, columns, rows, 7)
 
 
 def work_by_operator(figures: RankFigures, limit: int) -> str:
@@ -172,7 +173,7 @@ def compared(ranks: Sequence[RankFigures]) -> str:
         rows.append((name, text(min(numbers.values())), text(mean), text(numbers[most]), f"{most}", imbalance))
     title = f"{n_ranks:,} of {ranks[0].n_ranks:,} ranks"
     if n_ranks > len(ranks):
-        alike = "; ".join(f"{group_text(each.alike)} as rank {each.rank}" for each in ranks[:8])
+        alike = "; ".join(f"{ranks_text(each.alike)} as rank {each.rank}" for each in ranks[:8])
         title += f", by {len(ranks)} that ran: {alike}{'; ...' if len(ranks) > 8 else ''}"
     return table_text(title, ["figure", "least", "mean", "most", "of rank", "most / mean"], rows, 1)
 
@@ -184,15 +185,6 @@ def agreement(ranks: Sequence[RankFigures]) -> str:
     if sum(len(each.alike) for each in ranks) < ranks[0].n_ranks:
         return "these ranks make the same collectives in the same order in the groups that they share\n"
     return "all ranks make the same collectives in the same order in every group\n"
-
-
-def group_text(ranks: Sequence[int]) -> str:
-    """Names ranks: "0-7", or "3, 11, ..., 507 (64 ranks)"."""
-    steps = {b - a for a, b in pairwise(ranks)}
-    if len(ranks) < 2 or len(steps) > 1:
-        return ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]}, ..., {ranks[-1]} ({len(ranks)} ranks)"
-    (step,) = steps
-    return f"{ranks[0]}-{ranks[-1]}" if step == 1 else f"{ranks[0]}, {ranks[1]}, ..., {ranks[-1]} ({len(ranks)} ranks)"
 
 
 def _bytes(works: Iterable[Work]) -> int:

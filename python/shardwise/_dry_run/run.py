@@ -4,7 +4,6 @@ import traceback
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from shardwise import _C
 from shardwise._dry_run.agreement import Grid
+from shardwise._dry_run.data_parallel import changes_of_data_parallel
 from shardwise._dry_run.figures import (
     BACKWARD,
     BUFFERS,
@@ -58,7 +58,8 @@ class dry_run:
     as in a run with memory, and not sent. A read of a value (`loss.item()`) gives `value`; without `value` it is an error that names the line.
 
     `device_type`: the kind of device that the job is planned for; it decides over kernels and messages. `ranks_per_host`: for LOCAL_RANK and
-    for links. Raises ValueError in a process that has ranks already, and for a rank outside the job.
+    for links. For estimates of time: `flops` in TFLOP/s, `memory_bandwidth` in GB/s, and `links` within a host and between hosts, in us and GB/s.
+    Raises ValueError in a process that has ranks already, and for a rank outside the job.
 
     >>> run = sw.dry_run(ranks=512, rank=3)  # then, in a process without ranks: with run: train()
     >>> run.figures.rank, run.figures.n_ranks
@@ -73,6 +74,9 @@ class dry_run:
         device_type: str = "cuda",
         value: float | None = None,
         ranks_per_host: int = 8,
+        flops: float = 0,
+        memory_bandwidth: float = 0,
+        links: Sequence[tuple[float, float]] = ((20, 10),),
         _others: Sequence[int] | None = None,
     ) -> None:
         if ranks < 1:
@@ -82,7 +86,7 @@ class dry_run:
         if ranks_per_host < 1:
             raise ValueError(f"[dry_run] ranks_per_host is {ranks_per_host}: a host has at least one. Give 1 or more.")
         self.figures = RankFigures(rank, ranks)
-        self._machine = Machine(ranks_per_host=ranks_per_host)
+        self.machine = Machine.of(flops, memory_bandwidth, links, ranks_per_host)
         self._ranks_per_host = ranks_per_host
         torch.device(device_type)  # raises RuntimeError for a kind of device that torch does not know
         self._device_type = device_type
@@ -93,12 +97,14 @@ class dry_run:
 
     def __enter__(self) -> "dry_run":
         with ExitStack() as scopes:
-            scopes.enter_context(fake_world(self.figures.n_ranks, self.figures.rank, self._ranks_per_host))
+            scopes.enter_context(
+                fake_world(self.figures.n_ranks, self.figures.rank, self._ranks_per_host, self._device_type)
+            )
             _C.plan_for(self._device_type)
             scopes.callback(_C.plan_for, None)
             if self._others is not None:
                 self._facts = scopes.enter_context(noted_ranks(self._ranks_per_host))
-            for change in changes_of_torch(self._device_type):
+            for change in (*changes_of_torch(self._device_type), *changes_of_data_parallel()):
                 scopes.enter_context(change)
             self._meshes: list[DeviceMesh] = []
             register = DeviceMesh._register
@@ -169,7 +175,7 @@ class dry_run:
             figures.pictures = [picture(module).draw("svg") for module in self._models]
 
     def __str__(self) -> str:
-        return str(Report([self.figures], self._machine))
+        return str(Report([self.figures], self.machine))
 
     def _counters(self) -> tuple[int, int, int]:
         return self._events.n_communications(), self._memory.n_allocations(), self._work.n_works()
@@ -220,11 +226,6 @@ def failure_text(error: BaseException | None) -> str:
     """The error that ended the program, with the innermost line of the program; "" for none and for sys.exit(0)."""
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return ""
-    lines = [each for each in traceback.extract_tb(error.__traceback__) if not is_of_library(each.filename)]
+    lines = [each for each in traceback.extract_tb(error.__traceback__) if not _C.is_of_a_library(each.filename)]
     place = f" at {lines[-1].filename}:{lines[-1].lineno}" if lines else ""
     return f"{type(error).__name__}: {error}{place}"
-
-
-def is_of_library(file: str) -> bool:
-    folders = (Path(torch.__file__).parent, Path(__file__).parent.parent)
-    return file.startswith("<frozen") or any(Path(file).is_relative_to(folder) for folder in folders)

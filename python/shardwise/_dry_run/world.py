@@ -1,7 +1,8 @@
 """The process group of a dry run: one rank of a job whose other ranks do not exist."""
 
+import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -13,11 +14,13 @@ from torch.distributed import distributed_c10d as c10d
 from shardwise import _C
 from shardwise._torch_groups import is_rank
 
+OBJECT_COLLECTIVES = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
+VERIFY_PARAMETERS = dist._verify_params_across_processes
 BACKEND = "fake"  # torch's: its operations return at once and deliver nothing
 
 
 @contextmanager
-def fake_world(ranks: int, rank: int, ranks_per_host: int) -> Iterator[None]:
+def fake_world(ranks: int, rank: int, ranks_per_host: int, device_type: str) -> Iterator[None]:
     """A `with` block in which this process is one rank of many, as under torchrun.
 
     The program may initialise torch.distributed, with any backend, or leave that to Shardwise. Calls of torch.cuda that a rank makes at its start do
@@ -55,10 +58,12 @@ def fake_world(ranks: int, rank: int, ranks_per_host: int) -> Iterator[None]:
         for module in (c10d, dist):
             changes.enter_context(mock.patch.object(module, "init_process_group", init_process_group))
             changes.enter_context(mock.patch.object(module, "new_group", new_fake_group))
-        for name, function in object_collectives().items():
+        for name in OBJECT_COLLECTIVES:
+            function = with_values(getattr(c10d, name))
             for module in (c10d, dist):
                 changes.enter_context(mock.patch.object(module, name, function))
-        for name, function in cuda_stand_ins(rank % ranks_per_host, ranks_per_host).items():
+        changes.enter_context(mock.patch.object(dist, VERIFY_PARAMETERS.__name__, verify_parameters))
+        for name, function in cuda_stand_ins(rank % ranks_per_host, ranks_per_host, device_type == "cuda").items():
             changes.enter_context(mock.patch.object(torch.cuda, name, function))
         init_process_group()
         try:
@@ -76,56 +81,40 @@ def take_meta(group: Any) -> None:
         group._register_backend(torch.device("meta"), dist.ProcessGroup.BackendType.CUSTOM, fake)
 
 
-def object_collectives() -> dict[str, Callable[..., Any]]:
-    """Stand-ins for collectives of Python objects: every other rank counts as having this rank's object. They count as collectives of a byte."""
+def with_values(function: Callable[..., Any]) -> Callable[..., Any]:
+    """One of torch's functions that exchange what is no tensor of the program, on tensors with values. Every other rank counts as having this rank's
+    objects, so this rank is the source.
+    """
+    signature = inspect.signature(function)
 
-    def count(group: Any) -> None:
-        dist.broadcast(torch.empty(1, dtype=torch.uint8, device="meta"), group=group, group_src=0)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        group, objects = given.get("group"), "scatter_object_input_list"
+        if objects in signature.parameters:
+            given[objects] = given.get(objects) or [None] * dist.get_world_size(group)
+        if "group_src" in signature.parameters:
+            given |= {"src": None, "group_src": dist.get_rank(group)}
+        with torch._C.DisableTorchFunction():
+            return function(**given)
 
-    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-        count(group)
-        object_list[:] = [obj] * len(object_list)
-
-    def gather_object(
-        obj: Any, object_gather_list: list[Any] | None = None, dst: Any = None, group: Any = None, **kwargs: Any
-    ) -> None:
-        count(group)
-        if object_gather_list is not None:
-            object_gather_list[:] = [obj] * len(object_gather_list)
-
-    def broadcast_object_list(object_list: list[Any], src: Any = None, group: Any = None, **kwargs: Any) -> None:
-        count(group)
-
-    def scatter_object_list(
-        scatter_object_output_list: list[Any],
-        scatter_object_input_list: list[Any] | None = None,
-        src: Any = None,
-        group: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        count(group)
-        given = scatter_object_input_list
-        scatter_object_output_list[0] = given[dist.get_rank(group)] if given else None
-
-    functions = (all_gather_object, gather_object, broadcast_object_list, scatter_object_list)
-    return {function.__name__: function for function in functions}
+    return call
 
 
-def cuda_stand_ins(device: int, devices: int) -> dict[str, Callable[..., Any]]:
+def verify_parameters(group: Any, parameters: Sequence[torch.Tensor], logger: Any = None) -> None:
+    with torch._C.DisableTorchFunction():
+        known = [torch.zeros(()).expand(each.shape) for each in parameters]
+    VERIFY_PARAMETERS(group, known, logger)
+
+
+def cuda_stand_ins(device: int, devices: int, is_there: bool) -> dict[str, Callable[..., Any]]:
     """Stand-ins for functions of torch.cuda, on a host with or without GPUs."""
 
-    def giving(result: int | None) -> Callable[..., int | None]:
+    def giving(result: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: result  # one each: torch.compile lists the functions of torch
 
-    names = (
-        "set_device",
-        "synchronize",
-        "empty_cache",
-        "reset_peak_memory_stats",
-        "manual_seed",
-        "manual_seed_all",
-        "init",
-    )
+    names = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "manual_seed", "manual_seed_all")
     numbers = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-    found = {name: giving(None) for name in names} | {name: giving(0) for name in numbers}
-    return found | {"current_device": giving(device), "device_count": giving(devices)}
+    found = {name: giving(None) for name in (*names, "init")} | {name: giving(0) for name in numbers}
+    answers = {"is_available": is_there, "is_bf16_supported": is_there, "get_device_capability": (9, 0)}
+    answers |= {"current_device": device, "device_count": devices}
+    return found | {name: giving(answer) for name, answer in answers.items()}

@@ -1,11 +1,12 @@
 """Finds who waits for whom, from the files of all ranks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from shardwise.debug.flight_files import CLOCKS_DIFFER, Call, Flight, Flights
+from shardwise.debug.text_tables import ranks_text
 
 FAILURE = "a communication failed"  # the reason of a file
 LISTED_RANKS = 16  # the most ranks that have a row each
@@ -266,9 +267,9 @@ def hang_rows(flights: dict[int, Flight]) -> list[tuple[str, ...]]:
     for (state, awaited, within, group, number, place, reason, *_), ranks in alike.items():
         files = [flights[rank] for rank in ranks if rank in flights]
         if state == "waits":
-            state += f" {max(map(_waited, files)):.1f} s" + (f" for {_short(awaited)}" if awaited else "")
+            state += f" {max(map(_waited, files)):.1f} s" + (f" for {ranks_text(awaited)}" if awaited else "")
         written = f"{_time(max(file.time for file in files))}, {reason}" if files else ""
-        rows.append((_short(ranks), state, within, _short(group), number, place, written))
+        rows.append((ranks_text(ranks), state, within, ranks_text(group), number, place, written))
     return rows
 
 
@@ -301,17 +302,6 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).strftime("%H:%M:%S")
 
 
-def _short(ranks: Iterable[int]) -> str:
-    """0-3, 7."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
-
-
 def ranks_in_words(ranks: Sequence[int]) -> str:
     """rank 2; ranks 0-3, 7."""
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_short(ranks)}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks_text(ranks)}"

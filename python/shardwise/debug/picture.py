@@ -114,9 +114,8 @@ def template_of(page: Path) -> Any:
             f"{', '.join(name for name in formats() if name != 'html')}."
         ) from None
 
-    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
-        page.read_text(encoding="utf-8")
-    )
+    loader = jinja2.FileSystemLoader([page.parent, _PARTS])  # both have parts that it includes
+    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=loader).get_template(page.name)
 
 
 def known_width(max_width: int) -> int:

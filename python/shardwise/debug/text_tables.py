@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import zip_longest
 
 WIDTH = 160
+MOST_RUNS = 8
 GAP = "  "
 STYLE = re.compile(r"\x1b\[[\d;]*m")
 
@@ -31,6 +32,20 @@ def table_text(
         rule = "─" * width_of(heading[0])
         lines = [*heading, rule, *(line for row in body for line in row), rule, *last]
     return "".join(line.rstrip() + "\n" for line in ([title] if title else []) + lines)
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Names ranks: "0-3, 7", or "3, 11, ..., 507 (64 ranks)"."""
+    ordered = sorted(ranks)
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    if len(runs) > MOST_RUNS:
+        return f"{ordered[0]}, {ordered[1]}, ..., {ordered[-1]} ({len(ordered)} ranks)"
+    return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def aligned(rows: Sequence[Sequence[str]], width: int | None, numbers: Collection[int] = ()) -> list[list[str]]:

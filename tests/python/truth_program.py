@@ -1,0 +1,69 @@
+"""Programs that run on real ranks and in a dry run: test_dry_run_truth.py compares what they send, hold and lay out.
+
+    truth_program.py FOLDER NAME program.py ARGUMENTS
+
+Runs program.py as `python program.py ARGUMENTS` does, and writes FOLDER/NAME-RANK.json. A dry run writes its layouts alone.
+"""
+
+import gc
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import torch
+from dry_run_program import most_bytes, sent
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.profiler import ProfilerActivity, profile
+
+import shardwise as sw
+from shardwise import _C
+
+
+def run(program, *arguments):
+    sys.argv = [program, *arguments]
+    sys.path.insert(0, str(Path(program).resolve().parent))
+    runpy.run_path(program, run_name="__main__")
+
+
+class Layouts:
+    """Notes the layout of each parameter when its module first runs."""
+
+    def __init__(self):
+        self.seen = {}
+        self.hook = register_module_forward_pre_hook(self.note)
+
+    def note(self, module, inputs):
+        if module not in self.seen:
+            self.seen[module] = [
+                [type(module).__name__, name, str(each.placements), list(each.shape), list(each.to_local().shape)]
+                for name, each in module._parameters.items()
+                if isinstance(each, sw.DTensor)
+            ]
+
+    def __iter__(self):
+        return (layout for layouts in self.seen.values() for layout in layouts)
+
+
+def main(folder, name, *command):
+    is_dry = torch.empty(()).is_meta
+    layouts = Layouts()
+    figures = {}
+    rank = os.environ["RANK"]
+    if is_dry:
+        run(*command)
+    else:
+        gc.collect()
+        events = _C.EventReader("test", operators=True, plain_collectives=True)
+        events.open()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as memory:
+            run(*command)
+        events.close()
+        figures = {"sent": sent(events.communications()), "peak": most_bytes(memory)}
+    figures["layouts"] = list(layouts)
+    Path(folder, f"{name}-{rank}.json").write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
