@@ -59,7 +59,6 @@ PUBLIC_ROOMS = {"runtime/numbers", "text", "placements", "plans", "runtime/comm"
 PUBLIC_HEADERS = {
     "ops/indexing/index.h",
     "ops/indexing/index_operand.h",
-    "ops/support/agreed_range.h",
     "ops/support/derivative.h",
     "ops/support/kernels.h",
     "ops/support/planned_values.h",

@@ -3,7 +3,7 @@
 #include "ops/embedding/kernel_launch.h"
 #include "ops/embedding/kernel_views.h"
 #include "ops/embedding/row_kernels.h"
-#include "ops/support/agreed_range.h"
+#include "ops/indexing/index_operand.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/tensor/dtensor_impl.h"
 #include "text/check.h"

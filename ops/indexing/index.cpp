@@ -45,12 +45,6 @@ at::Tensor compute_put(const at::Tensor& self, at::TensorList indices, const at:
   return compute_put_(result, indices, values, dims, firsts, sizes, from_end, accumulate);
 }
 
-at::Tensor call_index(const at::Tensor& self, const Indexed& at) {
-  static const auto op = operator_of<decltype(index_window)>("shardwise::index");
-  const std::vector<int64_t> firsts(at.dims.size());
-  return op.call(self, at.indices, at.dims, firsts, sizes_at(self, at.dims), at.from_end);
-}
-
 // Rules of the operators.
 
 /// A factor for each dim of self, and one for each dim of the index tensors' broadcast shape.
@@ -126,7 +120,7 @@ at::Tensor index_grad(const at::Tensor& grad, const Indexed& at, const SpecPtr& 
 at::Tensor differentiable_index(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims,
                                 c10::IntArrayRef /*firsts*/, c10::IntArrayRef /*sizes*/, bool from_end) {
   const Indexed at{indices.vec(), dims.vec(), from_end};
-  const at::Tensor result = below_derivatives([&] { return call_index(self, at); });
+  const at::Tensor result = below_derivatives([&] { return look_up(self, at); });
   carry_tangent(self, result, [&](const at::Tensor& tangent) { return look_up(tangent, at); });
   return with_derivative(
       self, result, at.indices, "IndexBackward",
@@ -251,7 +245,6 @@ std::vector<int64_t> Indexed::sizes_of(const at::Tensor& self) const {
 }
 
 Indexed indexed(const char* op, const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices) {
-  const MeshPtr& mesh = spec_of(self)->mesh();
   Indexed at;
   int64_t dim = 0, n_indexed = 0;
   for (const auto& entry : indices) {
@@ -272,20 +265,23 @@ Indexed indexed(const char* op, const at::Tensor& self, const c10::List<std::opt
     SW_CHECK_INDEX(type == at::kLong || type == at::kInt || type == at::kBool || type == at::kByte,
                    "[{}] tensors used as indices must be long, int, byte or bool tensors; index {} is {}.", op, i,
                    c10::toString(type));
-    const at::Tensor index = index_operand(op, *given, mesh);
     if (type == at::kBool || type == at::kByte) {
-      add_mask(op, self, index, at, dim);
-      dim += index.dim();
+      add_mask(op, self, index_operand(op, *given, spec_of(self)->mesh()), at, dim);
+      dim += given->dim();
       continue;
     }
-    at.indices.push_back(checked_indices(op, index, dim, -self.size(dim), self.size(dim)));
+    at.indices.push_back(checked_indices(op, index_of(op, *given, self), dim, -self.size(dim), self.size(dim)));
     at.dims.push_back(dim++);
   }
   if (!at.dims.empty()) at.sizes_of(self);  // throws if the indices do not broadcast together
   return at;
 }
 
-at::Tensor look_up(const at::Tensor& self, const Indexed& at) { return call_index(self, at); }
+at::Tensor look_up(const at::Tensor& self, const Indexed& at) {
+  static const auto op = operator_of<decltype(index_window)>("shardwise::index");
+  const std::vector<int64_t> firsts(at.dims.size());
+  return op.call(self, at.indices, at.dims, firsts, sizes_at(self, at.dims), at.from_end);
+}
 
 at::Tensor put(const at::Tensor& self, const Indexed& at, const at::Tensor& values, bool accumulate) {
   static const auto op = operator_of<decltype(compute_put)>("shardwise::put");

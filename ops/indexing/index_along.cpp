@@ -21,7 +21,7 @@ Indexed along(const char* op, const at::Tensor& self, int64_t of_dim, const at::
   SW_CHECK_INDEX(index.dim() <= 1, "[{}] Index is supposed to be a vector, but got dim: {}.", op, index.dim());
   SW_CHECK_TYPE(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt,
                 "[{}] Expected dtype int32 or int64 for index, got {}.", op, c10::toString(index.scalar_type()));
-  const at::Tensor vector = at_least_1d(index_operand(op, index, spec_of(self)->mesh()));
+  const at::Tensor vector = at_least_1d(index_of(op, index, self));
   const int64_t size = self.dim() == 0 ? 1 : self.size(dim);
   return {{checked_indices(op, vector, dim, may_be_negative ? -size : 0, size)}, {dim}, may_be_negative};
 }
@@ -123,7 +123,7 @@ at::Tensor& index_reduce_(at::Tensor& self, int64_t dim, const at::Tensor& index
 Indexed by_number(const char* op, const at::Tensor& self, const at::Tensor& index) {
   SW_CHECK(index.scalar_type() == at::kLong, "[{}] Expected a long tensor for index, but got {}", op,
            c10::toString(index.scalar_type()));
-  const at::Tensor numbers = index_operand(op, index, spec_of(self)->mesh());
+  const at::Tensor numbers = index_of(op, index, self);
   SW_CHECK_INDEX(self.numel() > 0 || index.numel() == 0, "[{}] tried to take from an empty tensor of shape [{}].", op,
                  fmt::join(self.sizes(), ", "));
   return {{checked_indices(op, numbers, 0, -self.numel(), self.numel())}, {0}};

@@ -1,8 +1,10 @@
 #include "ops/indexing/index_operand.h"
 
-#include "ops/support/agreed_range.h"
 #include "ops/support/by_rule.h"
+#include "ops/support/dim_pieces.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
+#include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/dispatch/plain_operand.h"
@@ -12,6 +14,7 @@
 #include "text/check.h"
 
 #include <ATen/ops/aminmax.h>
+#include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <limits>
@@ -52,7 +55,19 @@ at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr&
   return reduced(index);
 }
 
-std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index, std::optional<int64_t> ignored) {
+at::Tensor index_of(const char* op, const at::Tensor& index, const at::Tensor& self) {
+  const Spec& spec = *spec_of(self);
+  at::Tensor result = index_operand(op, index, spec.mesh());
+  Placements placements = spec_of(result)->placements().vec();
+  for (size_t m = 0; m < placements.size(); ++m)
+    if (spec.placements()[m].divides()) placements[m] = Placement::replicate();
+  if (placements == spec_of(result)->placements() || result.nbytes() > self.nbytes()) return result;
+  const CommScope scope(op);
+  return moved_to(result, std::move(placements));
+}
+
+std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index, std::optional<int64_t> ignored,
+                                                    bool of_all_ranks) {
   const auto* impl = maybe_dtensor(index);
   if (impl ? !impl->spec()->is_member() || impl->spec()->numel() == 0 : index.is_meta() || is_tracing())
     return std::nullopt;
@@ -65,8 +80,19 @@ std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index, std
     const auto [low, high] = at::aminmax(counted);
     range = {std::min(range.first, low.item<int64_t>()), std::max(range.second, high.item<int64_t>())};
   }
-  if (impl) range = agreed_range(*impl->spec(), range);
+  if (impl && of_all_ranks) range = agreed_range(*impl->spec(), range);
   return range.first <= range.second ? std::optional(range) : std::nullopt;
+}
+
+std::pair<int64_t, int64_t> agreed_range(const Spec& spec, std::pair<int64_t, int64_t> own) {
+  if (spec.layout().is_replicated()) return own;
+  const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram);  // two numbers for every layout
+  const c10::Device device = spec.mesh()->is_meta() ? c10::Device(at::kCPU) : spec.mesh()->device();
+  at::Tensor bounds = at::tensor({~own.first, own.second}, at::kLong).to(device);  // ~: the minimum as a maximum
+  for (const int64_t m : mesh_dims_that_differ(spec.placements()))
+    all_reduce(*spec.mesh()->group(m), bounds, Reduce::kMax);
+  bounds = bounds.cpu();
+  return {~bounds[0].item<int64_t>(), bounds[1].item<int64_t>()};
 }
 
 bool is_traced_index(const at::Tensor& index) {

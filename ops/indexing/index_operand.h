@@ -16,14 +16,22 @@ namespace shardwise {
 /// Throws: c10::ValueError for an index on another mesh, and for a plain one that plain_operand.h objects to.
 at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr& mesh);
 
+/// index_operand() for indices of a dim of `self`. Indices of no more bytes than `self` are whole on the mesh dims that shard it: the operators gather
+/// them there anyway, and the check of whole indices sends nothing.
+at::Tensor index_of(const char* op, const at::Tensor& index, const at::Tensor& self);
+
 /// A tensor without dims as a vector of one element.
 inline at::Tensor at_least_1d(const at::Tensor& tensor) { return tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor; }
 
 /// The lowest and the highest index on all ranks, apart from those equal to `ignored`. Plain indices are equal on all ranks. Nullopt without indices,
 /// for traced and meta ones, and on ranks outside the mesh. Cost: a pass over this rank's indices, for which the host waits; an all-reduce of two
-/// numbers for sharded ones.
+/// numbers for sharded ones. Without `of_all_ranks`: of this rank's indices alone; nothing is sent.
 std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index,
-                                                    std::optional<int64_t> ignored = std::nullopt);
+                                                    std::optional<int64_t> ignored = std::nullopt,
+                                                    bool of_all_ranks = true);
+
+/// The lowest and the highest of all ranks' bounds for a tensor laid out as `spec`. Cost: an all-reduce of two numbers per mesh dim that shards it.
+std::pair<int64_t, int64_t> agreed_range(const Spec& spec, std::pair<int64_t, int64_t> own);
 
 /// True if `index` is distributed and a tracer's.
 bool is_traced_index(const at::Tensor& index);

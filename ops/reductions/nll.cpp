@@ -5,9 +5,11 @@
 #include "ops/families.h"
 #include "ops/indexing/index_operand.h"
 #include "ops/support/by_rule.h"
+#include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "ops/support/maybe_tensor.h"
 #include "ops/support/own_operator.h"
+#include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_scope.h"
 #include "text/check.h"
@@ -15,6 +17,8 @@
 #include <ATen/Functions.h>
 #include <ATen/core/Reduction.h>
 
+#include <cmath>
+#include <limits>
 #include <tuple>
 
 namespace shardwise {
@@ -54,15 +58,18 @@ Pair pick(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& 
           at::where(window.is_here, window.weights, zero).squeeze(dim)};
 }
 
-/// The gradient of `input`, from the gradient of the losses.
+/// The gradient of `input`, from the gradient of the losses; or that of the logits whose log probabilities are `input`: each sample's gradients then
+/// add up to 0, so the ranks need no sum over the classes. Pre: logits have no weights.
 at::Tensor spread(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight,
-                  int64_t ignored, int64_t first) {
+                  int64_t ignored, int64_t first, bool of_logits) {
   const int64_t dim = class_dim(input.dim());
-  at::Tensor result = at::zeros_like(input);
-  if (input.numel() == 0) return result;
+  if (input.numel() == 0) return at::zeros_like(input);
   const Window window(input, target, weight, ignored, first);
-  const at::Tensor grads = grad.unsqueeze(dim).mul(window.weights).neg_();
-  return result.scatter_(dim, window.index, grads.masked_fill_(window.is_here.logical_not(), 0));
+  const at::Tensor of_each = grad.unsqueeze(dim);
+  const at::Tensor grads = of_each.mul(window.weights).neg_().masked_fill_(window.is_here.logical_not(), 0);
+  if (!of_logits) return at::zeros_like(input).scatter_(dim, window.index, grads);
+  at::Tensor result = widened(input).exp().mul_(of_each.masked_fill(target.unsqueeze(dim).eq(ignored), 0));
+  return result.scatter_add_(dim, window.index, grads.to(result.scalar_type())).to(input.scalar_type());
 }
 
 Pair pick_shape(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight, int64_t ignored,
@@ -72,7 +79,7 @@ Pair pick_shape(const at::Tensor& input, const at::Tensor& target, const MaybeTe
 }
 
 at::Tensor spread_shape(const at::Tensor&, const at::Tensor& input, const at::Tensor&, const MaybeTensor&, int64_t,
-                        int64_t) {
+                        int64_t, bool) {
   return at::empty_like(input);
 }
 
@@ -140,9 +147,9 @@ Pair picked(const at::Tensor& input, const at::Tensor& target, const MaybeTensor
 }
 
 at::Tensor spread_over(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& target,
-                       const MaybeTensor& weight, int64_t ignored) {
+                       const MaybeTensor& weight, int64_t ignored, bool of_logits = false) {
   static const auto op = operator_of<decltype(spread)>("shardwise::nll_spread");
-  return op.call(grad, input, target, weight, ignored, 0);
+  return op.call(grad, input, target, weight, ignored, 0, of_logits);
 }
 
 /// `target` as checked_range() returns it. Throws c10::IndexError on all ranks alike if a target is no class.
@@ -156,9 +163,13 @@ at::Tensor checked(const at::Tensor& target, int64_t n_classes, int64_t ignored)
   return checked_range(target, words, check, ignored);
 }
 
-at::Tensor of_all_ranks(const at::Tensor& target) {
-  if (!spec_of(target)->layout().has_terms()) return target;
-  return redistribute(target, Placements(spec_of(target)->placements().size()));
+/// Targets for `input`: without terms, and whole where classes are sharded, so that all ranks that share a sample check its target.
+at::Tensor moved_for(const at::Tensor& input, const at::Tensor& target) {
+  if (!is_dtensor(target) || !is_dtensor(input) || spec_of(target)->mesh() != spec_of(input)->mesh()) return target;
+  Placements placements = without_partial(spec_of(target)->placements());
+  for (const int64_t m : mesh_dims_splitting(spec_of(input)->placements(), class_dim(input.dim())))
+    placements[m] = Placement::replicate();
+  return placements == spec_of(target)->placements() ? target : redistribute(target, std::move(placements));
 }
 
 bool is_replica(const at::Tensor& tensor) { return is_dtensor(tensor) && spec_of(tensor)->layout().is_replicated(); }
@@ -172,6 +183,26 @@ at::Tensor sum_of_weights(const at::Tensor& sum, const at::Tensor& target, const
   if (!is_given(weight)) return counts.sum(sum.scalar_type());
   const at::Tensor classes = target.to(at::kLong).mul(counts).reshape(-1);
   return weight->index_select(0, classes).mul(counts.reshape(-1)).sum(sum.scalar_type());
+}
+
+/// True if a mean of losses does without check(): divisor_of() tells all ranks of a bad target, in the sum that they exchange anyway.
+bool is_told_by_divisor(const at::Tensor& target, int64_t reduction) {
+  return reduction == at::Reduction::Mean && is_dtensor(target) && !is_replica(target) && !is_traced_index(target) &&
+         spec_of(target)->mesh()->size() > 1 && !spec_of(target)->mesh()->is_meta();
+}
+
+/// sum_of_weights() of targets that are told by it: this rank's term is NaN if it has a bad target. Throws: c10::IndexError on all ranks alike.
+at::Tensor told_sum_of_weights(const at::Tensor& sum, const at::Tensor& target, const MaybeTensor& weight,
+                               int64_t n_classes, int64_t ignored, bool is_bad) {
+  if (is_bad)
+    for (const at::Tensor& term : maybe_dtensor(sum)->shards()) term.fill_(std::numeric_limits<double>::quiet_NaN());
+  const at::Tensor result = sum_of_weights(sum, target, weight, ignored);
+  bool is_told = true;
+  for (const int64_t m : mesh_dims_that_differ(spec_of(target)->placements()))
+    is_told &= spec_of(sum)->placements()[m].terms().has_value();
+  for (const at::Tensor& piece : maybe_dtensor(result)->shards()) is_told &= !std::isnan(piece.item<double>());
+  if (!is_told) checked(target, n_classes, ignored);
+  return result;
 }
 
 void check_weight(const at::Tensor& weight, int64_t n_classes) {
@@ -203,25 +234,33 @@ template <bool kIsPlane>
 Pair forward(const at::Tensor& self, const at::Tensor& targets, const MaybeTensor& weight, int64_t reduction,
              int64_t ignored) {
   static const ByRule summed(kIsPlane ? "aten::nll_loss2d_forward" : "aten::nll_loss_forward");
-  at::Tensor target = is_dtensor(targets) ? of_all_ranks(targets) : targets;
+  at::Tensor target = moved_for(self, targets);
   const int64_t n_classes = self.dim() > 0 ? self.size(class_dim(self.dim())) : 0;
   check_operands(self, target, weight, n_classes);
-  if (are_summed(self, reduction)) {
-    check_fits("target", target.sizes(), self.dim() - 1, self.sizes());
-    if (spec_of(self)->mesh()->size() > 1) target = checked(target, n_classes, ignored);  // torch's operator does, too
-    const auto [total, weights] = summed.tensors<2>(self, target, weight, int64_t{at::Reduction::Sum}, ignored);
+  const bool is_sum = are_summed(self, reduction), is_told = is_told_by_divisor(target, reduction);
+  if (is_sum) check_fits("target", target.sizes(), self.dim() - 1, self.sizes());
+  const auto own = is_told ? range_of(target, ignored, /*of_all_ranks=*/false) : std::nullopt;
+  const bool is_bad = own && (own->first < 0 || own->second >= n_classes);
+  if (!is_told && !(is_sum && spec_of(self)->mesh()->size() == 1))  // there torch's operator checks the targets
+    target = checked(target, n_classes, ignored);
+  const at::Tensor classes = is_bad ? target.clamp(0, n_classes - 1) : target;
+  const auto divisor_of = [&](const at::Tensor& sum) {
+    return is_told ? told_sum_of_weights(sum, target, weight, n_classes, ignored, is_bad)
+                   : sum_of_weights(sum, target, weight, ignored);
+  };
+  if (is_sum) {
+    const auto [total, weights] = summed.tensors<2>(self, classes, weight, int64_t{at::Reduction::Sum}, ignored);
     if (reduction == at::Reduction::Sum) return {total, weights};
-    const at::Tensor divisor = sum_of_weights(weights, target, weight, ignored);
+    const at::Tensor divisor = divisor_of(weights);
     return {total / divisor, divisor};
   }
-  target = checked(target, n_classes, ignored);
-  const auto [losses, weights] = picked(self, target, weight, ignored);
+  const auto [losses, weights] = picked(self, classes, weight, ignored);
   if (reduction == at::Reduction::None) return {losses, losses.new_zeros({})};
   const at::ScalarType dtype = self.scalar_type();
   const auto wide = at::isReducedFloatingType(dtype) ? at::kFloat : dtype;  // in half precision a count stops at 2,048
   const at::Tensor total = at::sum(losses, wide), sum = at::sum(weights, wide);
   if (reduction == at::Reduction::Sum) return {total.to(dtype), sum.to(dtype)};
-  const at::Tensor divisor = sum_of_weights(sum, target, weight, ignored);
+  const at::Tensor divisor = divisor_of(sum);
   return {(total / divisor).to(dtype), divisor.to(dtype)};
 }
 
@@ -269,16 +308,37 @@ at::Tensor smooth_part(const at::Tensor& log_probs, const at::Tensor& target, co
   return terms.sum() / sum_of_weights(weights.sum(), target, weight, ignored);
 }
 
-/// The same composition as torch's, without selections whose sizes depend on values.
-at::Tensor cross_entropy(const at::Tensor& self, const at::Tensor& target, const MaybeTensor& weight, int64_t reduction,
+/// The loss of `log_probs`, log_softmax() of the logits `self`, with one derivative for both: that of log_softmax() alone would send the sums of the
+/// samples' gradients.
+at::Tensor loss_of_logits(const at::Tensor& self, const at::Tensor& log_probs, const at::Tensor& target,
+                          int64_t reduction, int64_t ignored) {
+  const auto [loss, n_targets] =
+      below_derivatives([&] { return at::nll_loss_forward(log_probs, target, {}, reduction, ignored); });
+  const auto derivative = [=](const at::Tensor& grad, const torch::autograd::variable_list& saved) {
+    if (c10::GradMode::is_enabled())
+      return at::_log_softmax_backward_data(
+          at::nll_loss_backward(grad, saved[0], saved[1], {}, reduction, ignored, saved[2]), saved[0], 1,
+          saved[0].scalar_type());
+    const at::Tensor of_each = reduction == at::Reduction::Mean ? grad / saved[2] : grad;
+    return spread_over(of_each.expand(saved[1].sizes()), saved[0], saved[1], {}, ignored, /*of_logits=*/true);
+  };
+  return with_derivative(self, loss, {log_probs, target, n_targets}, "CrossEntropyBackward", derivative);
+}
+
+/// The same composition as torch's, without selections whose sizes depend on values. `kIsAboveAutograd`: derivatives are recorded here.
+template <bool kIsAboveAutograd>
+at::Tensor cross_entropy(const at::Tensor& self, const at::Tensor& given, const MaybeTensor& weight, int64_t reduction,
                          int64_t ignored, double smoothing) {
   TORCH_CHECK(smoothing >= 0 && smoothing <= 1, "label_smoothing must be between 0.0 and 1.0. Got: ", smoothing);
-  if (self.sizes() == target.sizes()) {
+  if (self.sizes() == given.sizes()) {
     TORCH_CHECK(ignored < 0, "ignore_index is not supported for floating point target");
-    return soft_cross_entropy(self, target, weight, reduction, smoothing);
+    return soft_cross_entropy(self, given, weight, reduction, smoothing);
   }
   const int64_t dim = class_dim(self.dim());
-  const at::Tensor log_probs = at::log_softmax(self, dim);
+  const at::Tensor log_probs = at::log_softmax(self, dim), target = moved_for(self, given);
+  if (kIsAboveAutograd && smoothing == 0 && !is_given(weight) && self.dim() == 2 && is_sharded_along(self, dim) &&
+      self.requires_grad() && c10::GradMode::is_enabled() && !has_tangent(self))
+    return loss_of_logits(self, log_probs, target, reduction, ignored);
   const at::Tensor loss = at::nll_loss_nd(log_probs, target, weight, reduction, ignored);
   if (smoothing == 0) return loss;
   const double share = smoothing / static_cast<double>(self.size(dim));
@@ -293,8 +353,8 @@ void register_nll(RuleTable& table) {
       "Tensor weights)",
       {.compute = &pick, .shape = &pick_shape, .traced = &pick});
   define_operator(
-      "nll_spread(Tensor grad, Tensor input, Tensor target, Tensor? weight, int ignore_index, int first_class) -> "
-      "Tensor",
+      "nll_spread(Tensor grad, Tensor input, Tensor target, Tensor? weight, int ignore_index, int first_class, bool "
+      "of_logits) -> Tensor",
       {.compute = &spread, .shape = &spread_shape, .traced = &spread});
   table.add("shardwise::nll_pick", Rule("nc…,n…,c->n…,n… {c: sum}", describe).localized(localize_classes));
   table.add("shardwise::nll_spread", Rule("n…,nc…,n…,c->nc…", describe).localized(localize_classes).linear_in_first());
@@ -306,7 +366,8 @@ void register_nll(RuleTable& table) {
   aten_kernels().impl("nll_loss2d_forward", &forward<true>);
   aten_kernels().impl("nll_loss_backward", &backward<false>);
   aten_kernels().impl("nll_loss2d_backward", &backward<true>);
-  add_composition("cross_entropy_loss", &cross_entropy);
+  aten_kernels().impl("cross_entropy_loss", &cross_entropy<false>);
+  aten_autograd_kernels().impl("cross_entropy_loss", &cross_entropy<true>);
 }
 
 }  // namespace shardwise
