@@ -3,16 +3,23 @@
 #include "ops/families.h"
 #include "ops/indexing/index_grad.h"
 #include "ops/indexing/index_operand.h"
+#include "ops/support/by_rule.h"
+#include "ops/support/derivative.h"
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
+#include "runtime/tensor/registrations.h"
 
 #include <ATen/Functions.h>
 #include <c10/core/WrapDimMinimal.h>
 
 #include <algorithm>
+#include <tuple>
+#include <type_traits>
 
 namespace shardwise {
 namespace {
+
+using torch::autograd::variable_list;
 
 /// Values and indices side by side, as bytes along a new last dim, so that one message carries both.
 at::Tensor packed(const at::Tensor& values, const at::Tensor& indices) {
@@ -31,15 +38,6 @@ at::Tensor unpacked(const at::Tensor& bytes, int64_t begin, at::ScalarType dtype
 /// Throws the dense operator's errors for these arguments.
 void check_topk(const at::Tensor& self, int64_t k, int64_t dim) {
   at::topk(at::empty(self.sizes(), self.options().device(at::kMeta)), k, dim);
-}
-
-struct Chosen {
-  at::Tensor values, indices;
-};
-
-Chosen largest(const at::Tensor& values, int64_t k, int64_t dim, bool is_largest, bool is_sorted) {
-  auto [chosen, indices] = at::topk(values, k, dim, is_largest, is_sorted);
-  return {chosen, indices};
 }
 
 /// Gathers all ranks' packed candidates in one exchange. Rank i has `n_candidates[i]` of them along the dim.
@@ -66,9 +64,10 @@ std::tuple<at::Tensor, at::Tensor> topk(const at::Tensor& self, int64_t k, int64
   }
   Shards values, indices;
   for (const at::Tensor& piece : maybe_dtensor(along.tensor)->shards()) {
-    const Chosen own = largest(piece, self.dim() == 0 ? k : n_candidates[along.own], along.dim, is_largest, is_sorted);
-    values.push_back(own.values);
-    indices.push_back(along.has_several() ? own.indices + along.intervals[along.own].begin : own.indices);
+    const int64_t n = self.dim() == 0 ? k : n_candidates[along.own];
+    const auto [own, places] = at::topk(piece, n, along.dim, is_largest, is_sorted);
+    values.push_back(own);
+    indices.push_back(along.has_several() ? places + along.intervals[along.own].begin : places);
   }
   if (along.has_several()) {
     const at::ScalarType dtype = self.scalar_type();
@@ -76,14 +75,33 @@ std::tuple<at::Tensor, at::Tensor> topk(const at::Tensor& self, int64_t k, int64
     for (size_t i = 0; i < values.size(); ++i) own.push_back(packed(values[i], indices[i]));
     const Shards all = gathered(along, std::move(own), n_candidates, n_all, static_cast<int64_t>(self.element_size()));
     for (size_t i = 0; i < values.size(); ++i) {
-      const Chosen best = largest(unpacked(all[i], 0, dtype), k, along.dim, is_largest, is_sorted);
-      values[i] = best.values;
-      indices[i] =
-          unpacked(all[i], static_cast<int64_t>(self.element_size()), at::kLong).gather(along.dim, best.indices);
+      const auto [best, places] = at::topk(unpacked(all[i], 0, dtype), k, along.dim, is_largest, is_sorted);
+      values[i] = best;
+      indices[i] = unpacked(all[i], static_cast<int64_t>(self.element_size()), at::kLong).gather(along.dim, places);
     }
   }
   return {along.wrapped(values, k, along.unsharded(), self.scalar_type()),
           along.wrapped(indices, k, along.unsharded(), at::kLong)};
+}
+
+/// max(), min() or topk(), the operator Op, with a gradient of self's layout if the dim is sharded. torch's formulas know only the sizes.
+template <class Op, class... Args>
+std::tuple<at::Tensor, at::Tensor> selection(c10::DispatchKeySet keys, const at::Tensor& self, Args... args) {
+  constexpr bool has_k = std::is_same_v<Op, at::_ops::topk>;
+  const int64_t dim = std::get<has_k ? 1 : 0>(std::tuple(args...));
+  if (!is_sharded_along(self, dim)) return Op::redispatch(formula_keys(keys), self, args...);
+  const auto [values, indices] = below_derivatives([&] { return Op::call(self, args...); });
+  const bool is_reduced = values.dim() < self.dim();
+  const int64_t along = c10::maybe_wrap_dim(dim, self.dim());
+  const auto spread = [=](const at::Tensor& tensor) { return is_reduced ? tensor.unsqueeze(along) : tensor; };
+  carry_tangent(self, values, [&](const at::Tensor& tangent) {
+    const at::Tensor chosen = tangent.gather(along, spread(indices));
+    return is_reduced ? chosen.squeeze(along) : chosen;
+  });
+  const auto derivative = [=, source = spec_of(self)](const at::Tensor& grad, const variable_list& saved) {
+    return gather_grad(spread(grad), index_operand("aten::gather", spread(saved[0]), source->mesh()), source, along);
+  };
+  return {with_derivative(self, values, {indices}, "SelectionBackward", derivative), indices};
 }
 
 /// The gradient of a tensor of `sizes` from `values`, the gradient of its elements at `indices` along `dim`. It is laid out as `values`. torch's
@@ -117,6 +135,9 @@ at::Tensor cummaxmin_backward(const at::Tensor& grad, const at::Tensor& /*input*
 void register_sorting(RuleTable& table) {
   table.add({"aten::sort", "aten::sort.stable"}, pointwise().whole("dim").sampled());
   aten_kernels().impl_in_memory("topk", &topk);
+  aten_autograd_kernels().impl("topk", &selection<at::_ops::topk, int64_t, int64_t, bool, bool>);
+  aten_autograd_kernels().impl("max.dim", &selection<at::_ops::max_dim, int64_t, bool>);
+  aten_autograd_kernels().impl("min.dim", &selection<at::_ops::min_dim, int64_t, bool>);
   add_composition("cummaxmin_backward", &cummaxmin_backward);
   add_composition("value_selecting_reduction_backward", &value_selecting_reduction_backward);
 }

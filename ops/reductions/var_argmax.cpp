@@ -104,6 +104,7 @@ std::tuple<at::Tensor, at::Tensor> best(const at::Tensor& self, c10::IntArrayRef
   std::iota(last.begin(), last.end(), self.dim() - static_cast<int64_t>(dims.size()));
   const at::Tensor rows = self.movedim(dims, last).flatten(last[0], -1);
   auto [values, index] = largest ? rows.max(-1) : rows.min(-1);
+  if (dims.size() == 1) return {values.reshape(sizes), index.add_(offsets[dims[0]]).reshape(sizes)};
   at::Tensor place = at::zeros_like(index);
   at::Tensor rest = index;
   int64_t step = 1;
@@ -134,24 +135,6 @@ at::Tensor product(const at::Tensor& self, c10::IntArrayRef dims) {
   at::Tensor result = self;
   for (int64_t dim : dims) result = at::prod(result, dim, /*keepdim=*/true);
   return result;
-}
-
-Moments moments_shape(const at::Tensor& self, c10::IntArrayRef dims) {
-  const Dims sizes = one_entry(self, dims);
-  const at::Tensor real = self.new_empty(sizes, exact(self, true));
-  return {real, self.new_empty(sizes, exact(self, false)), real};
-}
-
-at::Tensor entry_shape(const at::Tensor& self, c10::IntArrayRef dims) { return self.new_empty(one_entry(self, dims)); }
-
-at::Tensor norm_shape(const at::Tensor& self, c10::IntArrayRef dims, double) {
-  return self.new_empty(one_entry(self, dims), as_norm(self));
-}
-
-std::tuple<at::Tensor, at::Tensor> best_shape(const at::Tensor& self, c10::IntArrayRef dims, bool, c10::IntArrayRef,
-                                              c10::IntArrayRef) {
-  const at::Tensor values = entry_shape(self, dims);
-  return {values, values.new_empty(values.sizes(), values.options().dtype(at::kLong))};
 }
 
 // Combination of the entries.
@@ -261,14 +244,17 @@ Pair var_mean(const at::Tensor& self, at::OptionalIntArrayRef dim, const MaybeSc
   return {kIsStd ? spread.variance.sqrt() : spread.variance, spread.mean};
 }
 
-/// The best value and its first index; as in torch NaN is better than any number.
+/// The best value and its first index; as in torch NaN is better than any number. Few entries are gathered as pairs of float64, in one message.
 Pair best_along(const at::Tensor& self, const std::vector<int64_t>& dims, bool largest, bool keepdim) {
   static const auto op = operator_of<decltype(best)>("shardwise::piece_best");
-  const auto [values, places] = op.call(self, dims, largest, std::vector<int64_t>(self.dim(), 0), self.sizes());
+  auto [values, places] = op.call(self, dims, largest, std::vector<int64_t>(self.dim(), 0), self.sizes());
+  const bool fits_float64 = !at::isIntegralType(self.scalar_type(), /*includeBool=*/false) || self.element_size() < 8;
+  if (fits_float64 && are_gathered(self, dims, places))
+    std::tie(values, places) = gathered(values.to(at::kDouble), places, dims);
   const at::Tensor value = reduced(largest ? at::amax(values, dims, true) : at::amin(values, dims, true));
   const at::Tensor is_best = values.eq(value).logical_or_(values.ne(values).logical_and_(value.ne(value)));
   const at::Tensor place = at::amin(places.masked_fill(is_best.logical_not(), kNowhere), dims, true);
-  return {finished(value, dims, keepdim), finished(place, dims, keepdim)};
+  return {finished(value, dims, keepdim).to(self.scalar_type()), finished(place, dims, keepdim).to(at::kLong)};
 }
 
 template <bool kLargest>
@@ -361,13 +347,13 @@ at::Tensor prod_all(const at::Tensor& self, std::optional<at::ScalarType> dtype)
 
 void register_var_argmax(RuleTable& table) {
   define_operator("piece_moments(Tensor self, int[] dim) -> (Tensor counts, Tensor means, Tensor deviations)",
-                  {&moments, &moments_shape});
+                  {&moments});
   define_operator(
       "piece_best(Tensor self, int[] dim, bool largest, int[] offsets, int[] sizes) -> (Tensor values, Tensor places)",
-      {&best, &best_shape});
+      {&best});
   define_operator("piece_product(Tensor self, int[] dim) -> Tensor", {&product});
-  define_operator("piece_norm(Tensor self, int[] dim, float ord) -> Tensor", {&norm, &norm_shape});
-  define_operator("piece_logsumexp(Tensor self, int[] dim) -> Tensor", {&log_of_sum, &entry_shape});
+  define_operator("piece_norm(Tensor self, int[] dim, float ord) -> Tensor", {&norm});
+  define_operator("piece_logsumexp(Tensor self, int[] dim) -> Tensor", {&log_of_sum});
   table.add({"shardwise::piece_moments", "shardwise::piece_best", "shardwise::piece_product",
              "shardwise::piece_logsumexp", "shardwise::piece_norm"},
             Rule::placed("one entry per shard", place).localized(localize_offsets));

@@ -207,6 +207,84 @@ def test_topk_of_a_sharded_dim_sends_once(placement, dtype):
     run_ranks(3, body)
 
 
+BEST = [("max", False), ("max", True), ("min", False), ("argmax", False), ("argmin", True)]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool], ids=str
+)
+@pytest.mark.parametrize("placement", ROWS, ids=str)
+def test_the_best_of_a_sharded_dim_sends_once(placement, dtype):
+    """In pairs of float64, which hold neither all int64 nor the values of many rows in few bytes."""
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        x = (torch.arange(28).view(7, 4) * 5 % 7).to(dtype)  # equal values
+        if dtype.is_floating_point:
+            x[2, 1], x[5, 1], x[:, 2], x[3, 3] = torch.nan, torch.nan, -torch.inf, torch.inf
+        ours = sw.distribute_tensor(x, mesh, [placement], src_data_rank=None)
+        for name, keepdim in BEST:
+            if dtype == torch.bool and name.startswith("arg"):
+                continue
+            found, n = counted(lambda name=name, keepdim=keepdim: getattr(ours, name)(0, keepdim=keepdim))
+            expected = getattr(x, name)(0, keepdim=keepdim)
+            if dtype != torch.int64:
+                assert n == 1
+            pairs = [(found, expected)] if name.startswith("arg") else zip(found, expected, strict=True)
+            for a, b in pairs:
+                assert a.dtype == b.dtype
+                torch.testing.assert_close(a.full_tensor(), b, equal_nan=True, rtol=0, atol=0)
+
+    run_ranks(3, body)
+
+
+@pytest.mark.parametrize("select", [lambda x: x.max(0), lambda x: x.min(0, keepdim=True), lambda x: x.topk(2, 0)])
+@pytest.mark.parametrize("placement", [*ROWS, Shard(1), Replicate()], ids=str)
+def test_the_gradient_of_selected_values_has_the_layout_of_their_source(placement, select):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        theirs = dense(7, 4).requires_grad_()
+        ours = sw.distribute_tensor(theirs.detach(), mesh, [placement], src_data_rank=None).requires_grad_()
+        values, expected = select(ours).values, select(theirs).values
+        up = torch.autograd.grad(expected.square().sum(), theirs, create_graph=True)[0]
+        own = values.square().sum().redistribute(placements=[Replicate()])
+        (gradient,), n = counted(lambda: torch.autograd.grad(own, ours, create_graph=True))
+        assert n == 0 and gradient.placements == (placement,)
+        torch.testing.assert_close(gradient.full_tensor(), up)
+        again = torch.autograd.grad(gradient.square().sum(), ours)[0]
+        torch.testing.assert_close(again.full_tensor(), torch.autograd.grad(up.square().sum(), theirs)[0])
+
+    run_ranks(3, body)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("placement", COLUMNS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_the_backward_of_losses_of_sharded_classes_sends_nothing(dtype, placement, reduction):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        classes = torch.tensor([3, 9, 0, -100, 4, 4, 8])
+        theirs = dense(7, 10).to(dtype).requires_grad_()
+        ours = sw.distribute_tensor(theirs.detach(), mesh, [placement], src_data_rank=None).requires_grad_()
+        targets = sw.distribute_tensor(classes, mesh, [Replicate()])
+        expected = F.cross_entropy(theirs, classes, reduction=reduction)
+        loss = F.cross_entropy(ours, targets, reduction=reduction)
+        close = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}
+        torch.testing.assert_close(loss.full_tensor(), expected, **close)
+        up = torch.ones_like(expected)
+        _, n = counted(lambda: loss.backward(replicas(up, mesh), retain_graph=True))
+        assert n == 0
+        expected.backward(up, retain_graph=True)
+        torch.testing.assert_close(ours.grad.full_tensor(), theirs.grad, **close)
+        if dtype is torch.float64:
+            first = torch.autograd.grad(loss.sum(), ours, create_graph=True)[0]
+            of_first = torch.autograd.grad(expected.sum(), theirs, create_graph=True)[0]
+            second = torch.autograd.grad(first.square().sum(), ours)[0]
+            torch.testing.assert_close(second.full_tensor(), torch.autograd.grad(of_first.square().sum(), theirs)[0])
+
+    run_ranks(3, body)
+
+
 def test_what_distribute_tensor_compares_is_not_counted():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (3,))
@@ -293,7 +371,7 @@ def test_sums_of_powers_stay_partial(placement):
 @pytest.mark.parametrize("has_weight", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_the_mean_of_losses_of_replicated_targets_sends_nothing(dtype, has_weight, smoothing):
-    """Nor does its backward. Targets that are sharded send their range and the sum of their weights, each once."""
+    """Nor does its backward. Targets that are sharded send the sum of their weights, which also tells all ranks of a bad target."""
 
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (3,))
@@ -302,7 +380,7 @@ def test_the_mean_of_losses_of_replicated_targets_sends_nothing(dtype, has_weigh
         theirs = scores.clone().requires_grad_()
         expected = F.cross_entropy(theirs, classes, weight, label_smoothing=smoothing)
         expected.backward()
-        for of_targets, expected_count in ((Replicate(), 0), (Shard(0), 2 if smoothing == 0 else 3)):
+        for of_targets, expected_count in ((Replicate(), 0), (Shard(0), 1 if smoothing == 0 else 2)):
             ours = sw.distribute_tensor(scores, mesh, [Shard(0)]).requires_grad_()
             targets = sw.distribute_tensor(classes, mesh, [of_targets])
             of_ours = None if weight is None else sw.distribute_tensor(weight, mesh, [Replicate()])
