@@ -1,5 +1,6 @@
 #include "ops/embedding/split_rows.h"
 
+#include "ops/support/planned_values.h"
 #include "placements/placement_list.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/messages.h"
@@ -42,11 +43,10 @@ at::Tensor places_within(const at::Tensor& sorted, const std::vector<Interval>& 
   return is_within.nonzero().view(-1);
 }
 
-/// The numbers of the table's rows that groups name, per box.
-std::vector<at::Tensor> named_rows(const Spec& table, c10::ArrayRef<BoxGroups> boxes) {
-  std::vector<at::Tensor> rows;
-  for (size_t i = 0; i < boxes.size(); ++i) rows.push_back(boxes[i].groups.rows + table.boxes()[i].offsets[0]);
-  return rows;
+/// The numbers of the table's rows that groups of box `i` name, ascending. If they are on meta, those of planned_values.h, on the CPU.
+at::Tensor named_rows(const Spec& table, size_t i, const at::Tensor& rows) {
+  const at::Tensor known = rows.is_meta() ? planned_ids(rows.numel(), table.boxes()[i].sizes[0]) : rows;
+  return known + table.boxes()[i].offsets[0];
 }
 
 at::Tensor combined(const at::Tensor& a, const at::Tensor& b, Reduce reduce) {
@@ -60,7 +60,8 @@ class RowTotal {
   RowTotal(const Spec& table, const std::vector<at::Tensor>& rows, Reduce reduce) : table_(table), reduce_(reduce) {
     if (table.layout().has_one_box_each() || rows.empty()) return;
     named_ = std::get<0>(at::_unique2(at::cat(rows)));
-    for (const at::Tensor& of_box : rows) places_.push_back(at::searchsorted(named_, of_box));
+    for (const at::Tensor& of_box : rows)
+      places_.push_back(at::searchsorted(named_, of_box).to(table.mesh()->device()));
     find_shared();
   }
 
@@ -94,8 +95,8 @@ class RowTotal {
           if (common.begin < common.end) both.push_back(common);
         }
       if (both.empty()) continue;
-      at::Tensor places = places_within(named_, both);
-      if (places.numel() > 0) shared_.push_back({rank, std::move(places)});
+      const at::Tensor places = places_within(named_, both);
+      if (places.numel() > 0) shared_.push_back({rank, places.to(table_.mesh()->device())});
     }
   }
 
@@ -158,9 +159,10 @@ KeptRows kept_rows(const Spec& table, Interval kept, c10::ArrayRef<BoxGroups> bo
   while (table.boxes()[box].sizes[1] == 0 || table.boxes()[box].interval(0).begin > kept.begin ||
          table.boxes()[box].interval(0).end < kept.end)
     ++box;
-  const at::Tensor rows = boxes[box].groups.rows + table.boxes()[box].offsets[0];
+  const c10::Device device = table.mesh()->device();
+  const at::Tensor rows = named_rows(table, box, boxes[box].groups.rows);
   const at::Tensor places = places_within(rows, {kept});
-  return {box, places, rows.index_select(0, places) - kept.begin};
+  return {box, places.to(device), (rows.index_select(0, places) - kept.begin).to(device)};
 }
 
 /// One step of an optimizer that needs sums over whole rows, on a table whose pieces have parts of rows.
@@ -168,7 +170,7 @@ class SplitUpdate {
  public:
   SplitUpdate(const RowOptimizer& optimizer, const Spec& table, c10::ArrayRef<at::Tensor> pieces,
               c10::ArrayRef<BoxGroups> boxes)
-      : table_(table), boxes_(boxes), total_(table, named_rows(table, boxes), Reduce::kSum), sums_(boxes.size()) {
+      : table_(table), boxes_(boxes), total_(table, all_rows(table, boxes), Reduce::kSum), sums_(boxes.size()) {
     for (size_t i = 0; i < boxes.size(); ++i) updated_.push_back(optimizer.updated_rows(pieces[i], i));
     if (!kernels::is_row_wise(optimizer.options().method) || table.layout().has_one_box_each()) return;
     numbers_ = optimizer.state().back();
@@ -209,6 +211,12 @@ class SplitUpdate {
   }
 
  private:
+  static std::vector<at::Tensor> all_rows(const Spec& table, c10::ArrayRef<BoxGroups> boxes) {
+    std::vector<at::Tensor> rows;
+    for (size_t i = 0; i < boxes.size(); ++i) rows.push_back(named_rows(table, i, boxes[i].groups.rows));
+    return rows;
+  }
+
   template <class Use>
   void for_each_kept(const Use& use) const {
     const Spec& kept = *spec_of(numbers_);

@@ -75,7 +75,7 @@ class MetaMode(TorchFunctionMode):
         if func is F.rms_norm and self._device_type == "cuda" and type(args[0]) is torch.Tensor:
             return rms_norm(*map(on_meta, args), **kwargs)
         if func is torch._grouped_mm and is_of_groups(*args, **kwargs):
-            return torch.ops.shardwise.grouped_rows(*map(on_meta, args), on_meta(kwargs["offs"]), 0, 0)
+            return GroupedProduct.apply(*map(on_meta, args), on_meta(kwargs["offs"]))
         if func in TO_A_DEVICE:
             return on_meta(args[0])
         if func is torch.Tensor.to:
@@ -175,6 +175,21 @@ def is_of_groups(left: Any, right: Any, *, offs: Any = None, **kwargs: Any) -> b
     """Whether these are operands of grouped_mm whose dtype torch does not take on meta: plain rows, and a matrix for each group of them."""
     are_plain = type(left) is torch.Tensor and type(right) in (torch.Tensor, torch.nn.Parameter)
     return are_plain and left.dim() == 2 and right.dim() == 3 and left.dtype != torch.bfloat16 and offs is not None
+
+
+class GroupedProduct(torch.autograd.Function):
+    """grouped_mm of such operands."""
+
+    @staticmethod
+    def forward(context: Any, rows: torch.Tensor, matrices: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        context.save_for_backward(rows, matrices, offs)
+        return torch.ops.shardwise.grouped_rows(rows, matrices, offs, 0, 0)
+
+    @staticmethod
+    def backward(context: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+        (rows, matrices, offs), ops = context.saved_tensors, torch.ops.shardwise
+        of_rows = ops.grouped_rows(grad, matrices.mT, offs, 0, 0)
+        return of_rows, ops.grouped_matrices(rows, grad, offs, None, len(matrices), 0, 0), None
 
 
 def on_meta(value: Any) -> Any:
