@@ -99,7 +99,7 @@ def dlrm():
         sw.optim.FusedAdagrad(model.embedding.parameters(), lr=0.1, row_wise=True),
         torch.optim.Adam([*model.bottom.parameters(), *model.top.parameters()]),
     ]
-    n = 512
+    n = 128
     ids = [torch.arange(n) * n_rows // n for n_rows in model.ROWS]
     for _ in range(2):
         trained(torch.rand(n, 13), ids).square().mean().backward()
