@@ -87,10 +87,11 @@ void bind_parallel_layers(py::module_& module) {
   define(module, "parallel_weight", &py_weight,
          "An uninitialised parameter of global `size`, placed along `mesh_dim` in `stride` blocks.", py::arg("size"),
          py::arg("placement"), py::arg("mesh"), py::arg("mesh_dim"), py::arg("stride"), py::arg("dtype"));
-  define_with_gil(module, "layer_placements", &py_layer_placements,
-                  "The placements of a layer's weight, other parameters, input and output. `features`: the layout of the "
-                  "sharded features.",
-                  py::arg("is_embedding"), py::arg("is_rowwise"), py::arg("features") = none);
+  define_with_gil(
+      module, "layer_placements", &py_layer_placements,
+      "The placements of a layer's weight, other parameters, input and output. `features`: the layout of the "
+      "sharded features.",
+      py::arg("is_embedding"), py::arg("is_rowwise"), py::arg("features") = none);
   define(
       module, "mesh_dim_number", [](const MeshPtr& mesh, const DimOrName& mesh_dim) { return dim_of(*mesh, mesh_dim); },
       "A mesh dim given by number or name.", py::arg("mesh"), py::arg("mesh_dim"));

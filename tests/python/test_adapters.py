@@ -10,13 +10,13 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 import shardwise as sw
 from shardwise import Replicate, Shard
-from shardwise.fsdp import fully_shard
 from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from shardwise.testing import run_ranks
 
 pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
+pytest.importorskip("peft")
 
+import peft
 from test_uneven_models import fully_sharded, styles
 from uneven_models_program import (
     IDS,
@@ -71,12 +71,11 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory):
-    """The model, a folder with its adapters before training, and the results of one rank."""
+    """The model, a folder with its adapters before training, and of one rank the steps, generated ids and logits afterwards."""
     folder, model = str(tmp_path_factory.mktemp("adapters")), llama()
     one = adapted(copy.deepcopy(model))
     one.save_pretrained(folder)
-    seen = trained(one, loss_of=language_loss())
-    return model, folder, seen, generated(one), [one(input_ids=IDS).logits.detach(), one]
+    return model, folder, trained(one), generated(one), one(input_ids=IDS).logits.detach()
 
 
 def load_from(folder, model):
@@ -85,7 +84,7 @@ def load_from(folder, model):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_adapters_train_and_are_saved(way, dense, tmp_path):
-    given, folder, expected, ids, (logits, one) = dense
+    given, folder, expected, ids, logits = dense
 
     def check(rank):
         is_grid = way == "styles and fully_shard"
@@ -105,7 +104,7 @@ def test_adapters_train_and_are_saved(way, dense, tmp_path):
 
 
 def test_adapters_are_merged(dense):
-    given, folder, _, _, _ = dense
+    given, folder, *_ = dense
     expected = generated(load_from(folder, copy.deepcopy(given)).merge_and_unload())
 
     def check(rank):
@@ -187,7 +186,6 @@ def test_adapters_on_weights_of_bitsandbytes(way):
     bnb = pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)
     model = quantized(llama(vocab_size=101, hidden_size=64, intermediate_size=64, num_attention_heads=4), bnb)
-    model.config.use_cache = False
     dense = adapted(model)
     given, ids = copy.deepcopy(dense), IDS % 101
     expected = trained(dense, loss_of=language_loss(ids))
@@ -209,8 +207,8 @@ def test_adapters_on_weights_of_bitsandbytes(way):
     run_ranks(4, check)
 
 
-class AdaptedNF4(nn.Module):
-    """A linear layer of torchao's NF4 weights, and its adapter."""
+class AdaptedFloat8(nn.Module):
+    """A linear layer of torchao's float8 weights, and its adapter."""
 
     def __init__(self, weight):
         super().__init__()
@@ -221,29 +219,21 @@ class AdaptedNF4(nn.Module):
         return nn.functional.linear(x, self.weight) + self.lora_B(self.lora_A(x))
 
 
-@pytest.mark.parametrize("way", ["distribute_module", "fully_shard"])
-def test_adapters_on_weights_of_torchao(way):
-    nf4 = pytest.importorskip("torchao.quantization.quantize_.workflows.nf4.nf4_tensor")
+def test_adapters_on_weights_of_torchao():
+    """test_torchao.py has weights of 4 bits under fully_shard."""
+    quantization = pytest.importorskip("torchao.quantization")
     torch.manual_seed(0)
-    weights = [nf4.to_nf4(torch.randn(64, 64), 64, 16) for _ in range(2)]
-    x = torch.randn(4, 64)
-
-    def made():
-        return nn.Sequential(AdaptedNF4(weights[0]), nn.ReLU(), AdaptedNF4(weights[1]))
-
-    dense = made()
-    adapters = {name: value.clone() for name, value in dense.state_dict().items() if "lora" in name}
+    layers = [nn.Linear(64, 128, bias=False), nn.Linear(128, 64, bias=False)]
+    for layer in layers:
+        quantization.quantize_(layer, quantization.Float8WeightOnlyConfig())
+    given = nn.Sequential(*(AdaptedFloat8(layer.weight.detach()) for layer in layers))
+    dense, x = copy.deepcopy(given), torch.randn(4, 64)
     expected = trained(dense, loss_of=lambda model: model(x).square().mean())
 
     def check(rank):
-        mesh, model = sw.init_device_mesh("cpu", (4,)), made()
-        model.load_state_dict(adapters, strict=False)
-        if way == "distribute_module":
-            model = distributed(model, mesh, {r"\d\.weight": Shard(0)})
-        else:
-            for layer in (model[0], model[2]):
-                fully_shard(layer, mesh=mesh)
-        assert model[0].weight.to_local().shape == (16, 64)
+        mesh = sw.init_device_mesh("cpu", (4,))
+        model = distributed(copy.deepcopy(given), mesh, {r"\d\.weight": Shard(0)})
+        assert model[0].weight.to_local().shape == (32, 64)
         expect_same(trained(model, loss_of=lambda model: model(x).square().mean()), expected)
 
     run_ranks(4, check)

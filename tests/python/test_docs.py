@@ -9,7 +9,9 @@ from pages import PAGES, ROOT, assert_same_text, name_of, printed_by, read_page,
 READ = {name_of(path): read_page(path) for path in PAGES}
 PROGRAMS = [(name, i) for name, page in READ.items() for i in range(len(page.programs))]
 SESSIONS = [(name, i) for name, page in READ.items() for i in range(len(page.sessions))]
-FRAGMENTS = 2  # blocks that are not run: TorchRec's module in torchrec_state_dicts.md, what api/python.md takes for granted
+FRAGMENTS = (
+    2  # blocks that are not run: TorchRec's module in torchrec_state_dicts.md, what api/python.md takes for granted
+)
 
 
 @pytest.mark.parametrize("name, i", PROGRAMS)

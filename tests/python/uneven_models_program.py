@@ -16,7 +16,7 @@ from torchrun import run_parts
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import shardwise as sw
-from shardwise import Replicate, Shard
+from shardwise import Shard
 from shardwise.placement_types import _StridedShard
 
 IDS = torch.tensor([[5, 9, 2, 31, 7, 1], [3, 8, 50256, 4, 1, 0]])

@@ -92,12 +92,13 @@ void check_inputs(const DataMesh& data, const std::string& name, const std::vect
   for (const at::Tensor* const input : inputs) {
     if (!is_dtensor(*input)) continue;
     const UserLayout layout = user_layout_of(*spec_of(*input));
-    SW_CHECK_VALUE(!is_over_data(layout.mesh),
-                   "[fully_shard] {} got a DTensor placed as {} on {}, over which its parameters are sharded: it "
-                   "computes with plain tensors, on this rank's part of the batch. Give it x.to_local(), shard the model "
-                   "with distribute_module, or, if parameters of a module around it are still sharded, call fully_shard "
-                   "on the module that is called.",
-                   name, to_string(layout.placements), to_string(*layout.mesh));
+    SW_CHECK_VALUE(
+        !is_over_data(layout.mesh),
+        "[fully_shard] {} got a DTensor placed as {} on {}, over which its parameters are sharded: it "
+        "computes with plain tensors, on this rank's part of the batch. Give it x.to_local(), shard the model "
+        "with distribute_module, or, if parameters of a module around it are still sharded, call fully_shard "
+        "on the module that is called.",
+        name, to_string(layout.placements), to_string(*layout.mesh));
   }
 }
 
