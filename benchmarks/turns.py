@@ -8,12 +8,14 @@ import torch.distributed as dist
 from sides import device
 
 
-def in_turns(calls, repeats):
-    """By side, the milliseconds of each of the `repeats` calls, and the CPU milliseconds that they took, as a mean over the ranks."""
+def in_turns(calls, repeats, prepare=lambda side: None):
+    """By side, the milliseconds of each of the `repeats` calls, and the CPU milliseconds that they took, as a mean over the ranks. `prepare(side)`
+    is called before each call and not timed."""
     times = torch.empty(2, len(calls), repeats, dtype=torch.float64)
     synchronize = torch.accelerator.synchronize if device() != "cpu" else lambda: None
     for turn in range(repeats):
-        for row, call in enumerate(calls.values()):
+        for row, (side, call) in enumerate(calls.items()):
+            prepare(side)
             synchronize()
             dist.barrier()
             start = time.perf_counter_ns(), time.process_time_ns()

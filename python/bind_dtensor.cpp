@@ -10,6 +10,7 @@
 #include "runtime/api/to_local.h"
 #include "runtime/api/total_norm.h"
 #include "runtime/comm/order_check.h"
+#include "runtime/numbers/saved_elements.h"
 #include "runtime/tensor/sparse.h"
 #include "text/check.h"
 
@@ -341,6 +342,26 @@ void bind_dtensor(py::module_& module) {
       "(offsets, sizes) of this rank's pieces.", py::arg("tensor"));
   define_with_gil(module, "boxes_of_all", &boxes_of_all, "(rank, offsets, sizes) of every rank's pieces.",
                   py::arg("tensor"));
+  define(
+      module, "read_box",
+      [](int file, int64_t begin, const Dims& sizes, const Dims& offsets, const at::Tensor& to) {
+        return read_box(file, begin, sizes, offsets, to.sizes(), to.element_size(), static_cast<char*>(to.data_ptr()));
+      },
+      "Fills a contiguous CPU tensor with a box of the row-major tensor whose elements begin at byte `begin` of a "
+      "file. "
+      "Returns the number of bytes read.",
+      py::arg("file"), py::arg("begin"), py::arg("sizes"), py::arg("offsets"), py::arg("to"));
+#ifdef __x86_64__
+  if (__builtin_cpu_supports("pclmul"))
+    define_with_gil(
+        module, "crc32",
+        [](const py::buffer& bytes, uint32_t crc) {
+          const auto view = bytes.request();
+          const py::gil_scoped_release release;
+          return crc32(crc, static_cast<const char*>(view.ptr), view.size * view.itemsize);
+        },
+        "zlib.crc32(), faster. Missing on other CPUs.", py::arg("bytes"), py::arg("crc"));
+#endif
   define_with_gil(
       module, "total_norm", &total_norm, py::arg("tensors"), py::arg("norm_type"),
       "The norm of all tensors as one vector: distributed ones of any meshes, and plain ones that are equal on "

@@ -27,7 +27,7 @@ from torchrun import run_parts
 
 import shardwise as sw
 from shardwise import RaggedShard, Replicate, Shard
-from shardwise.checkpoint import FileSystemWriter
+from shardwise.checkpoint import FileSystemReader, FileSystemWriter
 
 FULL = StateDictOptions(full_state_dict=True)
 ON_FIRST_RANK = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -381,6 +381,40 @@ def replaced(folder):
     expect_error(
         lambda: dcp.save(table_of(4.0, mesh), storage_writer=writer, use_collectives=False), "use_collectives=False"
     )
+
+
+def read_bytes(folder):
+    """A rank reads its own elements and no others, in any layout, and replicas are written once."""
+    four, square = sw.init_device_mesh("cpu", (4,)), sw.init_device_mesh("cpu", (2, 2))
+    two = sw.DeviceMesh("cpu", [0, 1])  # the other ranks have nothing
+    values = torch.arange(64 * 2048.0).view(64, 2048)
+
+    def placed(dense, mesh, placements):
+        return sw.distribute_tensor(dense, mesh, placements, src_data_rank=None)
+
+    saved = {"rows": placed(values, four, [Shard(0)]), "replica": placed(values, square, [Replicate(), Shard(0)])}
+    dcp.save(saved, storage_writer=FileSystemWriter(folder))
+    dist.barrier()
+    n_bytes = sum(os.path.getsize(f"{folder}/{name}") for name in os.listdir(folder) if name.endswith(".distcp"))
+    assert 0 < n_bytes - 2 * values.nbytes < 6 * 1024
+    for mesh, placements in [
+        (four, [Shard(0)]),
+        (four, [Shard(1)]),
+        (four, [Shard(0, sizes=[1, 0, 60, 3])]),
+        (four, [RaggedShard((0, 1), (2, 3, 0, 5))]),
+        (square, [Shard(0), Shard(1)]),
+        (square, [Replicate(), Shard(1)]),
+        (two, [Shard(1)]),
+        (two, [Replicate()]),
+    ]:
+        loaded = {name: placed(torch.zeros(64, 2048), mesh, placements) for name in saved}
+        reader = FileSystemReader(folder)
+        dcp.load(loaded, storage_reader=reader)
+        expected = sw._C.detached_pieces(placed(values, mesh, placements), "test")
+        for tensor in loaded.values():
+            pieces = sw._C.detached_pieces(tensor, "test")
+            assert all(torch.equal(piece, other) for piece, other in zip(pieces, expected, strict=True))
+        assert reader.n_bytes_read == 2 * sum(piece.nbytes for piece in expected), (mesh, placements)
 
 
 def killed(folder):

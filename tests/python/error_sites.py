@@ -49,8 +49,7 @@ ELSEWHERE = {
     "a build of the core alone": (" in this build, which has the core alone",),
     "a process group of one's own, without a store": ("and cannot read its members' pieces",),
     "a file that is written to while it is read, or was made by hand": (
-        " are there",
-        "the file ends ",
+        "its elements end after its ",
         "the local part was saved as ",
     ),
     "ranks that differ under the check, which tests/python/test_lone_calls.py starts": (

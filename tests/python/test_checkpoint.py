@@ -20,7 +20,9 @@ def test_t7_saved_by_four_ranks_and_loaded_by_two_with_other_shards(tmp_path):
     expect_all_well("wrapper_program.py", 2, "load", tmp_path)
 
 
-@pytest.mark.parametrize("parts", ["state_dicts,other_model", "replaced", "async_save,hugging_face,save_pretrained"])
+@pytest.mark.parametrize(
+    "parts", ["state_dicts,other_model", "replaced,read_bytes", "async_save,hugging_face,save_pretrained"]
+)
 def test_four_processes(parts, tmp_path):
     expect_all_well("checkpoint_program.py", 4, parts, tmp_path)
 

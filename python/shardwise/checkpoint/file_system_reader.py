@@ -4,7 +4,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem as torchs
@@ -130,7 +130,7 @@ class FileSystemReader(torchs.FileSystemReader):
         return files
 
     def _find_records(self, path: str, items: Iterable[ReadItem]) -> None:
-        with open(os.path.join(self.path, path), "rb") as file:
+        with open(os.path.join(self.path, path), "rb", buffering=0) as file:
             n_bytes = os.fstat(file.fileno()).st_size
             for item in items:
                 index, saved = item.storage_index, self.storage_data[item.storage_index]
@@ -141,6 +141,9 @@ class FileSystemReader(torchs.FileSystemReader):
                 self._records[index] = None
                 if item.type == LoadItemType.BYTE_IO or saved.transform_descriptors:
                     continue
+                part = FilePart(file, saved.offset, saved.length)
                 if self.verify:
-                    check_sum(FilePart(file, saved.offset, saved.length))
-                self._records[index] = find_record(FilePart(file, saved.offset, saved.length), saved.offset)
+                    check_sum(part)
+                tensor: Any = cast(Metadata, self._metadata).state_dict_metadata[index.fqn]
+                sizes = next(chunk.sizes for chunk in tensor.chunks[index.index :] if chunk.offsets == index.offset)
+                self._records[index] = find_record(part, saved.offset, sizes, tensor.properties.dtype)

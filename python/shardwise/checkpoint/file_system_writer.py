@@ -3,12 +3,20 @@
 import dataclasses
 import os
 import uuid
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Any, cast
 
 from torch.distributed.checkpoint import filesystem as torchs
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from shardwise.checkpoint.tensor_records import write_tensor
 
 
 class FileSystemWriter(torchs.FileSystemWriter):
@@ -50,6 +58,36 @@ class FileSystemWriter(torchs.FileSystemWriter):
         name = uuid.uuid4().hex
         prefixes = [torchs._StoragePrefix(f"__{name}_{i}_") for i in range(len(plans))]
         return [dataclasses.replace(plan, storage_data=prefix) for plan, prefix in zip(plans, prefixes, strict=True)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        if self.transforms.extensions or self.serialization_format != torchs.SerializationFormat.TORCH_SAVE:
+            return super().write_data(plan, planner)
+        n, prefix = self.thread_count, plan.storage_data.prefix
+        is_one = self.single_file_per_rank
+        groups = torchs._split_by_size_and_type(n, plan.items) if is_one else [[item] for item in plan.items]
+        names = [f"{prefix}{i}{torchs.DEFAULT_SUFFIX}" for i in range(len(groups))]
+        with ThreadPoolExecutor(n) as threads:
+            each = map if n == 1 else threads.map
+            results = list(chain(*each(partial(self._write_file, planner), names, groups)))
+        written: Future[list[WriteResult]] = Future()
+        written.set_result(results)
+        return written
+
+    def _write_file(self, planner: SavePlanner, name: str, items: Iterable[WriteItem]) -> list[WriteResult]:
+        results = []
+        with self.fs.create_stream(self.fs.concat_path(self.path, name), "wb") as stream:
+            for item in items:
+                begin, value = stream.tell(), cast(Any, planner.resolve_data(item))
+                if item.type == WriteItemType.BYTE_IO:
+                    stream.write(value.getbuffer())
+                else:
+                    write_tensor(stream, value.detach())
+                n_bytes = stream.tell() - begin
+                results.append(WriteResult(item.index, n_bytes, torchs._StorageInfo(name, begin, n_bytes)))
+            if self.sync_files:
+                stream.flush()
+                os.fsync(stream.fileno())
+        return results
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         super().finish(metadata, results)

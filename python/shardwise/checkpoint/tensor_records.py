@@ -1,25 +1,29 @@
-"""Finds the elements of a tensor in a file that torch.save() wrote, and reads boxes of it without the rest.
+"""Tensors in the archives of torch.save(): written without a copy, found again, and read box by box.
 
-torch.save() writes a zip archive: a pickle with sizes and strides, and the elements, uncompressed, as the record "data/0".
+An archive is a zip file: a pickle with sizes and strides, and the elements, uncompressed, as the record "data/0".
 """
 
 import io
 import os
+import pickle
 import struct
 import sys
 import zipfile
-from collections.abc import Sequence
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
-from torch._weights_only_unpickler import Unpickler
 
+from shardwise import _C
 from shardwise._progress import Add
 
 BUFFER_BYTES = 16 << 20
-NEAR_BYTES = 4096  # smaller gaps between needed runs are read with them: the system reads whole pages anyway
-LOCAL_HEADER = struct.Struct("<26xHH")  # the lengths of the name and the extra field of a member of a zip archive
+BLOCK_BYTES = 256 << 10  # stays in a core's cache between its checksum and its write
+MANY = 0xFFFFFFFF  # the number of bytes stands in a field of 64 bits instead
+crc32 = getattr(_C, "crc32", zlib.crc32)
 
 
 @dataclass(frozen=True)
@@ -29,11 +33,6 @@ class TensorRecord:
     begin: int
     sizes: tuple[int, ...]
     dtype: torch.dtype
-
-    @property
-    def row_bytes(self) -> int:
-        """The bytes of one index of the first dim."""
-        return int(torch.Size(self.sizes[1:]).numel()) * self.dtype.itemsize
 
 
 class FilePart(io.RawIOBase):
@@ -59,42 +58,77 @@ class FilePart(io.RawIOBase):
         return n
 
 
-def find_record(file: FilePart, begin: int) -> TensorRecord | None:
-    """The tensor of an archive that begins at byte `begin` of the whole file; None unless it is a plain row-major tensor.
+class _Pickler(pickle.Pickler):
+    """Pickles a tensor on meta as torch.save() pickles a row-major tensor on a CPU, which is alone in its memory."""
 
-    Reads only the archive's directory and pickle. Raises zipfile.BadZipFile, pickle.UnpicklingError or EOFError if they are garbled.
+    kind: type
+    n: int
+
+    def reducer_override(self, value: Any, /) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        made_of: Any = (self, 0, tuple(value.shape), value.stride(), False, OrderedDict())
+        if self.kind is torch.UntypedStorage:
+            return torch._utils._rebuild_tensor_v3, (*made_of, value.dtype)
+        return torch._utils._rebuild_tensor_v2, made_of
+
+    def persistent_id(self, value: Any, /) -> Any:
+        return ("storage", self.kind, "0", "cpu", self.n) if value is self else None
+
+
+def _pickled(sizes: Sequence[int], dtype: torch.dtype) -> bytes:
+    like, stream = torch.empty(sizes, dtype=dtype, device="meta"), io.BytesIO()
+    pickler = _Pickler(stream, protocol=2)
+    kind = torch.storage._dtype_to_storage_type_map().get(dtype)  # none for newer dtypes
+    pickler.kind, pickler.n = getattr(torch, kind or "UntypedStorage"), like.numel() if kind else like.nbytes
+    pickler.dump(like)
+    return stream.getvalue()
+
+
+def find_record(file: FilePart, begin: int, sizes: Sequence[int], dtype: torch.dtype) -> TensorRecord | None:
+    """The row-major tensor of an archive that begins at byte `begin` of the whole file; None if the archive has something else.
+
+    Reads only the archive's directory and pickle. Raises RuntimeError or EOFError if they are garbled.
     """
-    with zipfile.ZipFile(file) as archive:
-        members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
-        order = archive.read(members["byteorder"]).decode() if "byteorder" in members else sys.byteorder
-        if order != sys.byteorder or "data.pkl" not in members:
-            return None
-        keys: list[str] = []
+    file.seek(0)  # where the archive begins for torch
+    archive: Any = torch._C.PyTorchFileReader(cast(Any, file))
+    order = archive.get_record("byteorder").decode() if archive.has_record("byteorder") else sys.byteorder
+    if order != sys.byteorder or archive.get_record("data.pkl") != _pickled(sizes, dtype):
+        return None
+    at = archive.get_record_offset("data/0")
+    if at + torch.Size(sizes).numel() * dtype.itemsize > file.seek(0, os.SEEK_END):
+        raise EOFError(f"its elements end after its {file.tell():,} bytes")
+    return TensorRecord(begin + at, tuple(sizes), dtype)
 
-        def storage_of(saved: tuple[Any, ...]) -> torch.TypedStorage:
-            _, kind, key, _, n = saved
-            keys.append(key)
-            dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
-            memory = torch.UntypedStorage(n * dtype.itemsize, device="meta")
-            return torch.TypedStorage(wrap_storage=memory, dtype=dtype, _internal=True)
 
-        with archive.open(members["data.pkl"]) as pickled:
-            unpickler = Unpickler(pickled, encoding="utf-8")
-            unpickler.persistent_load = storage_of  # type: ignore[method-assign]
-            tensor = unpickler.load()
-        is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and len(keys) == 1 and tensor.is_contiguous()
-        if not is_plain or tensor.is_conj() or tensor.is_neg():
-            return None
-        member = members[f"data/{keys[0]}"]
-        if member.compress_type != zipfile.ZIP_STORED:
-            return None
-        first = tensor.storage_offset() * tensor.element_size()
-        if member.file_size < first + tensor.nbytes:
-            raise zipfile.BadZipFile(f"{member.file_size} bytes of {first + tensor.nbytes} are there")
-        file.seek(member.header_offset)
-        n_name, n_extra = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
-        data = member.header_offset + LOCAL_HEADER.size + n_name + n_extra
-        return TensorRecord(begin + data + first, tuple(tensor.shape), tensor.dtype)
+def write_tensor(stream: Any, tensor: torch.Tensor) -> None:
+    """Writes the archive of torch.save(), of row-major elements. Memory: none if `tensor` has such elements on a CPU; else 16 MiB."""
+    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        torch.save(tensor, stream)
+        return
+    texts = {"data.pkl": _pickled(tensor.shape, tensor.dtype), "byteorder": sys.byteorder.encode(), "version": b"3\n"}
+    records: dict[str, Iterable[Any]] = {**{name: [text] for name, text in texts.items()}, "data/0": _blocks(tensor)}
+    at, directory = 0, b""
+    for name, blocks in records.items():
+        path, crc, n_bytes = f"archive/{name}".encode(), 0, 0
+        stream.write(struct.pack("<4s5H3I2H", b"PK\3\4", 45, 8, 0, 0, 0, 0, 0, 0, len(path), 0) + path)
+        for block in blocks:
+            stream.write(block)
+            crc, n_bytes = crc32(block, crc), n_bytes + len(block)
+        stream.write(struct.pack("<4sIQQ", b"PK\7\10", crc, n_bytes, n_bytes))
+        entry = (b"PK\1\2", 45, 45, 8, 0, 0, 0, crc, MANY, MANY, len(path), 28, 0, 0, 0, 0, MANY)
+        directory += struct.pack("<4s6H3I5H2I", *entry) + path + struct.pack("<2H3Q", 1, 24, n_bytes, n_bytes, at)
+        at += 30 + len(path) + n_bytes + 24
+    n = len(records)
+    stream.write(directory + struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, n, n, len(directory), at))
+    stream.write(struct.pack("<4sIQI", b"PK\6\7", 0, at + len(directory), 1))
+    stream.write(struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, n, n, MANY, MANY, 0))
+
+
+def _blocks(tensor: torch.Tensor) -> Iterator[Any]:
+    for _, part in _parts(tensor):
+        memory = part.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        yield from (memory[at : at + BLOCK_BYTES] for at in range(0, len(memory), BLOCK_BYTES))
 
 
 def check_sum(file: FilePart) -> None:
@@ -115,52 +149,30 @@ def read_box(
 ) -> None:
     """Fills `target` with the box at `offsets` of the record. `told` is called with the number of bytes of each read.
 
-    Memory: none if the box is one run of the file and `target` is contiguous, on a CPU and of the file's dtype; else 16 MiB, or one row.
+    Memory: 256 KiB if `target` is contiguous, on a CPU and of the file's dtype; else 16 MiB.
     """
-    if target.numel() == 0:
-        return
-    sizes, lengths = (record.sizes, tuple(target.shape)) if record.sizes else ((1,), (1,))
-    begin = record.begin + (int(offsets[0]) if record.sizes else 0) * record.row_bytes
-    if tuple(lengths[1:]) == tuple(sizes[1:]):
-        read_run(file, record, begin, target.view(lengths), told)
-        return
-    inner = torch.empty(sizes[1:], dtype=record.dtype, device="meta")
-    wanted = [slice(o, o + n) for o, n in zip(offsets[1:], lengths[1:], strict=True)]
-    first = int(inner[tuple(wanted)].storage_offset()) * record.dtype.itemsize
-    n_within = sum((n - 1) * s for n, s in zip(lengths[1:], inner.stride(), strict=True)) + 1
-    last = first + n_within * record.dtype.itemsize
-    is_near = record.row_bytes - (last - first) <= NEAR_BYTES
-    step = max(1, BUFFER_BYTES // record.row_bytes) if is_near else 1
-    for row in range(0, lengths[0], step):
-        n = min(step, lengths[0] - row)
-        buffer = bytearray(n * record.row_bytes)
-        span = slice(first, (n - 1) * record.row_bytes + last)
-        file.seek(begin + row * record.row_bytes + first)
-        fill(file, memoryview(buffer)[span], told)
-        rows = torch.frombuffer(buffer, dtype=record.dtype).view(n, *sizes[1:])
-        target[row : row + n].copy_(rows[(slice(None), *wanted)])
-
-
-def read_run(file: IO[bytes], record: TensorRecord, begin: int, target: torch.Tensor, told: Add) -> None:
-    """Fills `target` with whole rows from byte `begin` of the file."""
-    is_memory = target.is_cpu and target.is_contiguous() and target.dtype == record.dtype
-    is_memory = is_memory and not target.is_conj() and not target.is_neg()
-    step = max(1, BUFFER_BYTES // max(1, record.row_bytes))
-    file.seek(begin)
-    for row in range(0, len(target), step):
-        part = target[row : row + step]
+    for places, part in _parts(target):
+        is_memory = (
+            part.is_cpu
+            and part.is_contiguous()
+            and part.dtype == record.dtype
+            and not (part.is_conj() or part.is_neg())
+        )
         own = part if is_memory else torch.empty(part.shape, dtype=record.dtype)
-        fill(file, own.reshape(-1).view(torch.uint8).numpy().data, told)
-        if not is_memory:
+        at = [offset + place for offset, place in zip(offsets, places, strict=False)]
+        told(_C.read_box(file.fileno(), record.begin, record.sizes, at, own))
+        if own is not part:
             part.copy_(own)
 
 
-def fill(file: IO[bytes], memory: memoryview, told: Add) -> None:
-    """Fills `memory` from the file. Raises EOFError if the file ends before that."""
-    done = 0
-    while done < len(memory):
-        n = file.readinto(memory[done:])  # type: ignore[attr-defined]
-        if not n:
-            raise EOFError(f"the file ends {len(memory) - done} bytes too soon")
-        done += n
-        told(n)
+def _parts(tensor: torch.Tensor) -> Iterator[tuple[list[int], torch.Tensor]]:
+    """(offsets, view) of parts of at most 16 MiB, in row-major order."""
+    if tensor.nbytes <= BUFFER_BYTES:
+        yield [0] * tensor.dim(), tensor
+        return
+    dim = next(dim for dim, n in enumerate(tensor.shape) if n > 1)
+    n = max(1, tensor.shape[dim] * BUFFER_BYTES // tensor.nbytes)
+    for begin, rows in enumerate(tensor.split(n, dim)):
+        for offsets, part in _parts(rows):
+            offsets[dim] += begin * n
+            yield offsets, part
