@@ -12,6 +12,7 @@ from shardwise._C import (
     quantize_rows,
 )
 from shardwise._dry_run.run import dry_run
+from shardwise._suggest import suggest
 from shardwise.debug import visualize_mesh, visualize_sharding
 from shardwise.distributed_embedding import (
     CacheCounts,
@@ -28,7 +29,7 @@ from shardwise.local_shards_wrapper import LocalShardsWrapper, rebuild_local_sha
 __all__ = [
     "CacheCounts", "DistributedEmbedding", "EmbeddingLookup", "EmbeddingPipeline", "EmbeddingPlan", "FileStorage", "LocalShardsWrapper",
     "QuantizedTable", "RaggedIds", "TableConfig", "broadcast_parameters", "dry_run", "fsdp", "fully_shard", "lookup_exchange", "optim", "parallel",
-    "plan_embeddings", "quantize_rows", "visualize_mesh", "visualize_sharding",
+    "plan_embeddings", "quantize_rows", "suggest", "visualize_mesh", "visualize_sharding",
 ]  # fmt: skip
 
 torch.serialization.add_safe_globals([rebuild_local_shards])

@@ -75,6 +75,11 @@ ELSEWHERE = {
         ", which needs values, and a dry run has none",
         " has no links. Give the output of ",
     ),
+    "a search by dry runs, which ranks cannot start: tests/python/test_suggest.py": (
+        " does not take the batch: ",
+        " plans fits into ",
+        "no plan runs: ",
+    ),
     "another program that sends to the live page": ("python/shardwise/live/form.py",),
     "what torch's tracers ask for, and take as an answer": (
         "graphs of DTensors are for the meshes of the process",

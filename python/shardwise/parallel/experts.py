@@ -75,7 +75,10 @@ class ExpertParallel(ParallelStyle):
             is_plain = not isinstance(tokens, DTensor)
             if is_plain and not self.input_layouts[0].is_shard():
                 tokens = DTensor.from_local(tokens, mesh, self.input_layouts)
-                of_tokens = [DTensor.from_local(value, mesh, self.input_layouts) for value in of_tokens]
+                of_tokens = [
+                    value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, self.input_layouts)
+                    for value in of_tokens
+                ]
             calls.append(_Call.begin(layer, self.num_experts, tokens, of_tokens, is_plain and self.use_local_output))
             return calls[-1].inputs, {}
 

@@ -1,0 +1,105 @@
+"""The search for the plan with the shortest step that fits into the memory."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from shardwise._suggest.costs import Cost, Meter
+from shardwise._suggest.layers import WHOLE
+from shardwise._suggest.plans import REPLICATE, SHARD, TP, Plan
+
+N_IMPROVED = 2  # meshes
+MOST_VERIFIED = 4  # plans
+STRATEGIES = ('strategy="cost_balanced"', 'strategy="memory_balanced"')
+SHARES = (0.25, 0.1, 0.03)  # of a rank's memory, for the tables alone
+
+
+@dataclass
+class Search:
+    meter: Meter
+    memory: float
+    whole: dict[Plan, Cost] = field(default_factory=dict)  # of dry runs of the whole model
+
+    def cost(self, plan: Plan) -> Cost:
+        return self.whole.get(plan) or self.meter.cost(plan)
+
+    def order(self, plan: Plan) -> tuple[bool, float, float, bool]:
+        """Plans that fit come first, the fastest before others, and then those that lack the least memory. Times count with three digits."""
+        cost = self.cost(plan)
+        return bool(cost.failure), max(0.0, cost.n_bytes - self.memory), float(f"{cost.seconds:.3g}"), plan.keeps
+
+    def best(self, plans: Iterable[Plan]) -> Plan:
+        return min(plans, key=self.order)
+
+    def weighed(self) -> list[Plan]:
+        return [plan for plan, cost in self.meter.found.items() if plan and not cost.failure]
+
+    def run(self, meshes: list[dict[str, int]]) -> Plan | None:
+        """The best plan that dry runs of the whole model confirm. If none fits, the one that needs the least memory; None if none runs.
+
+        The layouts that are best on one mesh are weighed on every mesh, and changed on the best ones.
+        """
+        host, layouts = self.meter.machine.ranks_per_host, [tuple(WHOLE for _ in self.meter.subject.kinds)]
+        of_layers = [mesh for mesh in meshes if TP in mesh]
+        if of_layers:
+            first = max(of_layers, key=lambda mesh: (mesh[TP] <= host, min(mesh[TP], host), mesh.get(SHARD, 1)))
+            kinds = self.meter.subject.kinds
+            divided = tuple(kind.layouts[1] if len(kind.layouts) > 1 else WHOLE for kind in kinds)
+            starts = [Plan(tuple(first.items()), each) for each in (*layouts, divided)]
+            layouts.append(self.improved(self.best(starts)).layouts)
+        for mesh in meshes:
+            self.meter.cost(Plan(tuple(mesh.items()), layouts[-1] if TP in mesh else layouts[0]))
+        improved: set[tuple[tuple[str, int], ...]] = set()
+        for _ in meshes[:N_IMPROVED]:
+            plans = [each for each in self.weighed() if each.mesh not in improved]
+            if plans:
+                best = self.best(plans)
+                improved.add(best.mesh)
+                self.improved(best)
+        return self.verified()
+
+    def improved(self, plan: Plan) -> Plan:
+        """The plan after changes of one choice at a time, until none makes it better."""
+        before = None
+        while before != plan:
+            before = plan
+            for choice in range(len(plan.layouts) + 2):
+                plan = self.best([plan, *self.changed(plan, choice)])
+        return plan
+
+    def changed(self, plan: Plan, choice: int) -> list[Plan]:
+        """The plan with the other values of one choice: the layout of a kind, then `keeps` and `tables`."""
+        subject, layouts = self.meter.subject, plan.layouts
+        if choice < len(layouts):
+            others = subject.kinds[choice].layouts if plan.size(TP) > 1 else ()
+            return [replace(plan, layouts=(*layouts[:choice], each, *layouts[choice + 1 :])) for each in others]
+        if choice == len(layouts):
+            return [replace(plan, keeps=not plan.keeps)] if plan.size(SHARD) > 1 else []
+        if not subject.lookups or len(plan.mesh) != 1 or plan.size(TP) > 1:
+            return []
+        batch = f"batch_per_rank={-(-self.meter.n_samples // plan.n_parts)}"
+        limits = [int(self.memory * each) for each in SHARES] if self.memory < inf else []
+        options = [*STRATEGIES, *(f"{STRATEGIES[0]}, memory_per_rank={each}" for each in limits)]
+        return [replace(plan, tables=f"{each}, {batch}") for each in options]
+
+    def verified(self) -> Plan | None:
+        """The best plan by dry runs of the whole model, as the first rank, the last one and those with the largest tables."""
+        for _ in range(MOST_VERIFIED):
+            plan = self.best(self.weighed() or [None])  # type: ignore[list-item]
+            if plan is None or plan in self.whole:
+                return plan
+            ranks = {0, self.meter.n_ranks - 1, *(each.heaviest_rank for each in self.cost(plan).embeddings)}
+            costs = [self.meter.run(self.meter.subject.model, plan, rank, n_steps=2) for rank in sorted(ranks)]
+            slowest = max(costs, key=lambda cost: (bool(cost.failure), cost.seconds))
+            self.whole[plan] = replace(slowest, n_bytes=max(cost.n_bytes for cost in costs))
+        return self.best(self.whole)
+
+
+def meshes_of(n_ranks: int, per_host: int) -> Iterator[dict[str, int]]:
+    """The meshes to weigh, outermost dim first. Parameters are replicated over all data, over none, or between hosts. Layers are divided within a host,
+    or over all ranks."""
+    divisors = [n for n in range(1, n_ranks + 1) if n_ranks % n == 0]
+    for inner in divisors:
+        for tp in divisors:
+            if inner % tp == 0 and inner in (tp, per_host, n_ranks) and (tp <= per_host or tp == n_ranks):
+                yield {REPLICATE: n_ranks // inner, SHARD: inner // tp, TP: tp}
