@@ -50,7 +50,7 @@ SECTIONS = [
         "traced_programs",
         "checkpoints",
     ),
-    *("pictures", "ranks"),
+    *("pictures", "ranks", "suggestions"),
 ]
 NAMES = (
     *("DTensor", "EnumerableShard", "LocalShardsWrapper", "Partial", "RaggedShard", "Replicate", "Shard"),

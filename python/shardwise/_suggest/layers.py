@@ -4,6 +4,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -114,7 +115,7 @@ def lookups_in(model: nn.Module) -> Iterator[tuple[str, Callable[[], bool]]]:
             calls: list[list[Any]] = [[] for _ in (module, *tables)]
             for each, noted in zip((module, *tables), calls):
                 each.register_forward_hook(lambda _, *call, noted=noted: noted.append(call), with_kwargs=True)
-            yield path, lambda calls=calls: is_lookup(calls)
+            yield path, partial(is_lookup, calls)
 
 
 def is_lookup(calls: list[list[Any]]) -> bool:
