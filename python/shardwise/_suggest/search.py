@@ -85,7 +85,8 @@ class Search:
     def verified(self) -> Plan | None:
         """The best plan by dry runs of the whole model, as the first rank, the last one and those with the largest tables."""
         for _ in range(MOST_VERIFIED):
-            plan = self.best(self.weighed() or [None])  # type: ignore[list-item]
+            plans = self.weighed()
+            plan = self.best(plans) if plans else None
             if plan is None or plan in self.whole:
                 return plan
             ranks = {0, self.meter.n_ranks - 1, *(each.heaviest_rank for each in self.cost(plan).embeddings)}
