@@ -24,9 +24,9 @@ class FileSystemReader(torchs.FileSystemReader):
 
         dcp.load(state_dict, storage_reader=FileSystemReader("folder"))
 
-    torch's reader reads each saved piece whole, also if a rank needs only a part of it. This one reads only the needed part: whole rows straight
-    into the tensor's memory, other parts through a buffer of 16 MiB. If two needed parts of rows are less than 4 KiB apart, it also reads the
-    bytes between them.
+    torch's reader reads each saved piece whole, also if a rank needs only a part of it. This one reads only the needed part, straight into the
+    tensor's memory; if that is not contiguous, on a CPU and of the saved dtype, through a buffer of 16 MiB. If two needed parts of rows are less
+    than 1 KiB apart, it also reads the bytes between them.
 
     - `path`: a folder that torch's FileSystemWriter or Shardwise's wrote.
     - `strict`: if True, entries of the checkpoint that no rank loads are an error, which names them.
@@ -79,7 +79,7 @@ class FileSystemReader(torchs.FileSystemReader):
             try:
                 self._find_records(path, items)
             except BROKEN as error:
-                wrong[path] = str(error) or type(error).__name__
+                wrong[path] = str(error).partition(". ")[0] or type(error).__name__  # torch goes on about its internals
         if wrong:
             told = "; ".join(f"{path} ({text})" for path, text in wrong.items())
             raise RuntimeError(

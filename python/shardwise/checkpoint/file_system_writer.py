@@ -20,14 +20,16 @@ from shardwise.checkpoint.tensor_records import write_tensor
 
 
 class FileSystemWriter(torchs.FileSystemWriter):
-    """torch.distributed.checkpoint's FileSystemWriter, but a folder keeps its old checkpoint until the new one is complete.
+    """torch.distributed.checkpoint's FileSystemWriter, but a folder keeps its old checkpoint until the new one is complete, and tensors are not
+    copied.
 
     FileSystemWriter(path, single_file_per_rank=True, sync_files=True, thread_count=1, ...)    # torch's arguments
 
     Files of a new checkpoint have new names. When all are written, one rename of the metadata makes it the folder's checkpoint, and the old
     files are removed. If a save fails or a rank is killed, the old checkpoint stays. Files of the failed save may also stay; the next save
     removes them. During a save the folder needs space for both checkpoints. torch's readers can read the result. The writer needs a local
-    folder and use_collectives=True.
+    folder and use_collectives=True. Pieces that are not contiguous, or on a GPU, are written through a buffer of 16 MiB; torch's writer copies
+    them, and pieces that share memory, and keeps the copies until all are written.
 
     >>> import torch.distributed.checkpoint as dcp
     >>> from shardwise.checkpoint import FileSystemWriter
