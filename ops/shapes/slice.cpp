@@ -71,14 +71,13 @@ class Chosen {
   int64_t dim_, start_, step_, length_;
 };
 
-/// The placements of the slice of a strided Shard if nothing moves: the slice keeps whole parts of the strided dim, or is along an undivided one.
+/// The placements of the slice of a strided Shard if it keeps whole parts of the strided dim, so that nothing moves.
 std::optional<Placements> kept_strided(const Spec& spec, const Chosen& chosen) {
   const Layout& layout = spec.layout();
   const auto dim = layout.joined_dim();
-  if (!dim || layout.splits(*dim) || layout.splits(chosen.dim())) return std::nullopt;
+  if (dim != chosen.dim() || layout.splits(*dim)) return std::nullopt;
   Placements result = spec.placements().vec();
   Placement& strided = *std::ranges::find(result, *dim, &Placement::strided_dim);
-  if (chosen.dim() != *dim) return result;
   const int64_t size = spec.sizes()[*dim], factor = strided.split_factor(), part = size / factor;
   if (size == 0 || size % factor != 0 || chosen.step() != 1 || chosen.length() == 0 || chosen.length() % part != 0 ||
       chosen.start() % part != 0)
@@ -119,7 +118,7 @@ void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
     args[local.call.op.arg_index("end")] = end;
   };
   const SpecPtr& spec = local.call.operands[0].spec;
-  if (spec->layout().joined_dim() == chosen.dim() && kept_strided(*spec, chosen)) {
+  if (kept_strided(*spec, chosen)) {
     const int64_t size = spec->sizes()[chosen.dim()];  // the rank has the same share of every part
     return keep(chosen.start() * piece.length() / size, (chosen.start() + chosen.length()) * piece.length() / size);
   }
