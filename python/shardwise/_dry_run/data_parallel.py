@@ -7,6 +7,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -15,7 +16,7 @@ def changes_of_data_parallel() -> Iterator[AbstractContextManager[Any]]:
     due: dict[int, list[tuple[Any, int]]] = {}  # by reducer: the groups and lengths of these messages
     initialise = DistributedDataParallel._ddp_init_helper
 
-    def all_reduce(model: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def all_reduce(model: Any, bucket: c10d.GradBucket) -> torch.futures.Future[torch.Tensor]:
         dist.all_reduce(bucket.buffer(), group=model.process_group)
         if bucket.is_last():
             n_parameters = sum(each.requires_grad for each in model._module_parameters)
@@ -27,9 +28,9 @@ def changes_of_data_parallel() -> Iterator[AbstractContextManager[Any]]:
 
     def with_hook(model: Any, *args: Any, **kwargs: Any) -> None:
         initialise(model, *args, **kwargs)
-        dist._register_comm_hook(model.reducer, model, all_reduce)
+        c10d._register_comm_hook(model.reducer, model, all_reduce)
 
-    def rebuild(reducer: dist.Reducer) -> bool:
+    def rebuild(reducer: c10d.Reducer) -> bool:
         while messages := due.get(id(reducer)):
             group, length = messages.pop()
             dist.broadcast(torch.empty(length, dtype=torch.int32, device="meta"), group=group, group_src=0)
@@ -37,4 +38,4 @@ def changes_of_data_parallel() -> Iterator[AbstractContextManager[Any]]:
 
     yield mock.patch.object(DistributedDataParallel, "_ddp_init_helper", with_hook)
     yield mock.patch.object(DistributedDataParallel, "register_comm_hook", lambda *args: None)
-    yield mock.patch.object(dist.Reducer, "_rebuild_buckets", rebuild)
+    yield mock.patch.object(c10d.Reducer, "_rebuild_buckets", rebuild)

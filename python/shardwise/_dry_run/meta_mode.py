@@ -186,7 +186,7 @@ class GroupedProduct(torch.autograd.Function):
         return torch.ops.shardwise.grouped_rows(rows, matrices, offs, 0, 0)
 
     @staticmethod
-    def backward(context: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+    def backward(context: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         (rows, matrices, offs), ops = context.saved_tensors, torch.ops.shardwise
         of_rows = ops.grouped_rows(grad, matrices.mT, offs, 0, 0)
         return of_rows, ops.grouped_matrices(rows, grad, offs, None, len(matrices), 0, 0), None

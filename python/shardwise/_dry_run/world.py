@@ -15,7 +15,7 @@ from shardwise import _C
 from shardwise._torch_groups import is_rank
 
 OBJECT_COLLECTIVES = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
-VERIFY_PARAMETERS = dist._verify_params_across_processes
+VERIFY_PARAMETERS = torch._C._distributed_c10d._verify_params_across_processes
 BACKEND = "fake"  # torch's: its operations return at once and deliver nothing
 
 
