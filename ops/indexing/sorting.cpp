@@ -13,13 +13,12 @@
 #include <c10/core/WrapDimMinimal.h>
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 #include <type_traits>
 
 namespace shardwise {
 namespace {
-
-using torch::autograd::variable_list;
 
 /// Values and indices side by side, as bytes along a new last dim, so that one message carries both.
 at::Tensor packed(const at::Tensor& values, const at::Tensor& indices) {
@@ -40,13 +39,13 @@ void check_topk(const at::Tensor& self, int64_t k, int64_t dim) {
   at::topk(at::empty(self.sizes(), self.options().device(at::kMeta)), k, dim);
 }
 
-/// Gathers all ranks' packed candidates in one exchange. Rank i has `n_candidates[i]` of them along the dim.
+/// Gathers all ranks' packed candidates, each of `bytes`, in one exchange. Rank i has `n_candidates[i]` of them along the dim.
 Shards gathered(const DimPieces& along, Shards own, const std::vector<int64_t>& n_candidates, int64_t n_all,
-                int64_t value_bytes) {
+                int64_t bytes) {
   const SpecPtr& spec = spec_of(along.tensor);
   Dims sizes(spec->sizes());
   sizes[along.dim] = n_all;
-  sizes.push_back(value_bytes + static_cast<int64_t>(sizeof(int64_t)));
+  sizes.push_back(bytes);
   const SpecPtr sharded =
       Spec::intern(spec->mesh(), sizes, along.with_lengths(n_candidates), row_major_strides(sizes), at::kByte);
   return maybe_dtensor(moved_to(wrap(sharded, std::move(own)), along.unsharded()))->shards();
@@ -71,13 +70,16 @@ std::tuple<at::Tensor, at::Tensor> topk(const at::Tensor& self, int64_t k, int64
   }
   if (along.has_several()) {
     const at::ScalarType dtype = self.scalar_type();
+    const at::ScalarType place = self.size(along.dim) <= std::numeric_limits<int32_t>::max() ? at::kInt : at::kLong;
+    const auto value_bytes = static_cast<int64_t>(self.element_size());
+    const int64_t entry_bytes = value_bytes + static_cast<int64_t>(c10::elementSize(place));
     Shards own;
-    for (size_t i = 0; i < values.size(); ++i) own.push_back(packed(values[i], indices[i]));
-    const Shards all = gathered(along, std::move(own), n_candidates, n_all, static_cast<int64_t>(self.element_size()));
+    for (size_t i = 0; i < values.size(); ++i) own.push_back(packed(values[i], indices[i].to(place)));
+    const Shards all = gathered(along, std::move(own), n_candidates, n_all, entry_bytes);
     for (size_t i = 0; i < values.size(); ++i) {
       const auto [best, places] = at::topk(unpacked(all[i], 0, dtype), k, along.dim, is_largest, is_sorted);
       values[i] = best;
-      indices[i] = unpacked(all[i], static_cast<int64_t>(self.element_size()), at::kLong).gather(along.dim, places);
+      indices[i] = unpacked(all[i], value_bytes, place).gather(along.dim, places).to(at::kLong);
     }
   }
   return {along.wrapped(values, k, along.unsharded(), self.scalar_type()),
@@ -98,7 +100,7 @@ std::tuple<at::Tensor, at::Tensor> selection(c10::DispatchKeySet keys, const at:
     const at::Tensor chosen = tangent.gather(along, spread(indices));
     return is_reduced ? chosen.squeeze(along) : chosen;
   });
-  const auto derivative = [=, source = spec_of(self)](const at::Tensor& grad, const variable_list& saved) {
+  const auto derivative = [=, source = spec_of(self)](const at::Tensor& grad, const auto& saved) {
     return gather_grad(spread(grad), index_operand("aten::gather", spread(saved[0]), source->mesh()), source, along);
   };
   return {with_derivative(self, values, {indices}, "SelectionBackward", derivative), indices};

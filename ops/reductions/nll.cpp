@@ -18,7 +18,6 @@
 #include <ATen/core/Reduction.h>
 
 #include <cmath>
-#include <limits>
 #include <tuple>
 
 namespace shardwise {
@@ -185,22 +184,23 @@ at::Tensor sum_of_weights(const at::Tensor& sum, const at::Tensor& target, const
   return weight->index_select(0, classes).mul(counts.reshape(-1)).sum(sum.scalar_type());
 }
 
-/// True if a mean of losses does without check(): divisor_of() tells all ranks of a bad target, in the sum that they exchange anyway.
+/// True if a mean of losses does without checked(): told_sum_of_weights() tells all ranks of a bad target.
 bool is_told_by_divisor(const at::Tensor& target, int64_t reduction) {
   return reduction == at::Reduction::Mean && is_dtensor(target) && !is_replica(target) && !is_traced_index(target) &&
-         spec_of(target)->mesh()->size() > 1 && !spec_of(target)->mesh()->is_meta();
+         spec_of(target)->mesh()->size() > 1;
 }
 
-/// sum_of_weights() of targets that are told by it: this rank's term is NaN if it has a bad target. Throws: c10::IndexError on all ranks alike.
+/// sum_of_weights(), which the ranks exchange anyway; this rank's term is NaN if it has a bad target. Throws: c10::IndexError on all ranks alike.
 at::Tensor told_sum_of_weights(const at::Tensor& sum, const at::Tensor& target, const MaybeTensor& weight,
                                int64_t n_classes, int64_t ignored, bool is_bad) {
   if (is_bad)
-    for (const at::Tensor& term : maybe_dtensor(sum)->shards()) term.fill_(std::numeric_limits<double>::quiet_NaN());
+    for (const at::Tensor& term : maybe_dtensor(sum)->shards()) term.fill_(NAN);
   const at::Tensor result = sum_of_weights(sum, target, weight, ignored);
   bool is_told = true;
   for (const int64_t m : mesh_dims_that_differ(spec_of(target)->placements()))
     is_told &= spec_of(sum)->placements()[m].terms().has_value();
-  for (const at::Tensor& piece : maybe_dtensor(result)->shards()) is_told &= !std::isnan(piece.item<double>());
+  for (const at::Tensor& piece : maybe_dtensor(result)->shards())
+    is_told &= piece.is_meta() || !std::isnan(piece.item<double>());
   if (!is_told) checked(target, n_classes, ignored);
   return result;
 }

@@ -80,7 +80,7 @@ Moments moments(const at::Tensor& self, c10::IntArrayRef dims) {
   int64_t n = 1;
   for (int64_t dim : dims) n *= self.size(dim);
   const auto real = exact(self, true), any = exact(self, false);
-  if (n == 0) return {at::zeros(sizes, real), at::zeros(sizes, any), at::zeros(sizes, real)};
+  if (n == 0 || self.is_meta()) return {at::zeros(sizes, real), at::zeros(sizes, any), at::zeros(sizes, real)};
   const at::Tensor mean = at::mean(wide, dims, /*keepdim=*/true);
   const at::Tensor apart = wide - mean;
   const at::Tensor error = at::mean(apart, dims, /*keepdim=*/true).to(any.dtype());
@@ -118,16 +118,13 @@ std::tuple<at::Tensor, at::Tensor> best(const at::Tensor& self, c10::IntArrayRef
 }
 
 at::Tensor log_of_sum(const at::Tensor& self, c10::IntArrayRef dims) {
-  if (self.numel() == 0) return at::full(one_entry(self, dims), -INFINITY, self.options());
+  if (self.numel() == 0 || self.is_meta()) return at::full(one_entry(self, dims), -INFINITY, self.options());
   return at::logsumexp(self, dims, /*keepdim=*/true);
 }
 
-at::TensorOptions as_norm(const at::Tensor& self) {
-  return self.options().dtype(at::toRealValueType(at::toOpMathType(self.scalar_type())));
-}
-
 at::Tensor norm(const at::Tensor& self, c10::IntArrayRef dims, double ord) {
-  if (self.numel() == 0) return at::full(one_entry(self, dims), ord < 0 ? INFINITY : 0, as_norm(self));
+  const auto options = self.options().dtype(at::toRealValueType(at::toOpMathType(self.scalar_type())));
+  if (self.numel() == 0 || self.is_meta()) return at::full(one_entry(self, dims), ord < 0 ? INFINITY : 0, options);
   return at::linalg_vector_norm(widened(self), ord, dims, /*keepdim=*/true);
 }
 
