@@ -53,8 +53,8 @@ TEST(SortingTest, LargestAndSmallestAreDense) {
 
 TEST(SortingTest, OnlyCandidatesMove) {
   const auto top = [](const Tensors& t) { return Tensors{std::get<0>(t[0].topk(2, 0))}; };
-  // From each of three other ranks two values and two indices for each of five columns.
-  EXPECT_EQ(bytes_received(top, {{40, 5}}, {4}, {{kRows}}), 3 * 2 * 5 * (8 + 8));
+  // From each of three other ranks two values and two indices, of 32 bits, for each of five columns.
+  EXPECT_EQ(bytes_received(top, {{40, 5}}, {4}, {{kRows}}), 3 * 2 * 5 * (8 + 4));
   EXPECT_EQ(bytes_received(top, {{40, 5}}, {4}, {{Placement::shard(1)}}), 0);
 }
 
