@@ -3,12 +3,13 @@
     export PYTHONPATH=build/python                                                     # where Shardwise is built and not installed
     torchrun --nproc-per-node 4 benchmarks/tax.py                                      # eager, some minutes
     torchrun --nproc-per-node 4 benchmarks/tax.py --widths 256 --lengths 128           # one size
-    torchrun --nproc-per-node 4 benchmarks/tax.py --compiled --widths 256 --lengths 128
+    torchrun --nproc-per-node 4 benchmarks/tax.py --compiled                           # two sizes, some minutes
 
 A step is forward, backward and AdamW (fused) of 4 layers. "by hand" has plain tensors and Megatron-LM's two autograd functions. Shardwise
 runs by its parallel styles (activations within the halves of a layer are plain tensors, or DTensors), and by distribute_module alone;
 torch.distributed.tensor runs by its styles, with plain activations. A compiled graph takes no plain input next to DTensors, so that
-distribute_module alone is left out there. All sides have the same weights and the same losses.
+distribute_module alone is left out there. The model's input has a gradient there, as if an embedding came before: so all layers of a side are
+one graph. All sides have the same weights and the same losses.
 
 Sides take turns, and a step lasts until the slowest rank is done. Ratios divide by the side by hand. "cpu" is the CPU time of a rank's
 process for a layer, in microseconds, and "adds" what a side adds to it.
@@ -28,6 +29,8 @@ from turns import in_turns, min_and_median
 BY_HAND, STYLES, DTENSORS, MODULE = "by hand", "styles, plain", "styles, DTensors", "distribute_module"
 N_LAYERS = 4
 TARGETS = {False: "1.02, and 0.98 from a width of 512 on", True: "1.00"}
+WIDTHS = {False: [64, 256, 512, 1024], True: [64, 256]}  # a compiled size takes minutes
+LENGTHS = {False: [32, 256, 1024], True: [128]}
 
 MAKERS = {
     BY_HAND: tax_models.by_hand,
@@ -68,6 +71,7 @@ def measured(options, width, length):
     """By side, the times of its steps and their CPU times."""
     torch._dynamo.reset()
     x = torch.randn(options.batch, length, width, generator=torch.Generator().manual_seed(1))
+    x.requires_grad_(options.compiled)
     steps = {name: Step(MAKERS[name], width, x, options.compiled) for name in options.sides}
     losses = {name: [value_of(step()) for _ in range(4)] for name, step in steps.items()}
     for name, found in losses.items():
@@ -86,14 +90,18 @@ def lines(size, times):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--widths", type=int, nargs="+", default=[64, 256, 512, 1024])
-    parser.add_argument("--lengths", type=int, nargs="+", default=[32, 256, 1024])
+    parser.add_argument("--widths", type=int, nargs="+")
+    parser.add_argument("--lengths", type=int, nargs="+")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--compiled", action="store_true", help="compile each layer by torch.compile")
     parser.add_argument("--sides", nargs="+", choices=list(MAKERS), help="the first is the base")
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     options = parser.parse_args()
+    options.widths, options.lengths = (
+        options.widths or WIDTHS[options.compiled],
+        options.lengths or LENGTHS[options.compiled],
+    )
     options.sides = options.sides or [name for name in MAKERS if name != MODULE or not options.compiled]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -11,7 +11,6 @@
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/empty_strided.h>
-#include <c10/core/CPUAllocator.h>
 
 namespace shardwise {
 namespace {
@@ -40,12 +39,7 @@ struct TensorLayout {
     if (form) keep_local_form(tensor, form);
     set_path(*maybe_dtensor(tensor), path);
     tensor.unsafeGetTensorImpl()->set_storage_offset(offset);
-    if (pieces.empty() && is_traced) {  // tracers identify tensors by storage, and resize it
-      auto* const impl = tensor.unsafeGetTensorImpl();
-      impl->set_python_dispatch(true);
-      impl->set_storage_keep_dtype(c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU),
-                                                c10::GetCPUAllocator(), /*resizable=*/true));
-    }
+    if (pieces.empty() && is_traced) tensor.unsafeGetTensorImpl()->set_python_dispatch(true);
     return tensor;
   }
 
@@ -146,8 +140,7 @@ void bind_traced(py::module_& module) {
   define_with_gil(module, "wrapped_number", &wrapped_number, "A number as an operand next to tensors.",
                   py::arg("number"));
   define_with_gil(module, "pieces_of_step", &pieces_of_step,
-                  "(sizes, strides, dtype, device) of the pieces that shardwise::move or call gives for this text.",
-                  py::arg("what"));
+                  "(sizes, strides, dtype, device) of the pieces that the step with this text gives.", py::arg("what"));
 }
 
 }  // namespace shardwise

@@ -108,7 +108,7 @@ at::Tensor checked_in_graph(const at::Tensor& index, const std::string& words, c
     if (const auto range = range_of(wrap(spec, pieces), ignored)) check(range->first, range->second);
     return pieces;
   };
-  return wrap(spec, add_step(kCallInGraph, {{spec}, {spec}, "check of " + words, run}, impl->local_tensors()));
+  return wrap(spec, add_step({{spec}, {spec}, "check of " + words, run}, impl->local_tensors()));
 }
 
 at::Tensor checked_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest, int64_t size) {

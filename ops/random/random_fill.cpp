@@ -45,7 +45,7 @@ at::Tensor drawn(const Spec& spec, const std::optional<at::Generator>& generator
   };
   if (!is_tracing()) return wrap(result, draw({}));
   if (generator && generator->defined()) check_not_traced("random numbers of a generator");
-  return wrap(result, add_step(kCallInGraph, {{}, {result}, words_of(distribution), draw}, {}));
+  return wrap(result, add_step({{}, {result}, words_of(distribution), draw}, {}));
 }
 
 }  // namespace

@@ -1,17 +1,19 @@
 """DTensors under torch's tracers (torch.compile, torch.export, make_fx): graphs have operators on pieces, and moves between ranks.
 
 A tracer takes a DTensor apart into this rank's pieces and its TensorLayout, and builds a DTensor of its own pieces, which have no values.
-`run_traced` runs operators on such a tensor as on any DTensor. So the graph gets each operator on a piece, one `shardwise::move` per
-redistribution, and one `shardwise::call` for other steps that need values, such as a draw of random numbers. An operator whose sizes or
-messages depend on values raises NotImplementedError.
+`run_traced` runs operators on such a tensor as on any DTensor. So the graph gets each operator on a piece, a `shardwise::start_move` and a
+`shardwise::finish_move` per redistribution, and one `shardwise::call` for other steps that need values, such as a draw of random numbers. An
+operator whose sizes or messages depend on values raises NotImplementedError.
 """
 
 import functools
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from shardwise import _C
 from shardwise._torch_versions import register_constant
@@ -30,7 +32,11 @@ def run_traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     args = tuple(map(_operand, arguments, args))
     kwargs = {each.name: _operand(each, kwargs[each.name]) for each in arguments if each.name in kwargs}
     try:
-        return func.redispatch(_KERNELS, *args, **kwargs)
+        results = func.redispatch(_KERNELS, *args, **kwargs)
+        for result in results if isinstance(results, (tuple, list)) else (results,):
+            if hasattr(type(result), _NO_PIECE) and _C.layout_of(result).n_pieces == 0:
+                _no_elements(result)  # made now, in the tracer's modes
+        return results
     except RuntimeError as error:
         if any(words in str(error) for words in _NO_VALUES):
             raise NotImplementedError(
@@ -52,8 +58,21 @@ def _piece_at(i: int) -> property:
     return property(lambda tensor: _C.piece_at(tensor, i), lambda tensor, piece: None)
 
 
-# The attribute of a DTensor without pieces on this rank: an empty tensor, because a graph needs an input. Setting it does nothing, either.
-_EMPTY = property(lambda tensor: torch.empty(0, dtype=tensor.dtype, device=tensor.device), lambda tensor, piece: None)
+def _no_elements(tensor: torch.Tensor) -> torch.Tensor:
+    """An empty tensor, the tracer's if the DTensor is. The DTensor keeps it, because tracers and guards identify tensors by object."""
+    if _NO_PIECE in tensor.__dict__:
+        return tensor.__dict__[_NO_PIECE]
+    mode: Any = nullcontext()
+    if not _is_traced(tensor):
+        mode = _disable_current_modes()
+    elif not _get_current_dispatch_mode_stack() and (context := torch._guards.TracingContext.try_get()):
+        mode = context.fake_mode
+    with mode:
+        return tensor.__dict__.setdefault(_NO_PIECE, torch.empty(0, dtype=tensor.dtype, device=tensor.device))
+
+
+# The attribute of a DTensor without pieces on this rank, because a graph needs an input. Setting it does nothing, either.
+_EMPTY = property(_no_elements, lambda tensor, piece: None)
 _NO_PIECE = "_no_piece"
 
 
@@ -62,8 +81,6 @@ def names_of_pieces(tensor: torch.Tensor, layout: _C.TensorLayout) -> list[str]:
     register_steps()
     cls = type(tensor)
     if layout.n_pieces == 0:
-        if torch._guards.TracingContext.try_get() is not None and not _is_traced(tensor):
-            _leave_to_eager(layout)
         if not hasattr(cls, _NO_PIECE):
             setattr(cls, _NO_PIECE, _EMPTY)
         return [_NO_PIECE]
@@ -74,19 +91,6 @@ def names_of_pieces(tensor: torch.Tensor, layout: _C.TensorLayout) -> list[str]:
     return names
 
 
-def _leave_to_eager(layout: _C.TensorLayout) -> None:
-    """Makes torch.compile run the function uncompiled, or raise its error if fullgraph=True: there is nothing to compile on this rank."""
-    from torch._dynamo.exc import unimplemented
-
-    unimplemented(
-        gb_type="DTensor without pieces on this rank",
-        context=str(layout),
-        explanation="This rank is outside of the tensor's mesh and computes nothing with it.",
-        hints=["Call the compiled function on the ranks of the mesh only.", "Leave out fullgraph=True."],
-        skip_frame=True,
-    )
-
-
 def _is_traced(tensor: torch.Tensor) -> bool:
     return torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python)
 
@@ -95,7 +99,10 @@ def unflatten(pieces: dict[str, torch.Tensor], layout: _C.TensorLayout) -> torch
     """The DTensor of these pieces. It is a traced one if the pieces are a tracer's."""
     values = [static(piece) for name, piece in pieces.items() if name != _NO_PIECE]
     is_traced = _NO_PIECE in pieces and _is_traced(pieces[_NO_PIECE])
-    return layout.wrap(values, is_traced)
+    tensor = layout.wrap(values, is_traced)
+    if is_traced:
+        tensor.__dict__[_NO_PIECE] = pieces[_NO_PIECE]
+    return tensor
 
 
 def static(piece: torch.Tensor) -> torch.Tensor:
@@ -124,25 +131,29 @@ def _drop_marks(sizes: Sequence[torch.SymInt]) -> None:
 
 @functools.cache
 def register_steps() -> None:
-    """Registers `shardwise::move` and `shardwise::call` with torch: the shapes of their results, and that calls keep their order, which is the same on
+    """Registers the operators of moves and calls with torch: the shapes of their results, and that moves and calls keep their order, which is the same on
     all ranks."""
     from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
-    def shapes_of_results(pieces: Sequence[torch.Tensor], what: str) -> list[torch.Tensor]:
+    def shapes_of_results(*arguments: Any) -> list[torch.Tensor]:
         return [
             torch.empty_strided(sizes, strides, dtype=dtype, device=device)
-            for sizes, strides, dtype, device in _C.pieces_of_step(what)
+            for sizes, strides, dtype, device in _C.pieces_of_step(arguments[-1])
         ]
 
-    for op in steps():
+    start, finish, call = steps()
+    torch.library.register_fake(start._name, lambda pieces, what: torch.empty(0, dtype=torch.uint8))
+    for op in (finish, call):
         torch.library.register_fake(op._name, shapes_of_results)
+    for op in (start, call):
         _register_effectful_op(op, _EffectType.ORDERED)
 
 
 @functools.cache
 def steps() -> tuple[torch._ops.OpOverload, ...]:
     """The operators of graphs that run as outside of graphs."""
-    return (torch.ops.shardwise.move.default, torch.ops.shardwise.call.default)
+    ours = torch.ops.shardwise
+    return (ours.start_move.default, ours.finish_move.default, ours.call.default)
 
 
 def register_placements() -> None:

@@ -25,9 +25,10 @@
 namespace shardwise {
 namespace {
 
-/// Whether a traced move becomes an operator of the graph. A move without messages does not: the tracer sees its narrow, fill and copy.
+/// Whether a traced move becomes operators of steps. A move without messages does not: the tracer sees its narrow, fill and copy.
 bool is_opaque(const SpecPtr& source, const SpecPtr& destination, const PlanOptions& options) {
-  return PlanCache::of_thread().find_or_make(source, destination, options)->last_sending >= 0;
+  return !have_same_ranks(*source->mesh(), *destination->mesh()) ||
+         PlanCache::of_thread().find_or_make(source, destination, options)->last_sending >= 0;
 }
 
 /// A subclass moves as inner tensors whose sizes the ranks tell each other at run time, so no graph can contain the move.
@@ -76,7 +77,8 @@ class HomeStream {
 
 class StartedMove final : public PendingMove {
  public:
-  StartedMove(Moving moving, bool is_to_other_mesh)
+  /// `may_change`: the source may be written to before finish().
+  StartedMove(Moving moving, bool is_to_other_mesh, bool may_change)
       : moving_(std::move(moving)), is_to_other_mesh_(is_to_other_mesh), home_(moving_.device()) {
     moving_.run(/*stops_at_last_sending=*/true);
     if (moving_.is_done()) {
@@ -88,7 +90,7 @@ class StartedMove final : public PendingMove {
       return;
     }
     last_.emplace(moving_.begin());
-    last_->start(/*may_change=*/true);
+    last_->start(may_change);
   }
   /// Waits, as Messages do. Does not wait while an exception unwinds, because other ranks may be waiting for this one.
   ~StartedMove() override {
@@ -130,6 +132,16 @@ class StartedMove final : public PendingMove {
   std::vector<std::unique_ptr<Reduction>> reductions_;
 };
 
+std::unique_ptr<PendingMove> started_move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination,
+                                          const PlanOptions& options, bool may_change) {
+  check_move(source, destination);
+  BelowAutograd guard;
+  const auto layouts = [&] { return move_words(*source, *destination, options); };
+  const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
+  return std::make_unique<StartedMove>(Moving(source, shards, destination, options),
+                                       source->mesh() != destination->mesh(), may_change);
+}
+
 }  // namespace
 
 Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination, const PlanOptions& options,
@@ -144,11 +156,13 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
   check_no_traced_subclass(shards);
   BelowAutograd guard;
   if (is_traced(shards) && !is_on_meta && is_opaque(source, destination, options)) [[unlikely]]
-    return add_step(kMoveInGraph,
-                    {{source},
-                     {destination},
-                     words_of(options),
-                     [=](const Shards& pieces) { return move(source, pieces, destination, options); }},
+    return add_step({.operands = {source},
+                     .results = {destination},
+                     .words = words_of(options),
+                     .start_move =
+                         [=](const Shards& pieces) {  // the graph writes to no operand before finish_move
+                           return started_move(source, pieces, destination, options, /*may_change=*/false);
+                         }},
                     shards);
   const auto layouts = [&] { return move_words(*source, *destination, options); };
   const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
@@ -186,12 +200,7 @@ bool leaves_in_place(const Spec& source, const Spec& destination) {
 
 std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination,
                                         const PlanOptions& options) {
-  check_move(source, destination);
-  BelowAutograd guard;
-  const auto layouts = [&] { return move_words(*source, *destination, options); };
-  const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
-  return std::make_unique<StartedMove>(Moving(source, shards, destination, options),
-                                       source->mesh() != destination->mesh());
+  return started_move(source, shards, destination, options, /*may_change=*/true);
 }
 
 MoveCounters move_counters() {

@@ -5,6 +5,7 @@
 #include "text/check.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <fmt/ranges.h>
 #include <torch/library.h>
@@ -75,32 +76,73 @@ at::Tensor as_foretold(const at::Tensor& piece, const Box& box, const Spec& spec
   return at::empty_strided(box.sizes, strides, piece.options()).copy_(piece);
 }
 
-std::vector<at::Tensor> run_step(at::TensorList pieces, std::string_view what) {
-  const TracedStep& step = step_of(std::string(what));
-  const BelowAutograd guard;
-  const Shards made = step.run(Shards(pieces.begin(), pieces.end()));
+std::vector<at::Tensor> as_foretold(const TracedStep& step, const Shards& made, at::TensorList given) {
   std::vector<at::Tensor> results;
   for (const SpecPtr& spec : step.results)
-    for (const Box& box : spec->boxes()) results.push_back(as_foretold(made[results.size()], box, *spec, pieces));
+    for (const Box& box : spec->boxes()) results.push_back(as_foretold(made[results.size()], box, *spec, given));
   return results;
 }
 
-/// The tag keeps tracers from computing the result ahead of time as a constant.
+std::vector<at::Tensor> run_call(at::TensorList pieces, std::string_view what) {
+  const TracedStep& step = step_of(std::string(what));
+  const BelowAutograd guard;
+  return as_foretold(step, step.call(Shards(pieces.begin(), pieces.end())), pieces);
+}
+
+void drop_move(void* move) { delete static_cast<PendingMove*>(move); }
+
+at::Tensor run_start(at::TensorList pieces, std::string_view what) {
+  const TracedStep& step = step_of(std::string(what));
+  const BelowAutograd guard;
+  c10::DataPtr move(nullptr, step.start_move(Shards(pieces.begin(), pieces.end())).release(), &drop_move, c10::kCPU);
+  at::Tensor started = at::empty({0}, at::kByte);
+  started.unsafeGetTensorImpl()->set_storage_keep_dtype(
+      c10::Storage(c10::Storage::use_byte_size_t(), 0, std::move(move)));
+  return started;
+}
+
+std::vector<at::Tensor> run_finish(const at::Tensor& started, at::TensorList pieces, std::string_view what) {
+  const TracedStep& step = step_of(std::string(what));
+  const BelowAutograd guard;
+  auto* const move = started.storage().data_ptr().cast_context<PendingMove>(&drop_move);
+  TORCH_INTERNAL_ASSERT(move, "[torch.compile] the compiler copied the result of shardwise::start_move: ", what);
+  return as_foretold(step, move->finish(), pieces);
+}
+
 TORCH_LIBRARY_FRAGMENT(shardwise, library) {
-  for (const std::string op : {"move", "call"}) {
-    library.def((op + "(Tensor[] pieces, str what) -> Tensor[]").c_str(), {at::Tag::nondeterministic_seeded});
-    library.impl(op.c_str(), torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(run_step)));
-  }
+  // The tag keeps tracers from computing the result ahead of time as a constant.
+  library.def("call(Tensor[] pieces, str what) -> Tensor[]", {at::Tag::nondeterministic_seeded});
+  library.def("start_move(Tensor[] pieces, str what) -> Tensor", {at::Tag::nondeterministic_seeded});
+  library.def("finish_move(Tensor started, Tensor[] pieces, str what) -> Tensor[]");
+}
+
+TORCH_LIBRARY_IMPL(shardwise, CompositeExplicitAutograd, library) {
+  library.impl("call", TORCH_FN(run_call));
+  library.impl("start_move", TORCH_FN(run_start));
+  library.impl("finish_move", TORCH_FN(run_finish));
+}
+
+/// Calls an operator of this library.
+template <typename Signature, typename... Args>
+auto call(const char* op, const Args&... args) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(op, "").typed<Signature>().call(args...);
 }
 
 }  // namespace
 
-Shards add_step(const char* op, const TracedStep& step, const Shards& pieces) {
+Shards add_step(const TracedStep& step, const Shards& pieces) {
+  using Tensors = std::vector<at::Tensor>;
   const BelowAutograd guard;
-  const std::vector<at::Tensor> made = c10::Dispatcher::singleton()
-                                           .findSchemaOrThrow(op, "")
-                                           .typed<std::vector<at::Tensor>(at::TensorList, std::string_view)>()
-                                           .call(at::TensorList(pieces.data(), pieces.size()), remember(step));
+  const std::string what = remember(step);
+  const at::TensorList given(pieces.data(), pieces.size());
+  Tensors made;
+  if (step.call) {
+    made = call<Tensors(at::TensorList, std::string_view)>("shardwise::call", given, what);
+  } else {
+    const at::Tensor started = call<at::Tensor(at::TensorList, std::string_view)>("shardwise::start_move", given, what);
+    made = call<Tensors(const at::Tensor&, at::TensorList, std::string_view)>("shardwise::finish_move", started, given,
+                                                                              what);
+  }
   return Shards(made.begin(), made.end());
 }
 

@@ -93,12 +93,12 @@ DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool i
     state_ = kSubclass;
     return;
   }
-  if (!is_traced(shards_)) [[likely]]
-    return;
-  set_python_dispatch(true);
-  if (shards_.empty())  // tracers identify tensors by their storages, and resize these
+  // Tracers identify tensors by their storages, and resize these.
+  if (spec_->boxes().empty() && !is_sparse) [[unlikely]]
     storage_ = c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU),
                             c10::GetCPUAllocator(), true);
+  if (is_traced(shards_)) [[unlikely]]
+    set_python_dispatch(true);
 }
 
 void DTensorImpl::set_pending(std::shared_ptr<PendingMove> pending) {

@@ -62,6 +62,9 @@ torch.compile of functions with DTensors
   torch._functorch._aot_autograd.runtime_wrappers gen_alias_from_base compiled_programs.view_of_base
   torch._functorch._aot_autograd.runtime_wrappers _create_runtime_wrapper compiled_programs.runtime_wrapper
   torch._functorch._aot_autograd.runtime_wrappers _AnalyzeCustomOpInputOutputMode.__torch_dispatch__ compiled_programs.check_operator 2.13
+moves that a compiled program waits for late
+  # Inductor's own passes move torch's collectives alone. Tried: its options for passes of others, which belong to the program.
+  torch._inductor.compile_fx post_grad_passes graph_order.post_grad_passes
 marks of dynamic dims of DTensors
   # A mark demands a symbol for the size, and layouts consist of numbers: a program that runs without the mark would fail.
   torch._dynamo mark_dynamic dynamo.mark

@@ -31,7 +31,7 @@ CASES = [
     ),
     case(
         "a step that no program of this process was traced with",
-        'torch.ops.shardwise.move([torch.ones(2)], "[Shard(0)] -> [Shard(1)]")',
+        'torch.ops.shardwise.start_move([torch.ones(2)], "[Shard(0)] -> [Shard(1)]")',
         ValueError,
     ),
     case(
