@@ -136,7 +136,7 @@ std::vector<Words> gather_words(const Group& group, const char* what, const Word
                                   .bytes_received = n_bytes,
                                   .counted_as = is_counted ? what : nullptr});
   gathering.run([&] {
-    return goes_tagged(*backend) ? gather_tagged(gathering, *backend, group, row, gathered.unbind())
+    return goes_tagged(*backend) ? gather_rows(gathering, *backend, group, row, gathered)
                                  : TaggedWorks{backend->_allgather_base(flat, row, {})};
   });
   const at::Tensor rows = gathered.cpu();

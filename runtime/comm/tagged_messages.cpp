@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <algorithm>
 #include <bit>
 
 namespace shardwise {
@@ -15,6 +16,7 @@ namespace {
 
 constexpr int64_t kMaxSentBytes = 64 << 10;    // above this, the bytes cost more than a second round of messages
 constexpr int64_t kMaxDoubledBytes = 1 << 20;  // in all rounds; above this, the bytes cost more than more messages
+constexpr int64_t kFewMembers = 8;             // above this, a message to each member costs more than log2(n) rounds
 constexpr int64_t kMaxParts = 1 << 20;         // bytes; above this, a backend that reduces while it receives is faster
 
 int tag_of(const Communication& communication, int64_t n_bytes) {
@@ -22,20 +24,21 @@ int tag_of(const Communication& communication, int64_t n_bytes) {
   return kFirstMessageTag | bits;
 }
 
+/// The index of the member `distance` places after this one, or before it, in a circle.
+int member_at(const Group& group, int64_t distance) {
+  return static_cast<int>((group.index + distance + group.size()) % group.size());
+}
+
 /// Starts with the neighbours, and alternates receives and sends: if all ranks began with the same one, its connections would be busy.
-/// `tag_of_bytes(bytes)` is the tag of a message.
-template <class TagOf>
-TaggedWorks exchange(c10d::Backend& backend, const Group& group, const std::vector<at::Tensor>& parts,
-                     const std::vector<at::Tensor>& places, const TagOf& tag_of_bytes) {
+TaggedWorks exchange(const Communication& communication, c10d::Backend& backend, const Group& group,
+                     const std::vector<at::Tensor>& parts, const std::vector<at::Tensor>& places) {
   TaggedWorks works;
   for (int64_t distance = 1; distance < group.size(); ++distance)
     for (const bool is_send : {false, true}) {
-      const int64_t other = (group.index + (is_send ? distance : group.size() - distance)) % group.size();
+      const int64_t other = member_at(group, is_send ? distance : -distance);
       const at::Tensor& tensor = (is_send ? parts : places)[other];
       if (!tensor.defined() || tensor.numel() == 0) continue;
-      std::vector<at::Tensor> one{bytes_of(tensor)};
-      const int tag = tag_of_bytes(one[0]), to = static_cast<int>(other);
-      works.push_back(is_send ? backend.send(one, to, tag) : backend.recv(one, to, tag));
+      works.push_back((is_send ? send_tagged : receive_tagged)(communication, backend, bytes_of(tensor), other));
     }
   return works;
 }
@@ -70,11 +73,14 @@ bool goes_in_parts(int64_t n_bytes) { return n_bytes <= kMaxParts; }
 
 void meet_tagged(const Communication& communication, c10d::Backend& backend, const Group& group, int64_t n_bytes) {
   if (!goes_tagged(backend)) return;
-  const auto bytes = at::empty({group.size()}, at::kByte).split(1);
+  std::vector<at::Tensor> sent{at::empty({1}, at::kByte)}, received{at::empty({1}, at::kByte)};
   const int tag = tag_of(communication, n_bytes);
-  const std::vector<at::Tensor> parts(group.size(), bytes[group.index]);
-  run_on_message_thread(
-      at::kCPU, [&] { wait_for_all(exchange(backend, group, parts, bytes, [=](const at::Tensor&) { return tag; })); });
+  run_on_message_thread(at::kCPU, [&] {
+    for (int64_t step = 1; step < group.size(); step *= 2) {
+      const auto arrival = backend.recv(received, member_at(group, -step), tag);
+      wait_for_all({backend.send(sent, member_at(group, step), tag), arrival});
+    }
+  });
 }
 
 TaggedWorks exchange_tagged(const Communication& communication, c10d::Backend& backend, const Group& group,
@@ -82,10 +88,7 @@ TaggedWorks exchange_tagged(const Communication& communication, c10d::Backend& b
   const at::Tensor &own = parts[group.index], &place = places[group.index];
   const at::Device device = own.defined() ? own.device() : place.defined() ? place.device() : at::Device(at::kCPU);
   TaggedWorks works;
-  run_on_message_thread(device, [&] {
-    works = exchange(backend, group, parts, places,
-                     [&](const at::Tensor& bytes) { return tag_of(communication, bytes.numel()); });
-  });
+  run_on_message_thread(device, [&] { works = exchange(communication, backend, group, parts, places); });
   if (own.defined() && place.defined() && place.data_ptr() != own.data_ptr()) place.copy_(own.view_as(place));
   return works;
 }
@@ -93,6 +96,26 @@ TaggedWorks exchange_tagged(const Communication& communication, c10d::Backend& b
 TaggedWorks gather_tagged(const Communication& communication, c10d::Backend& backend, const Group& group,
                           const at::Tensor& own, const std::vector<at::Tensor>& places) {
   return exchange_tagged(communication, backend, group, std::vector<at::Tensor>(group.size(), own), places);
+}
+
+TaggedWorks gather_rows(const Communication& communication, c10d::Backend& backend, const Group& group,
+                        const at::Tensor& own, const at::Tensor& gathered) {
+  const int64_t n = group.size(), n_before = group.index;
+  if (n <= kFewMembers) return gather_tagged(communication, backend, group, own, gathered.unbind());
+  const at::Tensor rows = at::empty_like(gathered);  // row i is the part of the member i places after this one
+  rows[0].copy_(own);
+  run_on_message_thread(own.device(), [&] {
+    for (int64_t step = 1; step < n; step *= 2) {
+      const int64_t n_rows = std::min(step, n - step);
+      const auto arrival =
+          receive_tagged(communication, backend, bytes_of(rows.narrow(0, step, n_rows)), member_at(group, step));
+      wait_for_all(
+          {send_tagged(communication, backend, bytes_of(rows.narrow(0, 0, n_rows)), member_at(group, -step)), arrival});
+    }
+  });
+  gathered.narrow(0, n_before, n - n_before).copy_(rows.narrow(0, 0, n - n_before));
+  gathered.narrow(0, 0, n_before).copy_(rows.narrow(0, n - n_before, n_before));
+  return {};
 }
 
 void reduce_by_doubling(const Communication& communication, c10d::Backend& backend, const Group& group,
