@@ -40,7 +40,7 @@ void Communicator::launch(int64_t member, const LaunchPtr& launch) {
   std::unique_lock lock(program_->mutex_);
   if (program_->is_strict() && !first_calls_[member]) {
     first_calls_[member] = launch;
-    program_->changed_.notify_all();
+    program_->wake_all();
   }
   const std::function<bool()> is_made = [this] { return this->is_made(); };
   program_->block(lock, {this, member, launch->offer.op, is_made}, std::chrono::milliseconds(0));
@@ -49,7 +49,7 @@ void Communicator::launch(int64_t member, const LaunchPtr& launch) {
                   ranks_[member], failure_);
   streams_[member].push_back(launch);
   run_ready();
-  program_->changed_.notify_all();
+  if (program_->is_strict()) program_->wake_all();  // they may wait for each other now
 }
 
 void Communicator::wait(int64_t member, const LaunchPtr& launch, std::chrono::milliseconds timeout) {
@@ -71,11 +71,11 @@ bool Communicator::run_collective() {
   const auto is_collective = [](const auto& stream) { return !stream.empty() && stream.front()->is_collective(); };
   if (!std::ranges::all_of(streams_, is_collective)) return false;
   const auto offers = std::make_shared<Offers>();
-  for (const auto& stream : streams_) offers->push_back(stream.front()->offer);
-  const Offer& first = offers->front();
+  for (const auto& stream : streams_) offers->by_member.push_back(stream.front()->offer);
+  const Offer& first = offers->by_member.front();
   std::string mismatch;
-  for (size_t i = 1; i < offers->size() && mismatch.empty(); ++i)
-    if (const Offer& other = (*offers)[i]; other.op != first.op || other.detail != first.detail)
+  for (size_t i = 1; i < offers->by_member.size() && mismatch.empty(); ++i)
+    if (const Offer& other = offers->by_member[i]; other.op != first.op || other.detail != first.detail)
       mismatch = fmt::format(
           "[{}] rank {} calls {} ({}), but rank {} calls {} ({}). All ranks of a group must make the same calls in "
           "the same order.",
@@ -112,6 +112,7 @@ bool Communicator::run_messages(int64_t member) {
 void Communicator::pop(int64_t member) {
   streams_[member].front()->has_run = true;
   streams_[member].pop_front();
+  program_->changed_[ranks_[member]].notify_all();
 }
 
 std::vector<int64_t> Communicator::needed(int64_t member) const {

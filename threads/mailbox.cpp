@@ -47,7 +47,7 @@ void Mailbox::send(const Box& box, const at::Tensor& tensor) {
   letter->tensor = copy;
   letter->what = end_of(copy);
   letter->number = ++n_sent_;
-  program_->changed_.notify_all();
+  program_->changed_[ranks_[box.to]].notify_all();
 }
 
 Mailbox::LetterPtr Mailbox::expect(const Box& box) {
@@ -84,7 +84,7 @@ void Mailbox::receive(const Box& box, const LetterPtr& letter, const at::Tensor&
                     "of a group must make the same calls in the same order.",
                     from_rank, foreign ? foreign->what : "", own_rank, end_of(to));
       check_present(waiting, from_rank);
-      const bool is_late = program_->changed_.wait_until(lock, deadline) == std::cv_status::timeout;
+      const bool is_late = program_->changed_[own_rank].wait_until(lock, deadline) == std::cv_status::timeout;
       SW_CHECK_WITH(DistBackendError, !is_late || letter->tensor,
                     "{}, but rank {} did not send within {} ms. Sends and receives must match.", waiting, from_rank,
                     timeout.count());

@@ -3,6 +3,8 @@
 #include "runtime/comm/reduce_dtype.h"
 #include "text/check.h"
 
+#include <ATen/ops/cat.h>
+
 #include <numeric>
 
 namespace shardwise {
@@ -36,9 +38,10 @@ const char* name_of(RedOp op) {
 
 /// Reduces in group order, so that all members get the same bits.
 at::Tensor reduced(const Offers& offers, RedOp op) {
-  at::Tensor total = offers[0].tensors[0].clone();
-  for (size_t i = 1; i < offers.size(); ++i) accumulate(total, offers[i].tensors[0], op);
-  return op == RedOp::AVG ? total.div_(static_cast<int64_t>(offers.size())) : total;
+  const std::vector<Offer>& each = offers.by_member;
+  at::Tensor total = each[0].tensors[0].clone();
+  for (size_t i = 1; i < each.size(); ++i) accumulate(total, each[i].tensors[0], op);
+  return op == RedOp::AVG ? total.div_(static_cast<int64_t>(each.size())) : total;
 }
 
 /// The number of elements per member for these `splits` of dim 0.
@@ -58,7 +61,7 @@ std::vector<int64_t> element_counts(const at::Tensor& tensor, const std::vector<
   return counts;
 }
 
-void check_counts(const Offers& offers) {
+void check_counts(const std::vector<Offer>& offers) {
   for (size_t from = 0; from < offers.size(); ++from)
     for (size_t to = 0; to < offers.size(); ++to)
       SW_CHECK_VALUE(offers[from].send_counts[to] == offers[to].receive_counts[from],
@@ -94,7 +97,7 @@ ThreadCall all_reduce_call(const std::vector<at::Tensor>& tensors, RedOp op) {
   const at::Tensor& tensor = only("all_reduce", tensors);
   return {.offer = {"all_reduce", fmt::format("{} of {}", name_of(op), describe(tensor)), {tensor}, {}, {}},
           .outputs = {tensor},
-          .read = [=](const Offers& offers) { tensor.copy_(reduced(offers, op)); }};
+          .read = [=](const Offers& offers) { tensor.copy_(offers.common([&] { return reduced(offers, op); })); }};
 }
 
 ThreadCall broadcast_call(const std::vector<at::Tensor>& tensors, int64_t root, int64_t index) {
@@ -105,7 +108,7 @@ ThreadCall broadcast_call(const std::vector<at::Tensor>& tensors, int64_t root, 
   return {.offer = std::move(offer),
           .outputs = is_root ? std::vector<at::Tensor>{} : std::vector<at::Tensor>{tensor},
           .read = [=](const Offers& offers) {
-            if (!is_root) tensor.copy_(offers.at(root).tensors[0]);
+            if (!is_root) tensor.copy_(offers.by_member.at(root).tensors[0]);
           }};
 }
 
@@ -117,8 +120,11 @@ ThreadCall all_gather_call(const at::Tensor& output, const at::Tensor& input, in
   return {.offer = {"all_gather", describe(input), {input}, {}, {}},
           .outputs = {output},
           .read = [=](const Offers& offers) {
-            const at::Tensor rows = output.view({n_members, -1});
-            for (int64_t i = 0; i < n_members; ++i) rows[i].copy_(offers[i].tensors[0].view(-1));
+            output.view(-1).copy_(offers.common([&] {
+              std::vector<at::Tensor> parts;
+              for (const Offer& each : offers.by_member) parts.push_back(each.tensors[0].view(-1));
+              return at::cat(parts);
+            }));
           }};
 }
 
@@ -132,9 +138,9 @@ ThreadCall all_to_all_call(const at::Tensor& output, const at::Tensor& input,
                     element_counts(output, receive_splits, n_members)},
           .outputs = {output},
           .read = [=](const Offers& offers) {
-            check_counts(offers);
+            offers.common([&] { return check_counts(offers.by_member), at::Tensor(); });
             int64_t begin = 0;
-            for (const Offer& from : offers) {
+            for (const Offer& from : offers.by_member) {
               const int64_t count = from.send_counts[index];
               const int64_t from_begin =
                   std::accumulate(from.send_counts.begin(), from.send_counts.begin() + index, int64_t{0});

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,22 @@ struct Offer {
   std::vector<int64_t> send_counts;  // elements per member; all_to_all only
   std::vector<int64_t> receive_counts;
 };
-using Offers = std::vector<Offer>;  // by group order
+
+/// The contributions of all members, by group order. Thread-safe.
+struct Offers {
+  std::vector<Offer> by_member;
+
+  /// The value of `compute()`, which the first member to ask computes for all. If it throws, it throws for each member.
+  template <class Compute>
+  const at::Tensor& common(const Compute& compute) const {
+    std::call_once(is_computed_, [&] { common_ = compute(); });
+    return common_;
+  }
+
+ private:
+  mutable std::once_flag is_computed_;
+  mutable at::Tensor common_;
+};
 
 /// One rank's part of a collective.
 struct ThreadCall {

@@ -32,14 +32,14 @@ bool ThreadRanks::abort(int64_t rank, const std::string& reason) {
   const std::lock_guard lock(mutex_);
   if (!failure_.empty()) return false;
   failure_ = fmt::format("rank {} failed: {}", rank, reason);
-  changed_.notify_all();
+  wake_all();
   return true;
 }
 
 void ThreadRanks::finish(int64_t rank) {
   const std::lock_guard lock(mutex_);
   is_finished_.at(rank) = true;
-  changed_.notify_all();
+  wake_all();
   const auto dropped = std::ranges::find(dropped_, rank, &std::pair<int64_t, std::string>::first);
   SW_CHECK_VALUE(dropped == dropped_.end() || !failure_.empty(),
                  "[threads] rank {} never waited for its {}, so it is unknown when its tensors have been read and "
@@ -68,8 +68,12 @@ void ThreadRanks::block(std::unique_lock<std::mutex>& lock, const Wait& wait, st
                         wait.communicator->needed_ranks(wait.member), timeout.count());
     if (!is_strict_) wait.communicator->failure_ = why;  // strict members may still exchange messages with others
     SW_CHECK_WITH(DistBackendError, why.empty(), "[{}] rank {} was waiting, but {}", wait.op, rank, why);
-    is_late = changed_.wait_until(lock, deadline) == std::cv_status::timeout;
+    is_late = changed_[rank].wait_until(lock, deadline) == std::cv_status::timeout;
   }
+}
+
+void ThreadRanks::wake_all() {
+  for (auto& changed : changed_) changed.notify_all();
 }
 
 /// A launch needs other members at the head of their streams, so it is stuck if one of them is stuck.

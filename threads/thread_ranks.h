@@ -22,7 +22,7 @@ class Communicator;
 class ThreadRanks {
  public:
   ThreadRanks(int64_t n_ranks, std::chrono::milliseconds timeout, bool is_strict)
-      : is_strict_(is_strict), is_finished_(n_ranks, false), timeout_(timeout) {}
+      : is_strict_(is_strict), changed_(n_ranks), is_finished_(n_ranks, false), timeout_(timeout) {}
 
   bool is_strict() const { return is_strict_; }
   int64_t size() const { return static_cast<int64_t>(is_finished_.size()); }
@@ -59,11 +59,13 @@ class ThreadRanks {
   /// mutex is held.
   std::string obstacle(std::vector<Place>& path) const;
   std::string cycle(const std::vector<Place>& path) const;
+  /// Wakes the threads of all ranks. Pre: the mutex is held.
+  void wake_all();
 
   const bool is_strict_;
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::string failure_;  // empty if no rank has failed
+  std::vector<std::condition_variable> changed_;  // by rank, since waking 256 threads for one costs more than its call
+  std::string failure_;                           // empty if no rank has failed
   std::vector<bool> is_finished_;
   std::chrono::milliseconds timeout_;
   std::list<std::pair<int64_t, const Wait*>> waits_;  // by rank
