@@ -70,8 +70,9 @@ bool is_registered(const c10d::ProcessGroup& group, const std::string& name) {
 /// The name by which torch.distributed knows `group`; "" if it does not, as for threads.
 /// Throws: c10::ValueError if the group was destroyed.
 std::string open_name(Group group) {
-  const std::string name = open_group(group, "device_mesh").getGroupName();
-  if (!name.empty() && !is_registered(*group.process_group, name)) {
+  const c10d::ProcessGroup& open = open_group(group, "device_mesh");
+  const std::string name = open.getGroupName();
+  if (!name.empty() && !is_registered(open, name)) {
     group.process_group.reset();
     open_group(group, "device_mesh");
   }

@@ -16,6 +16,7 @@ constexpr std::pair<const char*, py::handle Package::*> kFunctions[] = {
     {"new_group", &Package::new_group},
     {"group_by_members", &Package::group_by_members},
     {"lone_group", &Package::lone_group},
+    {"members_make_groups", &Package::members_make_groups},
     {"group_of", &Package::group_of},
     {"ranks_of", &Package::ranks_of},
     {"mesh_of", &Package::mesh_of},

@@ -5,7 +5,9 @@
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/clock_offsets.h"
 #include "runtime/comm/collectives.h"
+#include "runtime/comm/communication.h"
 #include "runtime/comm/given_groups.h"
+#include "runtime/comm/late_group.h"
 #include "text/check.h"
 #include "threads/thread_ranks.h"
 #include "threads/thread_world.h"
@@ -26,11 +28,27 @@ c10::intrusive_ptr<c10d::ProcessGroup> group_by_name(const std::string& name) {
   return c10d::resolve_process_group(name);
 }
 
-/// A new group of torch.distributed, called by every rank of the world in one order; null on non-members.
+/// A new group of torch.distributed; null on non-members.
 c10::intrusive_ptr<c10d::ProcessGroup> new_group(const std::vector<int64_t>& ranks) {
   py::gil_scoped_acquire gil;
   const auto name = package().new_group(ranks).cast<std::optional<std::string>>();
   return name ? group_by_name(*name) : nullptr;
+}
+
+/// A group of `ranks` that these make late, without the others; null on the others.
+c10::intrusive_ptr<c10d::ProcessGroup> late_group(int64_t rank, const std::vector<int64_t>& ranks,
+                                                  const std::shared_ptr<GroupRecord>& making) {
+  const auto own = std::ranges::find(ranks, rank);
+  if (own == ranks.end()) return nullptr;
+  const auto make = [=] {
+    const GroupPtr everyone = python_world()->everyone();
+    Communication communication({everyone->process_group, everyone->ranks, everyone->index, making},
+                                {.name = "make a group", .by_all = false});
+    auto made = communication.launch([&] { return new_group(ranks); });
+    communication.finish();
+    return made;
+  };
+  return c10::make_intrusive<LateGroup>(own - ranks.begin(), static_cast<int64_t>(ranks.size()), make);
 }
 
 /// The same, called by `ranks` alone.
@@ -70,6 +88,7 @@ std::shared_ptr<World> python_world() {
     if (world && world != known().world) return world;  // ranks as threads, or a World made in C++
   }
   int64_t rank = 0;
+  bool is_by_members = false;
   c10::intrusive_ptr<c10d::ProcessGroup> everyone;
   {
     py::gil_scoped_acquire gil;
@@ -77,6 +96,7 @@ std::shared_ptr<World> python_world() {
     if (group.is_none()) return World::current();
     rank = group.attr("rank")().cast<int64_t>();
     everyone = group_by_name(group.attr("group_name").cast<std::string>());
+    is_by_members = package().members_make_groups().cast<bool>();
   }
   std::shared_ptr<World> destroyed;
   {
@@ -85,7 +105,11 @@ std::shared_ptr<World> python_world() {
     known().everyone = everyone;
     destroyed = std::move(known().world);
     known().process = getpid();
-    world = known().world = std::make_shared<World>(rank, everyone->getSize(), everyone, &new_group, &group_by_members);
+    const auto late = [rank, making = std::make_shared<GroupRecord>()](const auto& ranks) {
+      return late_group(rank, ranks, making);
+    };
+    const World::MakeGroup make_group = is_by_members ? World::MakeGroup(late) : &new_group;
+    world = known().world = std::make_shared<World>(rank, everyone->getSize(), everyone, make_group, &group_by_members);
     World::set_process(world);
   }
   close(destroyed);

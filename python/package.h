@@ -16,12 +16,13 @@ struct Package {
 
   py::handle install;  // makes torch support our tensors; called for the first mesh
 
-  py::handle default_group;     // of torch.distributed: the group of all processes, or None
-  py::handle new_group;         // the name of a new group of some ranks
-  py::handle group_by_members;  // the name of a group of some ranks, which these make without the other ranks
-  py::handle lone_group;        // the group of this rank alone
-  py::handle group_of;          // the group with a name
-  py::handle ranks_of;          // its ranks
+  py::handle default_group;        // of torch.distributed: the group of all processes, or None
+  py::handle new_group;            // the name of a new group of some ranks
+  py::handle group_by_members;     // the name of a group of some ranks, which these make without the other ranks
+  py::handle members_make_groups;  // whether ranks make all groups so
+  py::handle lone_group;           // the group of this rank alone
+  py::handle group_of;             // the group with a name
+  py::handle ranks_of;             // its ranks
 
   py::handle mesh_of;             // a new shardwise.DeviceMesh for a mesh that has none
   py::handle mesh_from_torch;     // our mesh for one of torch's

@@ -15,6 +15,7 @@ def hand_over() -> None:
         default_group=_torch_groups.default_group,
         new_group=_torch_groups.new_group,
         group_by_members=_torch_groups.group_by_members,
+        members_make_groups=_torch_groups.members_make_groups,
         lone_group=_torch_groups.lone_group,
         group_of=_torch_groups.group_of,
         ranks_of=_torch_groups.ranks_of,

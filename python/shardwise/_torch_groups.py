@@ -67,7 +67,8 @@ def over_groups(groups: GroupsByRanks | None) -> AbstractContextManager[None]:
 
 
 def new_group(ranks: list[int]) -> str | None:
-    """Makes a group of `ranks` and returns its name; None on other ranks. Collective over the world, whose timeout the group gets."""
+    """Makes a group of `ranks` and returns its name; None on other ranks. Collective over the world, whose timeout the group gets, or over the ranks
+    alone if members_make_groups()."""
     group = new_group_like(ranks, description=DESCRIPTION)
     return None if group is None or group == dist.GroupMember.NON_GROUP_MEMBER else group.group_name
 
@@ -189,6 +190,11 @@ def all_ranks_make_groups() -> bool:
     return dist.Backend.MPI in str(c10d._world.pg_map[c10d._get_default_group()][0]) or uses_torchcomms()
 
 
+def members_make_groups() -> bool:
+    """Whether the ranks of a group make it without the others. A world that is bound to a device splits its communicator, on all ranks."""
+    return not all_ranks_make_groups() and c10d._get_default_group().bound_device_id is None
+
+
 def _made(ranks: list[int], description: str) -> ProcessGroup | None:
     """The group of `ranks` that was made here under this description."""
     for group in list(c10d._world.pg_names):  # a copy: other threads may make groups meanwhile
@@ -232,7 +238,7 @@ def given_groups_of(groups: Sequence[ProcessGroup], mesh: torch.Tensor) -> Group
                 f"[device_mesh] Invalid mesh {mesh.tolist()} for ProcessGroup with ranks {members}, given for dim {dim}: these are not "
                 "the ranks along that dim. Give the group along each dim."
             )
-    is_one_known = mesh.dim() == 1 or mesh.numel() == dist.get_world_size()
+    is_one_known = mesh.dim() == 1 or mesh.numel() == dist.get_world_size() or members_make_groups()
     if all(map(is_known, groups)) and (is_one_known or _made(sorted(mesh.flatten().tolist()), DESCRIPTION)):
         return None
     return {tuple(dist.get_process_group_ranks(each)): each for each in groups}

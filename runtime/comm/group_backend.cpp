@@ -2,6 +2,7 @@
 
 #include "runtime/comm/backend_traits.h"
 #include "runtime/comm/communication.h"
+#include "runtime/comm/late_group.h"
 #include "runtime/comm/tagged_messages.h"
 #include "runtime/comm/torch_versions.h"
 #include "text/check.h"
@@ -32,7 +33,8 @@ c10d::ProcessGroup& open_group(const Group& group, const char* op) {
                  "a mesh that was sent to a process that is no rank), or the program is ending. Make meshes and "
                  "DTensors after init_process_group(), with their groups.",
                  op, group.ranks);
-  return *group.process_group;
+  auto* const late = dynamic_cast<LateGroup*>(group.process_group.get());
+  return late ? late->made() : *group.process_group;
 }
 
 c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op, c10::DeviceType device) {

@@ -8,7 +8,7 @@
 
 namespace shardwise {
 
-/// The process group of a group of more than one rank. Errors name `op`.
+/// The process group of a group of more than one rank, which its members make now if nobody needed it before. Errors name `op`.
 /// Throws: c10::ValueError if it was destroyed.
 c10d::ProcessGroup& open_group(const Group& group, const char* op);
 

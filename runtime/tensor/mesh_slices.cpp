@@ -1,6 +1,7 @@
 #include "runtime/tensor/mesh_slices.h"
 
 #include "placements/split_order.h"
+#include "runtime/comm/group_backend.h"
 #include "runtime/tensor/mesh_families.h"
 #include "text/check.h"
 
@@ -147,6 +148,8 @@ GridGroups make_groups(World& world, const RankGrid& grid) {
   for (int64_t dim = 0; dim < static_cast<int64_t>(grid.shape.size()); ++dim)
     for (const RankGrid& line : slices(grid, {{dim}}))
       if (auto group = world.group(line.ranks, first())) mine.lines[dim] = group;
+  for (const GroupPtr& line : mine.lines)  // a rank may ask for them alone (get_group() in Python)
+    if (line && line->process_group) open_group(*line, "device_mesh");
   mine.everyone = world.group(grid.ranks, first());
   return mine;
 }

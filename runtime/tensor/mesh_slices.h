@@ -49,7 +49,8 @@ std::vector<RankGrid> slices(const RankGrid& grid, const MergedDims& dims);
 std::vector<DimNames> each_alone(const DimNames& names);
 /// The positions of `dims` in `names`. Throws: UnknownMeshDim.
 MergedDims positions(const DimNames& names, const std::vector<DimNames>& dims);
-/// Makes the groups along all dims of `grid` and of all its ranks, in the same order on every rank. Returns this rank's groups.
+/// Makes the groups along all dims of `grid`, in the same order on every rank, and the group of all its ranks, if the World does not make it when
+/// it is needed (late_group.h). Returns this rank's groups.
 GridGroups make_groups(World& world, const RankGrid& grid);
 /// Connects the group of the world while all ranks are present. Moves to another mesh use it, and ranks outside both meshes stay away from them.
 void connect_world(const DeviceMesh& mesh);
