@@ -1,0 +1,35 @@
+"""16 and 64 ranks as processes over Gloo, and 256 as threads: every case of many_ranks.py.
+
+It takes about 190 seconds of CPU time, two thirds of them for the threads, which send a message per pair of ranks for each gather.
+"""
+
+import pytest
+from many_ranks import cases, run_cases
+from torchrun import expect_all_well
+
+from shardwise.testing import run_ranks
+
+PROGRAM = "many_ranks_program.py"
+
+
+@pytest.mark.parametrize("n_ranks", [16, 64])
+def test_processes(n_ranks, tmp_path):
+    expect_all_well(PROGRAM, n_ranks, "every_case", tmp_path, timeout=170)
+
+
+def test_threads():
+    by_name = cases(256)
+    run_ranks(256, lambda rank: run_cases(rank, 256, by_name))
+
+
+def test_few_keys_are_set_and_read_for_a_mesh(tmp_path):
+    expect_all_well(PROGRAM, 16, "store_calls", tmp_path)
+
+
+def test_a_failure_names_rank_and_case():
+    def fails():
+        raise AssertionError("wrong numbers")
+
+    with pytest.raises(AssertionError, match="wrong numbers") as error:
+        run_ranks(2, lambda rank: run_cases(rank, 2, {"well": lambda: None, "a move": fails if rank == 1 else list}))
+    assert "rank 1 of 2, a move" in error.value.__notes__
