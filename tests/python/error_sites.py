@@ -73,7 +73,6 @@ ELSEWHERE = {
         "Give the path of a Python program",
         " before its program did",
         ", which needs values, and a dry run has none",
-        " has no links. Give the output of ",
     ),
     "a search by dry runs, which ranks cannot start: tests/python/test_suggest.py": (
         " does not take the batch: ",

@@ -15,7 +15,6 @@ from torchrun import expect_all_well
 
 import shardwise as sw
 from shardwise import _C
-from shardwise._commands.dry_run import measured_links
 from shardwise._dry_run.agreement import divergences
 from shardwise._dry_run.job import Program, run_all, run_as, sampled
 from shardwise._dry_run.rank_number import RankNumber
@@ -142,24 +141,6 @@ def test_times_are_estimated_at_the_rates_that_are_given():
         dist.all_reduce(torch.rand(1000))
     assert "give the rates" not in str(run)
     assert "0.011 ms of communication" in str(run)  # 5 us, and 6,000 bytes at 1 GB/s
-
-
-def test_links_are_read_as_doctor_measured_them(tmp_path):
-    def finding(ranks, speed):
-        return {"section": "links", "name": f"{ranks}, gloo", "value": speed}
-
-    file = tmp_path / "doctor.json"
-    found = [
-        finding("rank 0 (a) - rank 1 (a)", "1,012 us per small message, 1.50 GB/s"),
-        finding("rank 1 (a) - rank 2 (b)", "40 us per small message, 0.90 GB/s"),
-        finding("rank 2 (b) - rank 3 (b)", "9 us per small message, 1.25 GB/s"),
-        {"section": "versions", "name": "torch", "value": "2.13.0"},
-    ]
-    file.write_text(json.dumps(found))
-    assert measured_links(file) == [(1012, 1.25), (40, 0.9)]
-    file.write_text(json.dumps(found[3:]))
-    with pytest.raises(ValueError, match="has no links"):
-        measured_links(file)
 
 
 def test_every_device_is_meta_and_the_world_is_as_large_as_asked():

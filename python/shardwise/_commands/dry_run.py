@@ -1,8 +1,6 @@
 """python -m shardwise dry-run: a program as some ranks of a job of any size, without memory and without messages."""
 
 import argparse
-import json
-import re
 from pathlib import Path
 
 from shardwise._commands.arguments import MAX_INTEGER, link, whole
@@ -41,9 +39,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         metavar="US:GB/S",
         help="within a host, then between hosts (default: 20:10)",
     )
-    add(
-        "--links", type=Path, metavar="FILE", help="the same, measured: the output of python -m shardwise doctor --json"
-    )
     add("--json", type=Path, metavar="FILE", help="writes the figures for other programs")
     add("--html", type=Path, metavar="FILE", help="writes a page with the report and drawings")
     add("program", help="a script")
@@ -59,12 +54,11 @@ def run(options: argparse.Namespace) -> list[str]:
     program = Program(
         (options.program, *options.arguments), options.ranks, options.device, options.value, options.ranks_per_host
     )
-    links = measured_links(options.links) if options.links else options.link or [(20.0, 10.0)]
     if options.all:
         found = run_all(program)
     else:
         found = run_as(program, [options.rank] if options.sample is None else sampled(options.ranks, options.sample))
-    machine = Machine.of(options.flops, options.memory_bandwidth, links, options.ranks_per_host)
+    machine = Machine.of(options.flops, options.memory_bandwidth, options.link or [(20, 10)], options.ranks_per_host)
     report = Report(found, machine)
     if options.json is not None:
         options.json.write_text(report.json(), encoding="utf-8")
@@ -72,15 +66,3 @@ def run(options: argparse.Namespace) -> list[str]:
         options.html.write_text(report.html(), encoding="utf-8")
     print(printable(str(report)))
     raise SystemExit(int(any(each.failure for each in found)))
-
-
-def measured_links(file: Path) -> list[tuple[float, float]]:
-    """The slowest link within a host, and the slowest between hosts if there are any, as doctor measured them."""
-    found: dict[bool, list[tuple[float, float]]] = {}
-    for each in json.loads(file.read_text(encoding="utf-8")):
-        if speed := re.fullmatch(r"([\d,]+) us per small message, ([\d.]+) GB/s", each["value"]):
-            is_between = len(set(re.findall(r"\((.*?)\)", each["name"]))) > 1
-            found.setdefault(is_between, []).append((float(speed[1].replace(",", "")), float(speed[2])))
-    if not found:
-        raise ValueError(f"{file} has no links. Give the output of `torchrun ... -m shardwise doctor --json`.")
-    return [(max(us for us, _ in found[kind]), min(gb for _, gb in found[kind])) for kind in sorted(found)]

@@ -48,11 +48,6 @@ class Lines:
     grid: Grid
     dims: Ranks
 
-    @property
-    def names(self) -> str:
-        """The names of the dims, if they have any: "dp, tp"."""
-        return ", ".join(self.grid.names[dim] for dim in self.dims) if self.grid.names else ""
-
     def groups(self) -> Iterator[Ranks]:
         groups: defaultdict[Ranks, list[int]] = defaultdict(list)
         for index, rank in enumerate(self.grid.ranks):

@@ -19,9 +19,8 @@ def changes_of_data_parallel() -> Iterator[AbstractContextManager[Any]]:
     def all_reduce(model: Any, bucket: c10d.GradBucket) -> torch.futures.Future[torch.Tensor]:
         dist.all_reduce(bucket.buffer(), group=model.process_group)
         if bucket.is_last():
-            n_parameters = sum(each.requires_grad for each in model._module_parameters)
-            lengths = bucket.index() + 1, n_parameters + 1
-            due.setdefault(id(model.reducer), [(model.process_group, length) for length in lengths])
+            lengths = bucket.index() + 1, 1 + sum(each.requires_grad for each in model._module_parameters)
+            due.setdefault(id(model.reducer), [(model.process_group, n) for n in lengths])
         result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         result.set_result(bucket.buffer())
         return result

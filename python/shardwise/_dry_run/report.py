@@ -87,7 +87,10 @@ def communication_by_layer(figures: RankFigures, machine: Machine, limit: int) -
         return "no communication\n"
 
     moving = [each for each in figures.communications if each.span.bytes_sent + each.span.bytes_received > 0]
-    dims = {ranks: lines_of(ranks, figures.grids).names for ranks in {each.span.ranks for each in moving}}
+    lines = {ranks: lines_of(ranks, figures.grids) for ranks in {each.span.ranks for each in moving}}
+    dims = {
+        ranks: ", ".join(each.grid.names[dim] for dim in each.dims if each.grid.names) for ranks, each in lines.items()
+    }
 
     def key(each: Communication) -> Key:
         link = "between hosts" if machine.is_between_hosts(each.span) else "within a host"
