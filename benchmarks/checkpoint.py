@@ -1,15 +1,15 @@
 """Checkpoints of a model and its AdamW state: time, memory and bytes, beside torch.distributed.checkpoint with torch's DTensors.
 
-    torchrun --nproc-per-node 4 benchmarks/checkpoint.py /dev/shm                          # a model of 1 GiB: needs 10 GB of memory and 6 GB there
-    torchrun --nproc-per-node 4 benchmarks/checkpoint.py /tmp --megabytes 64 --turns 5     # a smaller one
-    torchrun --nproc-per-node 4 benchmarks/checkpoint.py /tmp --rows load --layouts
+    torchrun --nproc-per-node 4 benchmarks/checkpoint.py /dev/shm                      # 1 GiB: needs 10 GB of memory, 6 of them there
+    torchrun --nproc-per-node 4 benchmarks/checkpoint.py /tmp --megabytes 64 --layouts
 
 Shardwise uses the classes of shardwise.checkpoint, and torch its own. Both sides save and load the same memory, float32, by Gloo, each its own
-files, in turns. A call ends when the slowest rank is done; ratios divide the minimum and the median of the calls by torch's. "cpu" is the median CPU
-time of a rank's process, the mean over all four. "peak" is the most resident memory that a call adds on a rank (VmHWM, which is reset before), the state itself not counted: it is there before. "read" is what a rank
-has read from files and sockets, divided by the bytes of its part of the state, and "written" is what all ranks have written there, divided by
-the bytes of the state. Each is the largest of the ranks and calls. The column "largest" is the largest piece of a rank. `--layouts` adds rows of
-other layouts, and of many small tensors; torch has no uneven shards.
+files, in turns. A call ends when the slowest rank is done; ratios divide the minimum and the median of the calls by torch's. "cpu ms" is the
+median CPU time of a rank's process, the mean over all four. "peak MiB" is the most resident memory that a call adds on a rank (VmHWM, which is
+reset before); the state itself is there before. "bytes" of a load is what a rank has read from files and sockets, divided by the bytes of its part
+of the state; of a save it is what all ranks have written there, divided by the bytes of the state. Each is the largest of the ranks and calls.
+"largest MiB" is a rank's largest piece. `--layouts` adds rows of other layouts, and of many small tensors; torch has no uneven shards. A load
+reads what the save above it has written.
 """
 
 import argparse
