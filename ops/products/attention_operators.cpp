@@ -14,7 +14,10 @@ using at::Tensor;
 class Call {
  public:
   Call(const c10::OperatorHandle& op, torch::jit::Stack& stack)
-      : info(op), stack_(stack), scope_(info.name.c_str()), span_(info.name) {}
+      : info(op), stack_(stack), scope_(name()), span_(info.name) {}
+
+  /// The schema's text, because records of communication and memory keep the pointer after the call.
+  const char* name() const { return info.handle.schema().name().c_str(); }
 
   /// None if the operator has no such argument.
   c10::IValue value(std::string_view name) const {
@@ -27,7 +30,7 @@ class Call {
     return given.isTensor() ? given.toOptional<Tensor>() : bias.toOptional<Tensor>();
   }
   Fused fused(SDPBackend backend) const {
-    return {info.name.c_str(), backend, value("dropout_p").toDouble(), value("is_causal").toBool(),
+    return {name(), backend, value("dropout_p").toDouble(), value("is_causal").toBool(),
             value("scale").toOptional<double>()};
   }
   /// Replaces the arguments by the results.
