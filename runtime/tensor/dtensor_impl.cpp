@@ -95,8 +95,8 @@ DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool i
   }
   // Tracers identify tensors by their storages, and resize these.
   if (spec_->boxes().empty() && !is_sparse) [[unlikely]]
-    storage_ = c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU),
-                            c10::GetCPUAllocator(), true);
+    storage_ = no_memory_ = c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU),
+                                         c10::GetCPUAllocator(), true);
   if (is_traced(shards_)) [[unlikely]]
     set_python_dispatch(true);
 }
@@ -216,6 +216,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   result->local_form_ = local_form_;
   result->given_ = given_;
   if (storage_) result->storage_ = storage_;
+  result->no_memory_ = no_memory_;
   announce(at::Tensor(result));
   return result;
 }
@@ -235,6 +236,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   TensorImpl::shallow_copy_from(impl);
   const auto* other = static_cast<DTensorImpl*>(impl.get());
   spec_ = other->spec_;
+  no_memory_ = other->no_memory_;
   other->wait();
   shards_ = other->shards_;
   pending_.reset();
@@ -256,6 +258,7 @@ void DTensorImpl::release_resources() {
   set_memory({});
   state_ = kReady;
   shards_.clear();
+  no_memory_ = {};
   given_.reset();
 }
 

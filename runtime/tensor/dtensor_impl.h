@@ -124,6 +124,8 @@ class DTensorImpl final : public c10::TensorImpl {
   const LocalForm* local_form_ = nullptr;
   bool has_gradient_layout_ = false;
   std::shared_ptr<OwnedRows> owned_rows_;
+  /// Without pieces: another reference to storage_, as pieces have. Autograd adds gradients in place where it has the only one, and does so on no rank.
+  c10::Storage no_memory_;
 };
 
 /// Null if `tensor` is undefined or not distributed. Cost: one bit test.
