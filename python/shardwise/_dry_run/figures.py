@@ -86,7 +86,9 @@ class Machine:
         return max(arithmetic, work.n_bytes / self.memory_bandwidth if self.memory_bandwidth else 0)
 
     def seconds_of_message(self, span: CommunicationSpan) -> float:
-        """A latency, and the larger direction over the bandwidth of the slowest link of the group."""
+        """A latency, and the larger direction over the bandwidth of the slowest link of the group. Nothing without bytes: a group is made once."""
+        if span.bytes_sent + span.bytes_received == 0:
+            return 0.0
         latency_us, gb_per_second = self.links[self.is_between_hosts(span)]
         return latency_us / 1e6 + max(span.bytes_sent, span.bytes_received) / (gb_per_second * 1e9)
 
