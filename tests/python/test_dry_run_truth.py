@@ -62,5 +62,6 @@ def test_a_dry_run_of_a_program_sends_holds_and_lays_out_what_the_program_does(c
         spans = [each.span for each in figures.communications]
         planned = [(each.collective, each.op, each.bytes_sent, each.bytes_received) for each in spans]
         assert totals(planned, by_values) == totals(of_real["sent"], by_values)
-        is_loose = by_values or case == "dlrm"  # Gloo's threads release the buckets of DistributedDataParallel when they come to it
+        # Gloo's threads release the buckets of DistributedDataParallel when they come to it.
+        is_loose = by_values or case == "dlrm"
         assert max(figures.bytes_over_time) == pytest.approx(of_real["peak"], rel=0.1 if is_loose else 0.03, abs=ASIDE)
