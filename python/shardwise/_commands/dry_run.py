@@ -47,7 +47,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def run(options: argparse.Namespace) -> list[str]:
-    from shardwise._dry_run.figures import Machine
+    from shardwise._dry_run.figures import LINKS, Machine
     from shardwise._dry_run.job import Program, run_all, run_as, sampled
     from shardwise._dry_run.report import Report
 
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> list[str]:
         found = run_all(program)
     else:
         found = run_as(program, [options.rank] if options.sample is None else sampled(options.ranks, options.sample))
-    machine = Machine.of(options.flops, options.memory_bandwidth, options.link or [(20, 10)], options.ranks_per_host)
+    machine = Machine.of(options.flops, options.memory_bandwidth, options.link or LINKS, options.ranks_per_host)
     report = Report(found, machine)
     if options.json is not None:
         options.json.write_text(report.json(), encoding="utf-8")

@@ -15,6 +15,7 @@ from shardwise.debug.spans import CommunicationSpan
 # The labels of memory. Memory without a label is named after the phase that allocated it.
 LABELS = ("", "message buffers", "parameters", "gradients", "optimizer state", "buffers")
 MESSAGE_BUFFERS, PARAMETERS, GRADIENTS, OPTIMIZER_STATE, BUFFERS = range(1, len(LABELS))  # C++ sets the first
+LINKS = ((20.0, 10.0),)  # unless others are given, in us and GB/s
 PHASES = FORWARD, BACKWARD, OPTIMIZER, OUTSIDE = ("forward", "backward", "optimizer step", "outside of modules")
 
 
@@ -68,10 +69,10 @@ class Work:
 class Machine:
     """A model of one rank's hardware, for estimates of time. A rate of 0 is unknown."""
 
-    flops: float = 0  # per second
-    memory_bandwidth: float = 0  # bytes per second
-    links: tuple[tuple[float, float], ...] = ((20, 10), (20, 10))  # us and GB/s: within a host, and between hosts
-    ranks_per_host: int = 8
+    flops: float  # per second
+    memory_bandwidth: float  # bytes per second
+    links: tuple[tuple[float, float], tuple[float, float]]  # us and GB/s: within a host, and between hosts
+    ranks_per_host: int
 
     @classmethod
     def of(

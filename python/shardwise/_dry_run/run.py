@@ -21,6 +21,7 @@ from shardwise._dry_run.figures import (
     BUFFERS,
     FORWARD,
     GRADIENTS,
+    LINKS,
     OPTIMIZER,
     OPTIMIZER_STATE,
     OUTSIDE,
@@ -76,7 +77,7 @@ class dry_run:
         ranks_per_host: int = 8,
         flops: float = 0,
         memory_bandwidth: float = 0,
-        links: Sequence[tuple[float, float]] = ((20, 10),),
+        links: Sequence[tuple[float, float]] = LINKS,
         _others: Sequence[int] | None = None,
     ) -> None:
         if ranks < 1:
@@ -87,7 +88,6 @@ class dry_run:
             raise ValueError(f"[dry_run] ranks_per_host is {ranks_per_host}: a host has at least one. Give 1 or more.")
         self.figures = RankFigures(rank, ranks)
         self.machine = Machine.of(flops, memory_bandwidth, links, ranks_per_host)
-        self._ranks_per_host = ranks_per_host
         torch.device(device_type)  # raises RuntimeError for a kind of device that torch does not know
         self._device_type = device_type
         self._mode = MetaMode(device_type, value)
@@ -97,13 +97,12 @@ class dry_run:
 
     def __enter__(self) -> "dry_run":
         with ExitStack() as scopes:
-            scopes.enter_context(
-                fake_world(self.figures.n_ranks, self.figures.rank, self._ranks_per_host, self._device_type)
-            )
+            n_ranks, per_host = self.figures.n_ranks, self.machine.ranks_per_host
+            scopes.enter_context(fake_world(n_ranks, self.figures.rank, per_host, self._device_type))
             _C.plan_for(self._device_type)
             scopes.callback(_C.plan_for, None)
             if self._others is not None:
-                self._facts = scopes.enter_context(noted_ranks(self._ranks_per_host))
+                self._facts = scopes.enter_context(noted_ranks(per_host))
             for change in (*changes_of_torch(self._device_type), *changes_of_data_parallel()):
                 scopes.enter_context(change)
             self._meshes: list[DeviceMesh] = []

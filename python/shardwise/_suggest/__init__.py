@@ -75,7 +75,7 @@ def suggest(
             f"[suggest] the batch has {n_samples} samples in its first tensor, fewer than the ranks that divide it. Give a larger batch, "
             'or more ranks for "tp".'
         )
-    machine = Machine(flops * 1e12, memory_bandwidth * 1e9, (links[0], links[-1]), ranks_per_host)
+    machine = Machine.of(flops, memory_bandwidth, links, ranks_per_host)
     copied = on_meta(model)
     subject = Subject(copied, kinds_of(copied), list(blocks_of(copied)), device_type)
     meter = Meter(subject, arguments, n_samples, loss or loss_of, optimizer, n_ranks, machine)
