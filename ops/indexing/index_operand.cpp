@@ -60,7 +60,7 @@ at::Tensor index_of(const char* op, const at::Tensor& index, const at::Tensor& s
   at::Tensor result = index_operand(op, index, spec.mesh());
   Placements placements = spec_of(result)->placements().vec();
   for (size_t m = 0; m < placements.size(); ++m)
-    if (spec.placements()[m].divides()) placements[m] = Placement::replicate();
+    if (spec.placements()[m].divides() && spec.mesh()->size(m) > 1) placements[m] = Placement::replicate();
   if (placements == spec_of(result)->placements() || result.nbytes() > self.nbytes()) return result;
   const CommScope scope(op);
   return moved_to(result, std::move(placements));
