@@ -4,6 +4,7 @@
 #include "runtime/comm/comm_policy.h"
 #include "runtime/comm/communication.h"
 #include "runtime/comm/group_backend.h"
+#include "runtime/comm/message_thread.h"
 #include "runtime/comm/reduce_dtype.h"
 #include "runtime/comm/tagged_messages.h"
 #include "text/check.h"
@@ -13,6 +14,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <future>
 #include <numeric>
 
 namespace shardwise {
@@ -72,77 +74,103 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
 
 namespace {
 
+/// Two rounds of messages: sends parts to the members that reduce them, and gathers the results.
+class PartsReduction {
+ public:
+  PartsReduction(std::shared_ptr<Communication> communication, c10::intrusive_ptr<c10d::Backend> backend,
+                 const Group& group, const ReduceForm& form)
+      : communication_(std::move(communication)),
+        backend_(std::move(backend)),
+        group_(group),
+        op_(form.op),
+        parts_(form.tensor.view(-1).tensor_split(group.size())),
+        rows_(at::empty({group.size(), parts_[group.index].numel()}, form.tensor.options())),
+        works_(exchange_tagged(*communication_, *backend_, group_, parts_, rows_.unbind())) {}
+
+  void finish() {
+    for (const auto& work : works_) work->wait();
+    reduce_rows(rows_, op_, parts_[group_.index]);
+    for (const auto& work : gather_tagged(*communication_, *backend_, group_, parts_[group_.index], parts_))
+      work->wait();
+  }
+
+ private:
+  std::shared_ptr<Communication> communication_;
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  Group group_;  // a copy: the caller's may end before the reduction does
+  c10d::ReduceOp::RedOpType op_;
+  std::vector<at::Tensor> parts_;
+  at::Tensor rows_;  // the members' terms of this rank's part
+  TaggedWorks works_;
+};
+
 class StartedReduction final : public Reduction {
  public:
   /// `is_awaited`: finish() follows at once.
   StartedReduction(const Group& group, const at::Tensor& tensor, Reduce reduce, bool is_awaited)
-      : group_(group),
+      : n_members_(group.size()),
         tensor_(tensor),
         reduce_(reduce),
         form_(to_reduce_form(tensor, reduce)),
-        communication_(group, {.name = "all_reduce",
-                               .dtype = tensor.scalar_type(),
-                               .length = tensor.numel(),
-                               .bytes_sent = n_bytes(),
-                               .bytes_received = n_bytes(),
-                               .counted_as = "all_reduce"}),
-        backend_(backend_of(group, "all_reduce", tensor.device().type())) {
-    works_ = communication_.launch([&] {
-      const auto n_bytes = static_cast<int64_t>(form_.tensor.nbytes());
-      if (goes_tagged(*backend_)) {
-        if (is_awaited && goes_doubling(group_, n_bytes)) {
-          reduce_by_doubling(communication_, *backend_, group_, form_.tensor, form_.op);
-          return TaggedWorks();
-        }
-        if (goes_whole(group_, n_bytes)) return send_whole();
-        if (goes_in_parts(n_bytes)) return send_parts();
-        meet_tagged(communication_, *backend_, group_, n_bytes);
-      }
-      std::vector<at::Tensor> tensors{form_.tensor};
-      c10d::AllreduceOptions options;
-      options.reduceOp = form_.op;
-      return TaggedWorks{backend_->allreduce(tensors, options)};
-    });
+        communication_(std::make_shared<Communication>(group, Communication::Call{.name = "all_reduce",
+                                                                                  .dtype = tensor.scalar_type(),
+                                                                                  .length = tensor.numel(),
+                                                                                  .bytes_sent = n_bytes(),
+                                                                                  .bytes_received = n_bytes(),
+                                                                                  .counted_as = "all_reduce"})) {
+    const auto backend = backend_of(group, "all_reduce", tensor.device().type());
+    works_ = communication_->launch([&] { return start(group, backend, is_awaited); });
   }
 
   void finish() override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    communication_.wait(works_);
-    if (rows_.defined()) reduce_rows(rows_, form_.op, own_part_);
-    if (!parts_.empty())
-      communication_.finish([&] { return gather_tagged(communication_, *backend_, group_, own_part_, parts_); });
-    from_reduce_form(form_, tensor_, reduce_, group_.size());
+    communication_->wait(works_);
+    if (end_.valid())
+      communication_->finish([&] {
+        end_.get();
+        return TaggedWorks();
+      });
+    if (rows_.defined()) reduce_rows(rows_, form_.op, form_.tensor);
+    from_reduce_form(form_, tensor_, reduce_, n_members_);
   }
 
  private:
-  int64_t n_bytes() const {
-    return 2 * static_cast<int64_t>(form_.tensor.nbytes()) * (group_.size() - 1) / group_.size();
+  int64_t n_bytes() const { return 2 * static_cast<int64_t>(form_.tensor.nbytes()) * (n_members_ - 1) / n_members_; }
+
+  TaggedWorks start(const Group& group, const c10::intrusive_ptr<c10d::Backend>& backend, bool is_awaited) {
+    const auto n_bytes = static_cast<int64_t>(form_.tensor.nbytes());
+    if (goes_tagged(*backend)) {
+      if (is_awaited && goes_doubling(group, n_bytes)) {
+        reduce_by_doubling(*communication_, *backend, group, form_.tensor, form_.op);
+        return {};
+      }
+      if (goes_whole(group, n_bytes)) {
+        rows_ = at::empty({n_members_, form_.tensor.numel()}, form_.tensor.options());
+        return gather_tagged(*communication_, *backend, group, form_.tensor, rows_.unbind());
+      }
+      if (goes_in_parts(n_bytes) && (is_awaited || form_.tensor.is_cpu())) {
+        const auto parts = std::make_shared<PartsReduction>(communication_, backend, group, form_);
+        const auto rest = [parts] { parts->finish(); };
+        // Others may wait for the second round before this rank waits for anything.
+        end_ = is_awaited ? std::async(std::launch::deferred, rest) : run_in_background(rest);
+        return {};
+      }
+      meet_tagged(*communication_, *backend, group, n_bytes);
+    }
+    std::vector<at::Tensor> tensors{form_.tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = form_.op;
+    return {backend->allreduce(tensors, options)};
   }
 
-  TaggedWorks send_whole() {
-    own_part_ = form_.tensor;
-    rows_ = at::empty({group_.size(), own_part_.numel()}, own_part_.options());
-    return gather_tagged(communication_, *backend_, group_, own_part_, rows_.unbind());
-  }
-
-  TaggedWorks send_parts() {
-    const at::Tensor flat = form_.tensor.view(-1);
-    parts_ = flat.tensor_split(group_.size());
-    own_part_ = parts_[group_.index];
-    rows_ = at::empty({group_.size(), own_part_.numel()}, flat.options());
-    return exchange_tagged(communication_, *backend_, group_, parts_, rows_.unbind());
-  }
-
-  Group group_;  // a copy: the caller's may end before the reduction does
+  int64_t n_members_;
   at::Tensor tensor_;
   Reduce reduce_;
   ReduceForm form_;
-  Communication communication_;
-  c10::intrusive_ptr<c10d::Backend> backend_;
+  std::shared_ptr<Communication> communication_;
   TaggedWorks works_;
-  // For tagged messages: the part that this rank reduces, the members' terms of it, and all parts if there are several.
-  at::Tensor own_part_, rows_;
-  std::vector<at::Tensor> parts_;
+  at::Tensor rows_;        // the members' whole terms, if each sends them to all
+  std::future<void> end_;  // of a PartsReduction
 };
 
 std::unique_ptr<Reduction> started(const Group& group, const at::Tensor& tensor, Reduce reduce, bool is_awaited) {

@@ -15,6 +15,18 @@
 namespace shardwise {
 namespace {
 
+thread_local bool writes_messages = false;
+
+/// The state of a thread that only writes messages.
+struct MessageWriter {
+  MessageWriter() {
+    c10::setThreadName("shardwise_comm");
+    writes_messages = true;
+  }
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  c10::ParallelGuard alone{true};
+};
+
 /// Shared by the thread that has jobs and the thread that runs them, whichever ends last.
 class Jobs {
  public:
@@ -27,9 +39,7 @@ class Jobs {
   }
 
   void serve() {
-    c10::setThreadName("shardwise_comm");
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const c10::ParallelGuard alone(true);
+    const MessageWriter writer;
     for (std::unique_lock lock(mutex_);;) {
       changed_.wait(lock, [&] { return job_ != nullptr || is_closed_; });
       if (is_closed_) return;
@@ -92,9 +102,19 @@ class MessageThread {
 }  // namespace
 
 void run_on_message_thread(c10::Device device, const std::function<void()>& job) {
-  if (!device.is_cpu()) return job();
+  if (!device.is_cpu() || writes_messages) return job();
   thread_local MessageThread thread;
   thread.jobs().run(job);
+}
+
+std::future<void> run_in_background(std::function<void()> job) {
+  std::packaged_task<void()> task([job = std::move(job)] {
+    const MessageWriter writer;
+    job();
+  });
+  std::future<void> end = task.get_future();
+  std::thread(std::move(task)).detach();
+  return end;
 }
 
 }  // namespace shardwise

@@ -206,6 +206,24 @@ TEST(AllReduceTest, Uint64WrapsLikeItsBits) {
   });
 }
 
+TEST(AllReduceTest, StartedOnesAreAwaitedInAnyOrder) {
+  on_ranks([](World& world) {
+    const auto reduces = [&](int64_t numel) {
+      const std::vector<at::Tensor> tensors{at::full({numel}, 1.F), at::full({numel}, 2.F), at::full({numel}, 4.F)};
+      std::vector<std::unique_ptr<Reduction>> started;
+      for (const at::Tensor& tensor : tensors)
+        started.push_back(start_all_reduce(*everyone(world), tensor, Reduce::kSum));
+      for (size_t i = 0; i < started.size(); ++i) {
+        const size_t own = (i + world.rank()) % started.size();
+        started[own]->finish();
+        EXPECT_TRUE(tensors[own].eq(3 << own).all().item<bool>()) << numel << " elements of " << own;
+        all_gather_numbers(*everyone(world), {world.rank()});  // awaited between them
+      }
+    };
+    for (const int64_t numel : {10, 50'000, 500'000}) reduces(numel);  // in one round, in two, and by the backend
+  });
+}
+
 TEST(AllReduceTest, MeaninglessReductionsAreNamed) {
   const Group one{nullptr, {0}, 0};
   const auto error = [&](at::ScalarType dtype, Reduce reduce) {
