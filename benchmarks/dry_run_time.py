@@ -1,6 +1,6 @@
 """The time of a training step as a dry run estimates it, beside the measured time: a Llama-like model, tensor-parallel on four ranks over Gloo.
 
-The rates are measured first, on all ranks at once: of products, of memory, and of a link as `python -m shardwise doctor` does it.
+The rates are measured first, with all ranks at work at once: of products, of memory, and of all-reduces.
 
     $ python benchmarks/dry_run_time.py
 """
@@ -8,7 +8,6 @@ The rates are measured first, on all ranks at once: of products, of memory, and 
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,6 @@ import torch.distributed as dist
 from torch import nn
 
 import shardwise as sw
-from shardwise._commands.link_speed import measured
 from shardwise._dry_run.report import seconds
 from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -64,36 +62,40 @@ def training(options):
     return step
 
 
-def median_of(function, repeats):
-    times = []
-    for _ in range(repeats + 1):
-        dist.barrier()
-        begin = time.perf_counter()
+def seconds_each(function, repeats):
+    """Seconds of a call while all ranks are at work: as many ranks share a core as in a step."""
+    function()
+    dist.barrier()
+    begin = time.perf_counter()
+    for _ in range(repeats):
         function()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[1:])
+    return (time.perf_counter() - begin) / repeats
+
+
+def all_reduces(numel):
+    """A function that adds up a vector over all ranks."""
+    terms = sw.DTensor.from_local(torch.ones(numel), sw.init_device_mesh("cpu", (N_RANKS,)), [sw.Partial()])
+    return lambda: terms.redistribute(placements=[sw.Replicate()])
 
 
 def measure(options):
     """The rates of this machine, with all ranks at work, and the time of a step."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
     n = options.batch * options.length
     a, b = torch.randn(n, options.width), torch.randn(options.width, options.width // N_RANKS)
     x = torch.randn(n, options.width)
     y = torch.empty_like(x)
+    latency = seconds_each(all_reduces(1), 400)
+    sent = 2 * x.nbytes * (N_RANKS - 1) / N_RANKS
     found = {
-        "flops": 2 * n * options.width * (options.width // N_RANKS) / median_of(lambda: a @ b, 20),
-        "memory_bandwidth": 3 * x.nbytes / median_of(lambda: torch.add(x, x, out=y), 20),
+        "flops": 2 * n * options.width * (options.width // N_RANKS) / seconds_each(lambda: a @ b, 200),
+        "memory_bandwidth": 3 * x.nbytes / seconds_each(lambda: torch.add(x, x, out=y), 200),
+        "latency": latency,
+        "bandwidth": sent / (seconds_each(all_reduces(x.numel()), 40) - latency),
+        "step": seconds_each(training(options), options.repeats),
     }
-    speed = measured(rank ^ 1, is_first=rank % 2 == 0)
-    found |= {
-        "latency": speed.latency,
-        "bandwidth": speed.bandwidth,
-        "step": median_of(training(options), options.repeats),
-    }
-    if rank == 0:
+    if dist.get_rank() == 0:
         Path(options.measure).write_text(json.dumps(found))
     dist.destroy_process_group()
 

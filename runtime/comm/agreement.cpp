@@ -136,8 +136,9 @@ std::vector<Words> gather_words(const Group& group, const char* what, const Word
                                   .bytes_received = n_bytes,
                                   .counted_as = is_counted ? what : nullptr});
   gathering.run([&] {
-    return goes_tagged(*backend) ? gather_rows(gathering, *backend, group, row, gathered)
-                                 : TaggedWorks{backend->_allgather_base(flat, row, {})};
+    if (!goes_tagged(*backend)) return TaggedWorks{backend->_allgather_base(flat, row, {})};
+    gather_rows(gathering, *backend, group, row, gathered);
+    return TaggedWorks();
   });
   const at::Tensor rows = gathered.cpu();
   std::vector<Words> result;

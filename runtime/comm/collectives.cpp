@@ -141,7 +141,8 @@ class StartedReduction final : public Reduction {
     const auto n_bytes = static_cast<int64_t>(form_.tensor.nbytes());
     if (goes_tagged(*backend)) {
       if (is_awaited && goes_doubling(group, n_bytes)) {
-        reduce_by_doubling(*communication_, *backend, group, form_.tensor, form_.op);
+        const auto reduce = goes_by_tree(group, n_bytes) ? reduce_by_tree : reduce_by_doubling;
+        reduce(*communication_, *backend, group, form_.tensor, form_.op);
         return {};
       }
       if (goes_whole(group, n_bytes)) {

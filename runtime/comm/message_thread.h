@@ -1,8 +1,9 @@
 // runtime/comm/message_thread.h: a thread that writes a rank's messages.
 //
 // Note [Messages have a thread]: Gloo locks a connection while it writes to it, and wakes the thread of the receiver. If ranks share cores, the
-// scheduler lets that thread run at once in place of a writer that has computed for long. Until the writer runs again it holds the lock, and
-// Gloo's own thread spins if something arrives on the connection. A thread that only writes messages is rarely interrupted.
+// scheduler may let another thread run in place of the writer. Until the writer runs again it holds the lock, and Gloo's own thread spins if something
+// arrives on the connection, on Linux until the next tick of the scheduler, 4 ms. Two rules keep this rare. A thread that only writes messages is
+// rarely interrupted. Short messages go along a tree, whose connections carry messages in one direction at a time (tagged_messages.h).
 #pragma once
 
 #include <c10/core/Device.h>

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kMaxSentBytes = 64 << 10;    // above this, the bytes cost more than a second round of messages
 constexpr int64_t kMaxDoubledBytes = 1 << 20;  // in all rounds; above this, the bytes cost more than more messages
-constexpr int64_t kFewMembers = 8;             // above this, a message to each member costs more than log2(n) rounds
+constexpr int64_t kFanOut = 8;                 // of trees: a member sends at most 7 messages on a level
 constexpr int64_t kMaxParts = 1 << 20;         // bytes; above this, a backend that reduces while it receives is faster
 
 int tag_of(const Communication& communication, int64_t n_bytes) {
@@ -38,7 +38,8 @@ TaggedWorks exchange(const Communication& communication, c10d::Backend& backend,
       const int64_t other = member_at(group, is_send ? distance : -distance);
       const at::Tensor& tensor = (is_send ? parts : places)[other];
       if (!tensor.defined() || tensor.numel() == 0) continue;
-      works.push_back((is_send ? send_tagged : receive_tagged)(communication, backend, bytes_of(tensor), other));
+      works.push_back(
+          (is_send ? send_tagged : receive_tagged)(communication, backend, bytes_of(tensor), other, std::nullopt));
     }
   return works;
 }
@@ -47,23 +48,77 @@ void wait_for_all(const TaggedWorks& works) {
   for (const auto& work : works) work->wait();
 }
 
+/// The members of a group as a tree: the parent of member i is i with its last digit that is not 0 made 0, in base 8. So a member and all below it
+/// are neighbours.
+struct Tree {
+  /// A member, and the end of those below it.
+  struct Member {
+    int64_t index, end;
+  };
+  explicit Tree(const Group& group) : own{group.index, group.size()} {
+    const int64_t n = group.size();
+    for (int64_t step = 1; step < n; step *= kFanOut) {
+      if (own.index % (step * kFanOut) != 0) {
+        parent = own.index - own.index % (step * kFanOut);
+        own.end = std::min(own.index + step, n);
+        return;
+      }
+      for (int64_t child = own.index + step; child < std::min(own.index + step * kFanOut, n); child += step)
+        children.push_back({child, std::min(child + step, n)});
+    }
+  }
+
+  Member own;
+  int64_t parent = -1;  // the root has none
+  std::vector<Member> children;
+};
+
+/// Sends `up` to the parent, after `combine()` of the children's messages, and `down`, which comes from the root, to the children. Each place is ready
+/// before its message can arrive, and the two ends of a connection never write at once: Note [Messages have a thread]. `up` may be a part of `down`, which
+/// arrives after the parent has all of `up`.
+template <class Combine>
+void pass_through(const Communication& communication, c10d::Backend& backend, const Tree& tree, const at::Tensor& up,
+                  const std::vector<at::Tensor>& from_children, const Combine& combine, const at::Tensor& down,
+                  std::optional<int64_t> length = std::nullopt) {
+  run_on_message_thread(down.device(), [&] {
+    TaggedWorks works;
+    for (size_t i = 0; i < from_children.size(); ++i)
+      works.push_back(
+          receive_tagged(communication, backend, bytes_of(from_children[i]), tree.children[i].index, length));
+    wait_for_all(works);
+    combine();
+    if (tree.parent >= 0) {
+      const auto arrival = receive_tagged(communication, backend, bytes_of(down), tree.parent, length);
+      wait_for_all({send_tagged(communication, backend, bytes_of(up), tree.parent, length), arrival});
+    }
+    works.clear();
+    for (const Tree::Member& child : tree.children)
+      works.push_back(send_tagged(communication, backend, bytes_of(down), child.index, length));
+    wait_for_all(works);
+  });
+}
+
 }  // namespace
 
 Communication::WorkPtr send_tagged(const Communication& communication, c10d::Backend& backend, const at::Tensor& bytes,
-                                   int64_t other) {
+                                   int64_t other, std::optional<int64_t> length) {
   std::vector<at::Tensor> one{bytes};
-  return backend.send(one, static_cast<int>(other), tag_of(communication, bytes.numel()));
+  return backend.send(one, static_cast<int>(other), tag_of(communication, length.value_or(bytes.numel())));
 }
 
 Communication::WorkPtr receive_tagged(const Communication& communication, c10d::Backend& backend,
-                                      const at::Tensor& bytes, int64_t other) {
+                                      const at::Tensor& bytes, int64_t other, std::optional<int64_t> length) {
   std::vector<at::Tensor> one{bytes};
-  return backend.recv(one, static_cast<int>(other), tag_of(communication, bytes.numel()));
+  return backend.recv(one, static_cast<int>(other), tag_of(communication, length.value_or(bytes.numel())));
 }
 
 bool goes_tagged(const c10d::Backend& backend) { return !traits_of(backend).names_collectives; }
 
 bool goes_whole(const Group& group, int64_t n_bytes) { return (group.size() - 1) * n_bytes <= kMaxSentBytes; }
+
+bool goes_by_tree(const Group& group, int64_t n_bytes) {
+  return (std::min(group.size(), kFanOut) - 1) * n_bytes <= kMaxSentBytes;
+}
 
 bool goes_doubling(const Group& group, int64_t n_bytes) {
   return n_bytes * std::bit_width(static_cast<uint64_t>(group.size() - 1)) <= kMaxDoubledBytes;
@@ -73,14 +128,10 @@ bool goes_in_parts(int64_t n_bytes) { return n_bytes <= kMaxParts; }
 
 void meet_tagged(const Communication& communication, c10d::Backend& backend, const Group& group, int64_t n_bytes) {
   if (!goes_tagged(backend)) return;
-  std::vector<at::Tensor> sent{at::empty({1}, at::kByte)}, received{at::empty({1}, at::kByte)};
-  const int tag = tag_of(communication, n_bytes);
-  run_on_message_thread(at::kCPU, [&] {
-    for (int64_t step = 1; step < group.size(); step *= 2) {
-      const auto arrival = backend.recv(received, member_at(group, -step), tag);
-      wait_for_all({backend.send(sent, member_at(group, step), tag), arrival});
-    }
-  });
+  const Tree tree(group);
+  const at::Tensor byte = at::empty({1}, at::kByte);
+  pass_through(
+      communication, backend, tree, byte, std::vector<at::Tensor>(tree.children.size(), byte), [] {}, byte, n_bytes);
 }
 
 TaggedWorks exchange_tagged(const Communication& communication, c10d::Backend& backend, const Group& group,
@@ -98,24 +149,27 @@ TaggedWorks gather_tagged(const Communication& communication, c10d::Backend& bac
   return exchange_tagged(communication, backend, group, std::vector<at::Tensor>(group.size(), own), places);
 }
 
-TaggedWorks gather_rows(const Communication& communication, c10d::Backend& backend, const Group& group,
-                        const at::Tensor& own, const at::Tensor& gathered) {
-  const int64_t n = group.size(), n_before = group.index;
-  if (n <= kFewMembers) return gather_tagged(communication, backend, group, own, gathered.unbind());
-  const at::Tensor rows = at::empty_like(gathered);  // row i is the part of the member i places after this one
-  rows[0].copy_(own);
-  run_on_message_thread(own.device(), [&] {
-    for (int64_t step = 1; step < n; step *= 2) {
-      const int64_t n_rows = std::min(step, n - step);
-      const auto arrival =
-          receive_tagged(communication, backend, bytes_of(rows.narrow(0, step, n_rows)), member_at(group, step));
-      wait_for_all(
-          {send_tagged(communication, backend, bytes_of(rows.narrow(0, 0, n_rows)), member_at(group, -step)), arrival});
-    }
-  });
-  gathered.narrow(0, n_before, n - n_before).copy_(rows.narrow(0, 0, n - n_before));
-  gathered.narrow(0, 0, n_before).copy_(rows.narrow(0, n - n_before, n_before));
-  return {};
+void gather_rows(const Communication& communication, c10d::Backend& backend, const Group& group, const at::Tensor& own,
+                 const at::Tensor& gathered) {
+  const Tree tree(group);
+  gathered[group.index].copy_(own);
+  const auto rows = [&](const Tree::Member& member) {
+    return gathered.narrow(0, member.index, member.end - member.index);
+  };
+  std::vector<at::Tensor> from_children;
+  for (const Tree::Member& child : tree.children) from_children.push_back(rows(child));
+  pass_through(communication, backend, tree, rows(tree.own), from_children, [] {}, gathered);
+}
+
+void reduce_by_tree(const Communication& communication, c10d::Backend& backend, const Group& group,
+                    const at::Tensor& total, c10d::ReduceOp::RedOpType op) {
+  const Tree tree(group);
+  std::vector<at::Tensor> terms;
+  for (size_t i = 0; i < tree.children.size(); ++i) terms.push_back(at::empty_like(total));
+  const auto combine = [&] {
+    for (const at::Tensor& term : terms) accumulate(total, term, op);
+  };
+  pass_through(communication, backend, tree, total, terms, combine, total);
 }
 
 void reduce_by_doubling(const Communication& communication, c10d::Backend& backend, const Group& group,

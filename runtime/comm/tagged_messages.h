@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <optional>
 #include <vector>
 
 namespace shardwise {
@@ -18,17 +19,20 @@ namespace shardwise {
 /// Our tags are at least this. The program's own messages in the same group use small tags.
 constexpr int kFirstMessageTag = 1 << 30;
 
-/// Starts to send flat `bytes` to group member `other`, or to receive them from it. The works keep the tensors alive.
+/// Starts to send flat `bytes` to group member `other`, or to receive them from it. The works keep the tensors alive. `length` is that of the call, if
+/// it is not the message's.
 Communication::WorkPtr send_tagged(const Communication& communication, c10d::Backend& backend, const at::Tensor& bytes,
-                                   int64_t other);
+                                   int64_t other, std::optional<int64_t> length = std::nullopt);
 Communication::WorkPtr receive_tagged(const Communication& communication, c10d::Backend& backend,
-                                      const at::Tensor& bytes, int64_t other);
+                                      const at::Tensor& bytes, int64_t other,
+                                      std::optional<int64_t> length = std::nullopt);
 
 /// True if collectives are sent as tagged messages where that is fast: over Gloo.
 bool goes_tagged(const c10d::Backend& backend);
 /// True if each member sends all its `n_bytes` to each other one: a single round, for short messages.
 bool goes_whole(const Group& group, int64_t n_bytes);
-/// True if an awaited reduction goes by reduce_by_doubling(), for short tensors.
+/// True if an awaited reduction goes by reduce_by_tree(), for short tensors, or by reduce_by_doubling(), for longer ones.
+bool goes_by_tree(const Group& group, int64_t n_bytes);
 bool goes_doubling(const Group& group, int64_t n_bytes);
 /// True if a longer reduction sends its parts to the members that reduce them, and then the results to all: two rounds, and no more bytes
 /// than needed.
@@ -38,7 +42,7 @@ using TaggedWorks = std::vector<Communication::WorkPtr>;
 
 /// Waits until all members have reached this call with the same number of bytes. Used before a collective of the backend whose messages
 /// carry no tag; returns at once if the backend checks its collectives itself.
-/// Cost: log2(n) rounds, in each of which a member sends a tagged byte and receives one.
+/// Cost: a tagged byte along the tree.
 void meet_tagged(const Communication& communication, c10d::Backend& backend, const Group& group, int64_t n_bytes);
 /// Sends `parts[i]` to member i, and receives `places[i]` from it, except for tensors that are empty or undefined. Copies this rank's part,
 /// unless its place is that part.
@@ -47,12 +51,17 @@ TaggedWorks exchange_tagged(const Communication& communication, c10d::Backend& b
 /// exchange_tagged() of one part for all members.
 TaggedWorks gather_tagged(const Communication& communication, c10d::Backend& backend, const Group& group,
                           const at::Tensor& own, const std::vector<at::Tensor>& places);
-/// Gathers equally long parts into the rows of `gathered`. Among at most 8 members it is gather_tagged(). Among more it waits for log2(n) rounds of
-/// one message each (Efficient Algorithms for All-to-All Communications in Multiport Message-Passing Systems, 1997): in the round of step s = 1,
-/// 2, 4, ... a member receives the parts that the member s places after it has by then. On 64 processes of two cores, distribute_tensor() of ten
-/// numbers takes 29 ms so, and 130 ms if each member sends to each other one.
-TaggedWorks gather_rows(const Communication& communication, c10d::Backend& backend, const Group& group,
-                        const at::Tensor& own, const at::Tensor& gathered);
+/// The following functions wait. They send messages along a tree in which a member has up to 7 children on a level: to the root, and back. All members
+/// send 2 (n - 1) messages together. If more ranks than cores exchange messages with each other, Gloo's threads spin: Note [Messages have a thread].
+/// Four ranks of two cores gather or add up a number in 0.3 ms by the tree, and in 2 ms if each sends to the others, or by doubling.
+
+/// Gathers equally long parts into the rows of `gathered`.
+void gather_rows(const Communication& communication, c10d::Backend& backend, const Group& group, const at::Tensor& own,
+                 const at::Tensor& gathered);
+
+/// Reduces `total`, contiguous, over the members. All get the same bits.
+void reduce_by_tree(const Communication& communication, c10d::Backend& backend, const Group& group,
+                    const at::Tensor& total, c10d::ReduceOp::RedOpType op);
 
 /// Reduces `total`, contiguous, over the members in rounds (recursive doubling: Optimization of Collective Communication Operations in MPICH, 2005).
 /// In the round of step s = 1, 2, 4, ... member i exchanges its total so far with member i ^ s. So a member sends log2(n) messages, and all

@@ -283,7 +283,8 @@ def test_ranks_that_are_threads_have_a_file_each(tmp_path):
         while time.monotonic() < deadline:
             written[:] = of_threads(sw.debug.dump(tmp_path / "asked"))
             flights = read_flights(written)
-            if flights[0].current() and flights[1].current():
+            waits = flights[0].current(), flights[1].current()
+            if all(wait and wait.call == flights[2].last.call + 1 for wait in waits):
                 break
             time.sleep(0.05)
 
