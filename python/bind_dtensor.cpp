@@ -351,17 +351,6 @@ void bind_dtensor(py::module_& module) {
       "file. "
       "Returns the number of bytes read.",
       py::arg("file"), py::arg("begin"), py::arg("sizes"), py::arg("offsets"), py::arg("to"));
-#ifdef __x86_64__
-  if (__builtin_cpu_supports("pclmul"))
-    define_with_gil(
-        module, "crc32",
-        [](const py::buffer& bytes, uint32_t crc) {
-          const auto view = bytes.request();
-          const py::gil_scoped_release release;
-          return crc32(crc, static_cast<const char*>(view.ptr), view.size * view.itemsize);
-        },
-        "zlib.crc32(), faster. Missing on other CPUs.", py::arg("bytes"), py::arg("crc"));
-#endif
   define_with_gil(
       module, "total_norm", &total_norm, py::arg("tensors"), py::arg("norm_type"),
       "The norm of all tensors as one vector: distributed ones of any meshes, and plain ones that are equal on "

@@ -7,9 +7,6 @@
 #include <vector>
 
 #include <unistd.h>
-#ifdef __x86_64__
-#include <immintrin.h>
-#endif
 
 namespace shardwise {
 namespace {
@@ -73,42 +70,5 @@ int64_t read_box(int file, int64_t begin, Indices sizes, Indices offsets, Indice
   }
   return n_read;
 }
-
-#ifdef __x86_64__
-namespace {
-
-__attribute__((target("pclmul"))) __m128i folded(__m128i state, int64_t low, int64_t high, __m128i next) {
-  const __m128i by = _mm_set_epi64x(high, low);
-  return _mm_clmulepi64_si128(state, by, 0x00) ^ _mm_clmulepi64_si128(state, by, 0x11) ^ next;
-}
-
-}  // namespace
-
-/// Gopal and others, Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction (2009): four lanes of 16 bytes, folded into one with
-/// the same remainder.
-__attribute__((target("pclmul"))) uint32_t crc32(uint32_t crc, const char* bytes, int64_t n_bytes) {
-  uint32_t state = ~crc;
-  const auto add = [&state](const char* from, int64_t n) {
-    for (const char* at = from; at < from + n; ++at) {
-      state ^= static_cast<uint8_t>(*at);
-      for (int bit = 0; bit < 8; ++bit) state = state >> 1 ^ (state & 1 ? 0xedb88320 : 0);
-    }
-  };
-  if (n_bytes >= 64) {
-    __m128i lanes[4];
-    const auto load = [&](int lane) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes) + lane); };
-    for (int i = 0; i < 4; ++i) lanes[i] = load(i);
-    lanes[0] ^= _mm_cvtsi32_si128(static_cast<int>(state));
-    for (bytes += 64; n_bytes >= 128; n_bytes -= 64, bytes += 64)
-      for (int i = 0; i < 4; ++i) lanes[i] = folded(lanes[i], 0x154442bd4, 0x1c6e41596, load(i));
-    for (int i = 1; i < 4; ++i) lanes[i] = folded(lanes[i - 1], 0x1751997d0, 0x0ccaa009e, lanes[i]);
-    state = 0;
-    add(reinterpret_cast<const char*>(&lanes[3]), 16);
-    n_bytes -= 64;
-  }
-  add(bytes, n_bytes);
-  return ~state;
-}
-#endif
 
 }  // namespace shardwise

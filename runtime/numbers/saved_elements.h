@@ -1,4 +1,4 @@
-// runtime/numbers/saved_elements.h: elements of tensors in files: boxes of them, and their checksum.
+// runtime/numbers/saved_elements.h: boxes of tensors in files.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,5 @@ using Indices = std::span<const int64_t>;
 /// Throws: std::runtime_error if the file ends too soon or cannot be read.
 int64_t read_box(int file, int64_t begin, Indices sizes, Indices offsets, Indices lengths, int64_t element_bytes,
                  char* to);
-
-#ifdef __x86_64__
-/// The CRC-32 of zip archives, after `n_bytes` more than `crc` has seen, as zlib's. Pre: the CPU has pclmul.
-uint32_t crc32(uint32_t crc, const char* bytes, int64_t n_bytes);
-#endif
 
 }  // namespace shardwise

@@ -25,6 +25,7 @@ import torch
 import shardwise as sw
 from command_line import finished_command
 from shardwise._progress import check_progress
+from shardwise.checkpoint import tensor_records
 from shardwise.testing import run_ranks
 
 def body(rank):
@@ -32,7 +33,7 @@ def body(rank):
     sw.debug.dump(folder / "dumps")
     return (x + x).sum().item()
 
-found = {"sum": run_ranks(2, body)[0]}
+found = {"sum": run_ranks(2, body)[0], "checksums": tensor_records.crc32.__module__}
 (folder / "tables.json").write_text(json.dumps([{"name": "t", "n_rows": 100, "n_columns": 8}]))
 move = ["--shape", "8x8", "--mesh", "2", "--from", "S0", "--to", "S1"]
 show = ["show", "--shape", "8x8", "--mesh", "2", "--placements", "S0"]
@@ -64,7 +65,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("missing")
-    blocked = ["jinja2", "rich", "rich_argparse", "argcomplete", "tqdm", "starlette", "uvicorn"]
+    blocked = ["jinja2", "rich", "rich_argparse", "argcomplete", "tqdm", "starlette", "uvicorn", "zlib_ng"]
     paths = [str(PACKAGE), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(blocked), str(folder)],
@@ -77,8 +78,8 @@ def found(tmp_path_factory):
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-def test_operators_need_no_extra(found):
-    assert found["sum"] == 8
+def test_operators_and_checkpoints_need_no_extra(found):
+    assert (found["sum"], found["checksums"]) == (8, "zlib")
 
 
 @pytest.mark.parametrize("command", ["help", "show", "diff", "plan", "simulate", "plan-embeddings", "hang"])
