@@ -2,11 +2,9 @@
 
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_scope.h"
-#include "runtime/comm/communication.h"
 #include "runtime/comm/digest.h"
 #include "runtime/comm/error_text.h"
 #include "runtime/comm/group_backend.h"
-#include "runtime/comm/tagged_messages.h"
 #include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -114,32 +112,22 @@ std::string FactReader::text() {
 
 namespace {
 
-/// With `says_purpose` a word says what the numbers are for, because backends without tags, and strict threads, take any message of this
-/// length.
+/// With `says_purpose` a word says what the numbers are for, and zeros follow short ones. So if ranks make different calls, their messages
+/// meet on every backend, and all ranks learn of it.
 std::vector<Words> gather_words(const Group& group, const char* what, const Words& own, bool is_counted,
                                 bool says_purpose) {
   if (group.size() == 1) return {own};
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   Words sent = own;
-  if (says_purpose) sent.insert(sent.begin(), purpose_of(what));
+  if (says_purpose) {
+    sent.insert(sent.begin(), purpose_of(what));
+    sent.resize(std::max(sent.size(), kWords + 1));
+  }
   const c10::DeviceType device = numbers_device(group);
-  const auto backend = backend_of(group, "all_gather", device);
-  at::Tensor row = at::tensor(sent, at::kLong).to(device);
+  const at::Tensor row = at::tensor(sent, at::kLong).to(device);
   const at::Tensor gathered = at::empty({group.size(), row.numel()}, row.options());
-  if (!group.sends) gathered.copy_(row);  // the other ranks count as equal
-  at::Tensor flat = gathered.view(-1);
-  const auto n_bytes = static_cast<int64_t>(row.nbytes()) * (group.size() - 1);
-  Communication gathering(group, {.name = what,
-                                  .dtype = at::kLong,
-                                  .length = row.numel(),
-                                  .bytes_sent = n_bytes,
-                                  .bytes_received = n_bytes,
-                                  .counted_as = is_counted ? what : nullptr});
-  gathering.run([&] {
-    if (!goes_tagged(*backend)) return TaggedWorks{backend->_allgather_base(flat, row, {})};
-    gather_rows(gathering, *backend, group, row, gathered);
-    return TaggedWorks();
-  });
+  all_gather(group, {.name = what, .counted_as = is_counted ? what : nullptr, .says_purpose = says_purpose}, row,
+             gathered);
   const at::Tensor rows = gathered.cpu();
   std::vector<Words> result;
   const auto* next = rows.const_data_ptr<int64_t>();
@@ -148,7 +136,8 @@ std::vector<Words> gather_words(const Group& group, const char* what, const Word
                    "[{}] ranks {} and {} make different calls; this rank calls {}. All ranks of a group must make the "
                    "same calls in the same order: SHARDWISE_CHECK=1 names the first that differ.",
                    what, group.ranks[0], group.ranks[i], CommScope::current_op());
-    result.emplace_back(next + (says_purpose ? 1 : 0), next + sent.size());
+    const int64_t* const begin = next + (says_purpose ? 1 : 0);
+    result.emplace_back(begin, begin + own.size());
   }
   return result;
 }

@@ -226,6 +226,22 @@ void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index)
   });
 }
 
+void all_gather(const Group& group, CommCall call, const at::Tensor& row, const at::Tensor& gathered) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const auto backend = backend_of(group, "all_gather", row.device().type());
+  if (!group.sends) gathered.copy_(row);  // the other ranks count as equal
+  call.dtype = row.scalar_type();
+  call.length = row.numel();
+  call.bytes_sent = call.bytes_received = static_cast<int64_t>(row.nbytes()) * (group.size() - 1);
+  at::Tensor to = gathered.view(-1), from = row;
+  Communication gathering(group, call);
+  gathering.run([&] {
+    if (!goes_tagged(*backend)) return TaggedWorks{backend->_allgather_base(to, from, {})};
+    gather_rows(gathering, *backend, group, row, gathered);
+    return TaggedWorks();
+  });
+}
+
 std::vector<std::vector<int64_t>> all_gather_numbers(const Group& group, const std::vector<int64_t>& numbers) {
   return gather_numbers(group, "all_gather", numbers, /*is_counted=*/true);
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "placements/placement.h"
+#include "runtime/comm/events.h"
 #include "runtime/comm/group.h"
 
 #include <ATen/core/Tensor.h>
@@ -39,6 +40,9 @@ void all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce);
 
 /// Copies contiguous `tensor` of the member at `root_index` to all members, in place.
 void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index);
+
+/// Gathers the members' rows, equally many bytes each, into the rows of contiguous `gathered`, by group order. `call`: its name and how it is counted.
+void all_gather(const Group& group, CommCall call, const at::Tensor& row, const at::Tensor& gathered);
 
 /// Gathers each member's numbers, by group order. Cost: one message of 32 words per rank, and a second one if a rank has more than 31
 /// numbers.

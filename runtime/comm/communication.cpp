@@ -9,6 +9,7 @@
 #include "runtime/comm/event_stream.h"
 #include "runtime/comm/flight_dump.h"
 #include "runtime/comm/order_check.h"
+#include "runtime/comm/tagged_messages.h"
 #include "runtime/comm/tracing.h"
 #include "text/check.h"
 
@@ -58,6 +59,7 @@ Communication::Communication(const Group& group, const Call& call)
 Communication::Communication(CommThread& thread, const Group& group, const Call& call)
     : recorder_(FlightRecorder::of_thread(thread, group.ranks[group.index])),
       group_(group.record),
+      process_group_(group.process_group),
       call_number_(call.by_all ? group_->next_call() : 0),
       call_(call),
       begun_(group.sends ? recorder_.begin(thread, group, call) : FlightRecorder::unrecorded()),
@@ -155,6 +157,7 @@ void Communication::rethrow_named() {
   const std::vector<int64_t>& ranks = begun_.group->ranks;
   const std::string line = caller_line();
   leave_note(ranks, {begun_.call, describe() + (line.empty() ? "" : " at " + line)});
+  hang_up({.process_group = process_group_, .ranks = ranks});
   const std::string text = fmt::format(
       "[{}] rank {} failed in its {}{} with the ranks {}: {}\nLast calls of the others: {}. Ranks that make "
       "different calls wait for each other in vain: SHARDWISE_CHECK=1 names the first such call.",
@@ -173,9 +176,9 @@ uint32_t Communication::fingerprint(int64_t n_bytes) const {
   Digest digest;
   digest.add(n_bytes);
   if (call_.by_all) {
-    digest.add(std::string_view(call_.name));
+    digest.add(std::string_view(call_.says_purpose ? "" : call_.name));
     digest.add(static_cast<int64_t>(call_number_));
-    digest.add(std::string_view(op_));
+    digest.add(std::string_view(call_.says_purpose ? "" : op_));
   }
   return static_cast<uint32_t>(digest.value());
 }

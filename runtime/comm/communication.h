@@ -86,7 +86,8 @@ class Communication {
   void finish() { is_done_ = true; }
 
   /// A number that the two ends of a message of `n_bytes` share, and that other messages rarely have: a hash of the group's call number,
-  /// the operator and the length. If members may stay away from the call, a hash of the length only.
+  /// the operator and the length. If members may stay away from the call, a hash of the length only; if its messages say what they are for
+  /// (CommCall::says_purpose), of the call number and the length.
   uint32_t fingerprint(int64_t n_bytes) const;
 
  private:
@@ -132,6 +133,7 @@ class Communication {
 
   FlightRecorder& recorder_;
   std::shared_ptr<GroupRecord> group_;
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group_;
   uint64_t call_number_;  // the call's number in the group, or 0
   Call call_;
   FlightRecorder::Begun begun_;

@@ -35,6 +35,7 @@ struct CommCall {
   int64_t bytes_received = 0;
   const char* counted_as = nullptr;  // null: no CommTrace counts it
   bool by_all = true;                // false: members without a message may stay away, and calls are not compared
+  bool says_purpose = false;         // its messages say what they are for, so they may meet those of another such call
 };
 
 /// One communication as one rank sees it. Bytes exclude messages of a rank to itself. For all_reduce both numbers are a ring's 2 (n-1)/n of

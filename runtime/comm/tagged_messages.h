@@ -63,6 +63,10 @@ void gather_rows(const Communication& communication, c10d::Backend& backend, con
 void reduce_by_tree(const Communication& communication, c10d::Backend& backend, const Group& group,
                     const at::Tensor& total, c10d::ReduceOp::RedOpType op);
 
+/// Closes this rank's connections in the group, if they are Gloo's, after a communication failed. Members that wait for this rank then fail at once
+/// and do the same. Otherwise only the partners of a rank that has gone would fail at once, and the others at the timeout.
+void hang_up(const Group& group) noexcept;
+
 /// Reduces `total`, contiguous, over the members in rounds (recursive doubling: Optimization of Collective Communication Operations in MPICH, 2005).
 /// In the round of step s = 1, 2, 4, ... member i exchanges its total so far with member i ^ s. So a member sends log2(n) messages, and all
 /// members get the same bits. If n is no power of two, the last members give their terms to others first, and get the result from them.

@@ -1,7 +1,12 @@
 """Run by test_many_ranks.py in processes: many_ranks_program.py PARTS FOLDER, see run_parts()."""
 
+import os
+import sys
+import time
 from collections import Counter
+from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from many_ranks import cases, run_cases
@@ -57,6 +62,45 @@ def store_calls(folder):
         tensor = sw.distribute_tensor(torch.arange(24.0), part, [Shard(0), Shard(0)])
         assert tensor.full_tensor().tolist() == list(range(24))
         expect(n_set, n_set * n // 2)
+
+
+def different_agreements(folder):
+    """Ranks that agree on different things learn it at once, and their messages still meet afterwards."""
+    rank, mesh = dist.get_rank(), sw.init_device_mesh("cpu", (dist.get_world_size(),))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="make different calls; this rank calls") as error:
+            if rank == 3:
+                sw.DTensor.from_local(torch.ones(3), mesh, [Shard(0)], run_check=True)
+            else:
+                sw.distribute_tensor(torch.ones(40), mesh, [Shard(0)])
+        assert str(error.value).count("from_local" if rank == 3 else "distribute_tensor") == 1
+    assert sw.distribute_tensor(torch.arange(40.0), mesh, [Shard(0)]).full_tensor().tolist() == list(range(40))
+
+
+def gone_before_an_agreement(folder):
+    x = torch.ones(40)
+    expect_all_to_fail(lambda mesh: sw.distribute_tensor(x, mesh, [Shard(0)]), folder)
+
+
+def gone_before_a_reduction(folder):
+    expect_all_to_fail(lambda mesh: sw.ones(40, device_mesh=mesh, placements=[Shard(0)]).sum().item(), folder)
+
+
+def expect_all_to_fail(call, folder):
+    """Rank 3 goes. All others fail long before the timeout, although few of them wait for rank 3 itself, and nobody who has failed goes."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = sw.init_device_mesh("cpu", (n,))
+    dist.barrier()
+    if rank != 3:
+        began = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match=f"rank {rank} failed in its"):
+            call(mesh)
+        assert time.monotonic() - began < 40, "the timeout is 60 seconds"
+    (Path(folder) / str(rank)).touch()
+    while rank != 3 and len(list(Path(folder).iterdir())) < n and time.monotonic() - began < 40:
+        time.sleep(0.1)
+    sys.stdout.write(f"{sys.argv[1]}-{rank}\n")
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,15 @@ def test_few_keys_are_set_and_read_for_a_mesh(tmp_path):
     expect_all_well(PROGRAM, 16, "store_calls", tmp_path)
 
 
+def test_different_agreements_are_an_error_of_all_ranks(tmp_path):
+    expect_all_well(PROGRAM, 16, "different_agreements", tmp_path)
+
+
+@pytest.mark.parametrize("part", ["gone_before_an_agreement", "gone_before_a_reduction"])
+def test_all_ranks_learn_that_one_has_gone(part, tmp_path):
+    expect_all_well(PROGRAM, 16, part, tmp_path)
+
+
 def test_a_failure_names_rank_and_case():
     def fails():
         raise AssertionError("wrong numbers")
