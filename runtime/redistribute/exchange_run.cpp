@@ -1,11 +1,13 @@
 #include "runtime/redistribute/exchange_run.h"
 
 #include "plans/pattern.h"
+#include "runtime/comm/collectives.h"
 #include "runtime/comm/reduce_dtype.h"
 #include "runtime/tensor/flat_part.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
 
 namespace shardwise {
 namespace {
@@ -67,6 +69,58 @@ ExchangeRun::ExchangeRun(Participants participants, std::vector<ExchangeItem> it
       rank_(items_[0].from->mesh()->rank()) {
   for (const ExchangeItem& item : items_)
     results_.push_back(empty_pieces(*item.to, device, combined_as(*item.step, item.to->dtype())));
+}
+
+std::vector<Shards> ExchangeRun::run() {
+  const auto combines = [](const ExchangeItem& item) { return item.step->combines_terms(); };
+  const bool is_small = std::ranges::all_of(items_, [](const ExchangeItem& item) { return item.row_bytes > 0; });
+  if (is_small && std::ranges::none_of(items_, combines)) {
+    gather();
+  } else if (is_small && items_.size() == 1) {
+    reduce_whole();
+  } else {
+    start();
+    return finish();
+  }
+  return std::move(results_);
+}
+
+void ExchangeRun::gather() {
+  const Group& group = *participants_.group;
+  std::vector<int64_t> begins{0};
+  for (const ExchangeItem& item : items_) begins.push_back(begins.back() + item.row_bytes);
+  const at::Tensor row = at::zeros({begins.back()}, at::TensorOptions(at::kByte).device(device_));
+  const at::Tensor rows = at::empty({group.size(), row.numel()}, row.options());
+  const auto part_of = [](const at::Tensor& in, int64_t begin, const Box& box, at::ScalarType dtype) {
+    return in.narrow(0, begin, box.numel() * static_cast<int64_t>(c10::elementSize(dtype))).view(dtype).view(box.sizes);
+  };
+  for (size_t i = 0; i < items_.size(); ++i) {
+    int64_t begin = begins[i];
+    for (size_t k = 0; k < items_[i].pieces.size(); begin += items_[i].pieces[k++].nbytes())
+      part_of(row, begin, items_[i].from->boxes()[k], items_[i].from->dtype()).copy_(items_[i].pieces[k]);
+  }
+  all_gather(group, {.name = "exchange", .counted_as = pattern_name(items_)}, row, rows);
+  for (size_t i = 0; i < items_.size(); ++i)
+    for (const Transfer& receive : items_[i].part->receives) {
+      int64_t begin = begins[i];
+      for (const Box& held : items_[i].from->layout().boxes(receive.rank)) {
+        if (held.contains(receive.box)) {
+          const auto piece = part_of(rows[group.index_of(receive.rank)], begin, held, items_[i].from->dtype());
+          place_of(i, receive, receive.box).copy_(narrowed(piece, held, receive.box));
+          break;
+        }
+        begin += held.numel() * items_[i].from->element_bytes();
+      }
+    }
+}
+
+void ExchangeRun::reduce_whole() {
+  const auto& [step, part, from, to, pieces, row_bytes] = items_[0];
+  const at::Tensor whole = pieces[0].resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous);
+  all_reduce(*from->mesh()->group(step->mesh_dim), whole.view(-1), step->reduce);
+  for (const Transfer& receive : part->receives)
+    if (receive.term == 0) place_of(0, receive, receive.box).copy_(narrowed(whole, from->boxes()[0], receive.box));
+  for (at::Tensor& piece : results_[0]) piece = piece.to(to->dtype());
 }
 
 void ExchangeRun::start(bool may_change) {

@@ -18,6 +18,7 @@ struct ExchangeItem {
   SpecPtr from;
   SpecPtr to;
   Shards pieces;
+  int64_t row_bytes = 0;  // OwnStep::row_bytes
 };
 
 /// The ranks that take part in an exchange.
@@ -27,10 +28,16 @@ struct Participants {
 };
 
 /// Each pair of ranks exchanges one message per round (packed_messages.h). Pairs without common boxes exchange none.
+///
+/// Where log2(n) messages of more bytes take less time (OwnStep::row_bytes), run() gathers all ranks' pieces, or all-reduces them, and takes this
+/// rank's part. start() never does, because it must not wait.
 class ExchangeRun {
  public:
   /// Pre: the items' steps have the same number of rounds and the same participants. Every participant must construct one.
   ExchangeRun(Participants participants, std::vector<ExchangeItem> items, c10::Device device);
+
+  /// Runs all rounds, and returns each item's pieces in its destination layout.
+  std::vector<Shards> run();
 
   /// Runs all rounds but the last, and starts the last one. `may_change`: the items' pieces may be written to before finish(), so values
   /// that are sent or kept are copied.
@@ -47,6 +54,8 @@ class ExchangeRun {
     bool is_stored = false;
   };
 
+  void gather();
+  void reduce_whole();
   void secure_kept(int64_t round);
   void start_round(int64_t round);
   void finish_round(int64_t round);

@@ -89,9 +89,7 @@ void exchange_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
     for (const Moving* moving : together) items.push_back(moving->item());
     const auto layouts = [&] { return words_of(together); };
     const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram, layouts);  // the policy has been checked
-    ExchangeRun exchange(participants, std::move(items), device);
-    exchange.start();
-    auto results = exchange.finish();
+    auto results = ExchangeRun(participants, std::move(items), device).run();
     for (size_t i = 0; i < together.size(); ++i) together[i]->arrive(std::move(results[i]));
   }
 }

@@ -124,9 +124,7 @@ void Moving::run_next() {
   } else if (!next().step.has_boxes()) {
     run_in_place();
   } else {
-    ExchangeRun exchange = begin();
-    exchange.start();
-    arrive(std::move(exchange.finish()[0]));
+    arrive(std::move(begin().run()[0]));
   }
 }
 

@@ -41,7 +41,7 @@ class Moving {
   c10::Device device() const { return device_; }
   const Shards& pieces() const { return pieces_; }
 
-  ExchangeItem item() const { return {&next().step, &next().part, next().from, next().to, pieces_}; }
+  ExchangeItem item() const { return {&next().step, &next().part, next().from, next().to, pieces_, next().row_bytes}; }
   /// Takes the result of an exchange as the new pieces.
   void arrive(Shards pieces);
 

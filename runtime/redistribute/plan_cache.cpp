@@ -1,10 +1,14 @@
 #include "runtime/redistribute/plan_cache.h"
 
 #include "plans/pattern.h"
+#include "plans/traffic.h"
 #include "runtime/tensor/unused_meshes.h"
 
 #include <c10/util/hash.h>
 #include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
 
 namespace shardwise {
 namespace {
@@ -22,6 +26,28 @@ const DeviceMesh* containing(const DeviceMesh& from, const DeviceMesh& to) {
   return has_all_ranks_of(to, from) ? &to : nullptr;
 }
 
+/// OwnStep::row_bytes of a step that sends: equal on all ranks. A rank may receive 16 KiB more for each message that it saves.
+int64_t row_bytes(const OwnStep& own, int64_t element_bytes) {
+  constexpr int64_t kBytesPerMessage = 16 << 10;
+  const Step& step = own.step;
+  const bool is_reduction = step.combines_terms();
+  if (!own.among || !step.has_boxes() || (is_reduction && !step.from.has_one_box_each())) return 0;
+  const std::vector<int64_t>& ranks = own.among->grid().ranks;
+  const auto n_ranks = static_cast<int64_t>(is_reduction ? step.n_terms() : ranks.size());
+  const int64_t n_rounds = std::bit_width(static_cast<uint64_t>(n_ranks - 1));
+  const std::vector<int64_t> sampled = evenly_spaced(ranks, kSampledRanks);
+  int64_t n_messages = 0, most = 0;
+  for (const int64_t rank : sampled) n_messages += traffic(step, element_bytes, {}, rank).n_messages;
+  const int64_t spare = kBytesPerMessage * (n_messages / static_cast<int64_t>(sampled.size()) - 2 * n_rounds);
+  const auto received = [&] { return most * (is_reduction ? n_rounds : n_ranks); };
+  for (size_t i = 0; i < ranks.size() && received() <= spare; ++i) {
+    int64_t n_elements = 0;
+    for (const Box& box : step.from.boxes(ranks[i])) n_elements += box.numel();
+    most = std::max(most, (n_elements * element_bytes + 15) / 16 * 16);
+  }
+  return received() <= spare ? most : 0;
+}
+
 std::shared_ptr<const OwnPlan> make(const SpecPtr& source, const SpecPtr& destination, const PlanOptions& options) {
   auto result = std::make_shared<OwnPlan>();
   const int64_t rank = source->mesh()->rank();
@@ -33,6 +59,7 @@ std::shared_ptr<const OwnPlan> make(const SpecPtr& source, const SpecPtr& destin
     own.to = spec_at(own.step.to, source, destination);
     own.among = containing(*own.from->mesh(), *own.to->mesh());
     own.is_local = !sends(own.step);
+    if (!own.is_local && options.memory_cap == 0) own.row_bytes = row_bytes(own, source->element_bytes());
     if (own.step.has_boxes() && is_here) own.part = transfers(own.step, rank);
     if (!own.is_local) result->last_sending = static_cast<int>(result->steps.size());
     result->steps.push_back(std::move(own));

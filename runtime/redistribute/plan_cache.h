@@ -18,6 +18,8 @@ struct OwnStep {
   Transfers part;                     // for exchanges and reductions
   bool is_local = false;              // no rank sends anything
   const DeviceMesh* among = nullptr;  // the mesh that contains the other one; null for the world
+  /// If many ranks exchange little: the most bytes of a rank's pieces, so that it is faster to send them to all. Else 0.
+  int64_t row_bytes = 0;
 };
 
 struct OwnPlan {

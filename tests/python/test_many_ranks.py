@@ -4,9 +4,11 @@ It takes about 190 seconds of CPU time, two thirds of them for the threads, whic
 """
 
 import pytest
-from many_ranks import cases, run_cases
+from many_ranks import assert_is, cases, distributed, numbers, run_cases
 from torchrun import expect_all_well
 
+import shardwise as sw
+from shardwise import Partial, Replicate, Shard
 from shardwise.testing import run_ranks
 
 PROGRAM = "many_ranks_program.py"
@@ -33,6 +35,29 @@ def test_different_agreements_are_an_error_of_all_ranks(tmp_path):
 @pytest.mark.parametrize("part", ["gone_before_an_agreement", "gone_before_a_reduction"])
 def test_all_ranks_learn_that_one_has_gone(part, tmp_path):
     expect_all_well(PROGRAM, 16, part, tmp_path)
+
+
+def test_small_moves_among_many_ranks_are_of_few_messages():
+    """They gather all pieces, or reduce them as a whole. Larger ones receive no byte more than they must."""
+    n, double = 16, 8
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (n,))
+        for side, names in (
+            (16, ["all_gather", "all_to_all", "all_reduce"]),
+            (512, ["all_gather", "all_to_all", "reduce_scatter"]),
+        ):
+            dense, row = numbers(side, side), side * side // n * double
+            received = [15 * row, 15 * row, 15 * row * 2] if side == 16 else [15 * row, 15 * row // n, 15 * row]
+            moves = [(Shard(0), Replicate()), (Shard(0), Shard(1)), (Partial(), Shard(0))]
+            for (source, target), name, n_bytes in zip(moves, names, received, strict=True):
+                tensor = distributed(dense, mesh, [source])
+                with sw.debug.CommDebugMode() as comm:
+                    moved = tensor.redistribute(placements=[target])
+                assert (comm.get_comm_counts(), comm.bytes_received()) == ({name: 1}, n_bytes)
+                assert_is(moved, dense)
+
+    run_ranks(n, body)
 
 
 def test_a_failure_names_rank_and_case():
