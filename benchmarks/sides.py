@@ -74,7 +74,7 @@ class Distributed:
     def redistribute(self, tensor, *dims):
         """The tensor itself if it is laid out so."""
         placements = self._placements(dims)
-        return tensor if list(tensor.placements) == placements else tensor.redistribute(placements=placements)
+        return tensor if tensor.placements == placements else tensor.redistribute(placements=placements)
 
     def full_tensor(self):
         """The whole tensor on every rank."""
@@ -85,8 +85,9 @@ class Distributed:
         """A mesh with all ranks along its first dim, and extent 1 along the others."""
         return self._package.init_device_mesh(device(), (dist.get_world_size(), *[1] * (n_dims - 1)))
 
+    @functools.cache  # noqa: B019
     def _placements(self, dims):
-        return [self._package.Replicate() if dim is None else self._package.Shard(dim) for dim in dims]
+        return tuple(self._package.Replicate() if dim is None else self._package.Shard(dim) for dim in dims)
 
 
 def available_sides():

@@ -1,6 +1,7 @@
 """Times calls of several sides in turns. A call starts behind a barrier and lasts until the slowest rank, and its device, is done."""
 
 import gc
+import itertools
 import time
 
 import torch
@@ -13,8 +14,9 @@ def in_turns(calls, repeats, prepare=lambda side: None):
     is called before each call and not timed."""
     times = torch.empty(2, len(calls), repeats, dtype=torch.float64)
     synchronize = torch.accelerator.synchronize if device() != "cpu" else lambda: None
+    orders = itertools.cycle(itertools.permutations(enumerate(calls.items())))
     for turn in range(repeats):
-        for row, (side, call) in enumerate(calls.items()):
+        for row, (side, call) in next(orders):
             prepare(side)
             synchronize()
             dist.barrier()
