@@ -5,12 +5,14 @@
 // torch's reductions combine these.
 #include "ops/families.h"
 #include "ops/support/by_rule.h"
+#include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/reduce_dtype.h"
 #include "runtime/rules/propagate.h"
+#include "runtime/tensor/registrations.h"
 #include "text/check.h"
 
 #include <ATen/Functions.h>
@@ -22,6 +24,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -318,6 +321,31 @@ at::Tensor vector_norm(const at::Tensor& self, const at::Scalar& ord, at::Option
   return at::sum(entries.pow(p), dims, keepdim).pow(1 / p).to(to);
 }
 
+/// The gradient of the 2-norm `norm` of `self`, both with all dims; `norm` may be a number. A gradient of NaN stays NaN where the norm is 0.
+at::Tensor norm_gradient(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& norm) {
+  return self * (grad * norm.reciprocal().masked_fill(norm.eq(0), 0));
+}
+
+/// Passes over the operand once in the backward of a 2-norm. torch's formula divides it, masks the quotients and multiplies these.
+at::Tensor differentiable_norm(c10::DispatchKeySet keys, const at::Tensor& self, const at::Scalar& ord,
+                               at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype) {
+  const bool is_wide = self.scalar_type() == at::kFloat || self.scalar_type() == at::kDouble;
+  if (!ord.equal(2) || dtype || !is_wide || self.is_sparse() || !self.requires_grad() || has_tangent(self))
+    return at::_ops::linalg_vector_norm::redispatch(formula_keys(keys), self, ord, dim, keepdim, dtype);
+  static const auto op = operator_of<decltype(norm_gradient)>("shardwise::norm_gradient");
+  const at::Tensor result = below_derivatives([&] { return at::linalg_vector_norm(self, ord, dim, keepdim); });
+  const auto derivative = [ord, keepdim, dims = dims_of(self, dim)](const at::Tensor& grad, const auto& saved) {
+    const bool is_recorded = c10::GradMode::is_enabled();
+    at::Tensor norm = is_recorded ? at::linalg_vector_norm(saved[0], ord, dims, keepdim) : saved[1], of_norm = grad;
+    if (!keepdim && norm.dim() > 0)
+      for (const int64_t each : std::set(dims.begin(), dims.end()))
+        norm = norm.unsqueeze(each), of_norm = of_norm.unsqueeze(each);
+    return is_recorded ? norm_gradient(of_norm, saved[0], norm) : op.call(of_norm, saved[0], norm);
+  };
+  // A write to the result is seen by the backward: the detached tensor shares its version.
+  return with_derivative(self, result, {self, result.detach()}, "LinalgVectorNormBackward0", derivative);
+}
+
 /// There is no Partial of complex products: the products of the shards are gathered instead.
 at::Tensor to_multiply(const at::Tensor& self, const std::vector<int64_t>& dims) {
   static const auto op = operator_of<decltype(product)>("shardwise::piece_product");
@@ -350,6 +378,9 @@ void register_var_argmax(RuleTable& table) {
       {&best});
   define_operator("piece_product(Tensor self, int[] dim) -> Tensor", {&product});
   define_operator("piece_norm(Tensor self, int[] dim, float ord) -> Tensor", {&norm});
+  define_operator("norm_gradient(Tensor grad, Tensor self, Tensor norm) -> Tensor",
+                  {.compute = &norm_gradient, .traced = &norm_gradient});
+  table.add("shardwise::norm_gradient", pointwise().linear_in_first());
   define_operator("piece_logsumexp(Tensor self, int[] dim) -> Tensor", {&log_of_sum});
   table.add({"shardwise::piece_moments", "shardwise::piece_best", "shardwise::piece_product",
              "shardwise::piece_logsumexp", "shardwise::piece_norm"},
@@ -365,6 +396,7 @@ void register_var_argmax(RuleTable& table) {
   aten_kernels().impl("aminmax", &smallest_and_largest);
   aten_kernels().impl("logsumexp", &logsumexp);
   aten_kernels().impl("linalg_vector_norm", &vector_norm);
+  aten_autograd_kernels().impl("linalg_vector_norm", torch::CppFunction(&differentiable_norm));
   aten_kernels().impl("prod", &prod_all);
   aten_kernels().impl("prod.dim_int", &prod_dim);
 }

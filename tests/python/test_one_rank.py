@@ -176,3 +176,36 @@ def test_parts_refuse_writes_as_torchs_do(parts_of):
             parts[0].sum().backward()
 
     run_ranks(1, body)
+
+
+@pytest.mark.parametrize("dim", [None, 0, (1, -2)])
+def test_the_backward_of_a_norm_is_dense_where_it_is_zero_and_in_one_pass(dim):
+    x = torch.randn(8, 6, dtype=torch.float64)
+    x[:, 0] = 0
+
+    def gradients(operand):
+        norm = torch.linalg.vector_norm(operand, dim=dim)
+        (first,) = torch.autograd.grad(norm.sum(), operand, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), operand, retain_graph=True)
+        norm.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            norm.sum().backward()
+        return first, second
+
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        expected = gradients(x.clone().requires_grad_())
+        found = gradients(sw.distribute_tensor(x, mesh, [Shard(0, sizes=[7, 1])]).requires_grad_())
+        for own, dense in zip(found, expected, strict=True):
+            torch.testing.assert_close(own.full_tensor(), dense, equal_nan=True)
+
+    def count(rank):
+        operand = sw.distribute_tensor(torch.randn(8, 6), sw.init_device_mesh("cpu", (1,))).requires_grad_()
+        norm = torch.linalg.vector_norm(operand, dim=dim)
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+            torch.autograd.grad(norm.sum(), operand)
+        passes = [event.name for event in seen.events() if [8, 6] in event.input_shapes]
+        assert passes.count("aten::mul") == 1 and "aten::div" not in passes, passes
+
+    run_ranks(2, check)
+    run_ranks(1, count)
