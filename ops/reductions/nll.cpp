@@ -223,6 +223,9 @@ void check_operands(const at::Tensor& self, const at::Tensor& target, const Mayb
               weight->scalar_type());
 }
 
+/// True if torch's operator does all work: no other rank has a term.
+bool is_alone(const at::Tensor& self) { return spec_of(self)->mesh()->size() == 1; }
+
 /// True if torch's operator may sum the losses of each rank: classes are whole, and sums keep their digits (in half precision a count stops at
 /// 2,048).
 bool are_summed(const at::Tensor& self, int64_t reduction) {
@@ -241,7 +244,7 @@ Pair forward(const at::Tensor& self, const at::Tensor& targets, const MaybeTenso
   if (is_sum) check_fits("target", target.sizes(), self.dim() - 1, self.sizes());
   const auto own = is_told ? range_of(target, ignored, /*of_all_ranks=*/false) : std::nullopt;
   const bool is_bad = own && (own->first < 0 || own->second >= n_classes);
-  if (!is_told && !(is_sum && spec_of(self)->mesh()->size() == 1))  // there torch's operator checks the targets
+  if (!is_told && !(is_sum && is_alone(self)))  // there torch's operator checks the targets
     target = checked(target, n_classes, ignored);
   const at::Tensor classes = is_bad ? target.clamp(0, n_classes - 1) : target;
   const auto divisor_of = [&](const at::Tensor& sum) {
@@ -249,8 +252,9 @@ Pair forward(const at::Tensor& self, const at::Tensor& targets, const MaybeTenso
                    : sum_of_weights(sum, target, weight, ignored);
   };
   if (is_sum) {
-    const auto [total, weights] = summed.tensors<2>(self, classes, weight, int64_t{at::Reduction::Sum}, ignored);
-    if (reduction == at::Reduction::Sum) return {total, weights};
+    const auto own_reduction = is_alone(self) ? reduction : int64_t{at::Reduction::Sum};
+    const auto [total, weights] = summed.tensors<2>(self, classes, weight, own_reduction, ignored);
+    if (reduction == own_reduction) return {total, weights};
     const at::Tensor divisor = divisor_of(weights);
     return {total / divisor, divisor};
   }
@@ -269,8 +273,10 @@ at::Tensor backward(const at::Tensor& grad, const at::Tensor& self, const at::Te
                     int64_t reduction, int64_t ignored, const at::Tensor& total_weight) {
   static const ByRule of_sum(kIsPlane ? "aten::nll_loss2d_backward" : "aten::nll_loss_backward");
   if (reduction == at::Reduction::None) return spread_over(grad, self, target, weight, ignored);
+  const bool is_sum = are_summed(self, reduction);
+  if (is_sum && is_alone(self)) return of_sum(grad, self, target, weight, reduction, ignored, total_weight);
   const at::Tensor of_each = reduction == at::Reduction::Mean ? grad / total_weight : grad;
-  if (are_summed(self, reduction)) {
+  if (is_sum) {
     // The kernel does not read the total weight of a sum, which is Partial: it would be reduced for nothing.
     const at::Tensor& total = reduction == at::Reduction::Mean ? total_weight : of_each;
     return of_sum(of_each, self, target, weight, int64_t{at::Reduction::Sum}, ignored, total);

@@ -146,7 +146,7 @@ std::unique_ptr<PendingMove> started_move(const SpecPtr& source, const Shards& s
 
 Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination, const PlanOptions& options,
             MoveMemory memory) {
-  if (source == destination) return shards;
+  if (source == destination || (memory == MoveMemory::kShared && leaves_in_place(*source, *destination))) return shards;
   const bool is_on_meta = destination->mesh()->is_meta();
   if (is_on_meta && !source->mesh()->is_meta()) {  // first leaves the memory, then moves
     const SpecPtr on_meta = source->on(c10::kMeta);
