@@ -59,11 +59,10 @@ bool is_returned(DTensorImpl& leaf) {
   return found != nodes->end() && found->second.captures_ != nullptr;
 }
 
-/// `grad` with the placements of `wanted`, in the same memory. It keeps its strides: torch copies an expanded gradient before it keeps it.
-/// Pre: leaves_in_place().
-at::Tensor placed_as(const at::Tensor& grad, const Spec& wanted) {
+/// `grad` with the layout `placed`, in the same memory. Pre: leaves_in_place().
+at::Tensor placed_as(const at::Tensor& grad, const SpecPtr& placed) {
   const DTensorImpl& impl = *maybe_dtensor(grad);
-  at::Tensor result = wrap(impl.spec()->placed_in_memory(wanted.placements().vec()), impl.shards());
+  at::Tensor result = wrap(placed, impl.shards());
   begin_view(result, origin_of(impl));
   share_version(result, grad);
   return result;
@@ -152,7 +151,7 @@ class GradientLayout final : public torch::autograd::FunctionPreHook {
     const SpecPtr wanted = grad ? wanted_layout(leaf_, *grad) : nullptr;
     if (!wanted) return grads;
     const bool is_recorded = at::GradMode::is_enabled();
-    if (!is_recorded && may_stay(grads[0], *wanted)) return {placed_as(grads[0], *wanted)};
+    if (!is_recorded && may_stay(grads[0], *wanted)) return {placed_as(grads[0], in_place(grad->spec(), *wanted))};
     if (const auto& gradients = accumulated(); gradients && !is_recorded) {
       gradients->note(leaf_, place_);
       return grads;
@@ -183,6 +182,16 @@ class GradientLayout final : public torch::autograd::FunctionPreHook {
     return leaves_in_place(*impl.spec(), wanted) && !impl.holds_subclass() && !impl.is_sparse() &&
            !is_unfinished(leaf_.grad()) && (is_returned(leaf_) || is_held_once(grad));
   }
+  /// `given` with the placements of `wanted`, kept for the next gradient. It keeps its strides: torch copies an expanded gradient before it
+  /// keeps it.
+  SpecPtr in_place(const SpecPtr& given, const Spec& wanted) {
+    const ObjectLock lock(&leaf_);
+    if (given_ != given || placed_->placements() != wanted.placements()) {
+      given_ = given;
+      placed_ = given->placed_in_memory(wanted.placements().vec());
+    }
+    return placed_;
+  }
   /// True for a gradient in another layout, left by an AccumulatedGradients that did not finish.
   bool is_unfinished(const at::Tensor& sum) const {
     const auto* before = maybe_dtensor(sum);
@@ -194,8 +203,9 @@ class GradientLayout final : public torch::autograd::FunctionPreHook {
     return next++;
   }
 
-  DTensorImpl& leaf_;  // owns this hook
-  uint64_t place_;     // among all leaves of the process, as operators met them
+  DTensorImpl& leaf_;       // owns this hook
+  uint64_t place_;          // among all leaves of the process, as operators met them
+  SpecPtr given_, placed_;  // the layout of the latest gradient that kept its memory, and the one that it got
 };
 
 }  // namespace

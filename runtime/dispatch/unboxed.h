@@ -58,6 +58,11 @@ class UnboxedKey {
     if (known) key_.add_ints(*known);
     ++n_args_;
   }
+  void add(at::OptionalIntArrayRef dims) {
+    if (!dims) return add_scalar(c10::IValue());
+    key_.add_ints(*dims);
+    ++n_args_;
+  }
   template <class Scalar>
   void add(const Scalar& value) {
     if constexpr (std::is_same_v<Scalar, c10::Scalar> || std::is_same_v<Scalar, int64_t> ||
@@ -181,7 +186,9 @@ class Unboxed<Op, Return(Args...)> {
       std::copy_n(decision.propagation->outputs.begin(), kReturns, specs.begin());
       Return result = [&] {
         if constexpr (kTakesSizes)
-          return Op::call(local(first), c10::fromIntArrayRefUnchecked(specs[0]->boxes()[0].sizes));
+          return [&](const auto& /*global sizes*/, const auto&... others) {
+            return Op::call(local(first), c10::fromIntArrayRefUnchecked(specs[0]->boxes()[0].sizes), others...);
+          }(rest...);
         else
           return Op::call(local(first), local(rest)...);
       }();
