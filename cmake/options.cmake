@@ -49,6 +49,12 @@ if(SHARDWISE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 include(CheckLinkerFlag)
+# A call within a library goes to the function itself, not through a table that other libraries could change: a cold call of an operator then
+# touches fewer lines of memory.
+check_linker_flag(CXX -Wl,-Bsymbolic-functions SHARDWISE_HAS_SYMBOLIC_FUNCTIONS)
+if(SHARDWISE_HAS_SYMBOLIC_FUNCTIONS)
+  add_link_options(-Wl,-Bsymbolic-functions)
+endif()
 foreach(linker mold lld)
   if(NOT SHARDWISE_LINKER)
     check_linker_flag(CXX -fuse-ld=${linker} SHARDWISE_HAS_${linker})
