@@ -7,28 +7,29 @@
 namespace shardwise {
 namespace {
 
-/// Indices relative to a window of `n`, and which of them are in it. As int64, because `first` and `size` may exceed int32.
+/// Indices relative to a window of `n`, and which of them are not in it. As int64, because `first` may exceed int32.
 struct Found {
-  at::Tensor place, is_here;
+  at::Tensor place, is_elsewhere;
 
-  Found(const at::Tensor& given, int64_t first, int64_t n, int64_t size) {
-    const at::Tensor index = given.to(at::kLong);
-    place = at::where(index.lt(0), index + size, index).sub_(first);
-    is_here = place.ge(0).logical_and_(place.lt(n));
+  Found(const at::Tensor& index, int64_t first, int64_t n) {
+    place = index.to(at::kLong).sub(first);
+    is_elsewhere = place.lt(0).logical_or_(place.ge(n));
   }
 };
 
-/// The same for each index tensor, and the elements for which all indices are in the window.
+/// The same for each index tensor, and the elements for which some index is not in the window. `from_end`: as for index_window().
 struct FoundAll {
   std::vector<at::Tensor> places;
-  at::Tensor is_here;
+  at::Tensor is_elsewhere;
 
   FoundAll(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims, c10::IntArrayRef firsts,
-           c10::IntArrayRef sizes) {
+           c10::IntArrayRef sizes, bool from_end) {
     for (size_t i = 0; i < indices.size(); ++i) {
-      const Found found(indices[i], firsts[i], self.size(dims[i]), sizes[i]);
+      at::Tensor index = indices[i].to(at::kLong);
+      if (from_end) index = at::where(index.lt(0), index + sizes[i], index);
+      const Found found(index, firsts[i], self.size(dims[i]));
       places.push_back(found.place);
-      is_here = is_here.defined() ? is_here.logical_and(found.is_here) : found.is_here;
+      is_elsewhere = is_elsewhere.defined() ? is_elsewhere.logical_or(found.is_elsewhere) : found.is_elsewhere;
     }
   }
 };
@@ -113,14 +114,14 @@ ResultDims::ResultDims(int64_t n_dims, c10::IntArrayRef indexed, int64_t n_batch
 at::Tensor index_window(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims, c10::IntArrayRef firsts,
                         c10::IntArrayRef sizes, bool from_end) {
   if (is_whole(self, dims, sizes)) return looked_up(self, indices, dims, from_end);
-  FoundAll found(self, indices, dims, firsts, sizes);
-  const ResultDims result_dims(self.dim(), dims, found.is_here.dim());
-  if (self.numel() == 0 || found.is_here.numel() == 0)
-    return self.new_zeros(sizes_of_result(self, result_dims, found.is_here.sizes()));
+  FoundAll found(self, indices, dims, firsts, sizes, from_end);
+  at::Tensor is_elsewhere = found.is_elsewhere;
+  const ResultDims result_dims(self.dim(), dims, is_elsewhere.dim());
+  if (self.numel() == 0 || is_elsewhere.numel() == 0)
+    return self.new_zeros(sizes_of_result(self, result_dims, is_elsewhere.sizes()));
   for (size_t i = 0; i < dims.size(); ++i) found.places[i].clamp_(0, self.size(dims[i]) - 1);
-  at::Tensor is_elsewhere = found.is_here.logical_not();
-  for (int64_t i = result_dims.batch_begin + found.is_here.dim(); i < static_cast<int64_t>(result_dims.of_self.size());
-       ++i)
+  for (int64_t i = result_dims.batch_begin + found.is_elsewhere.dim();
+       i < static_cast<int64_t>(result_dims.of_self.size()); ++i)
     is_elsewhere = is_elsewhere.unsqueeze(-1);
   return looked_up(self, found.places, dims, from_end).masked_fill_(is_elsewhere, 0);
 }
@@ -138,22 +139,22 @@ void put_window(const at::Tensor& self, at::TensorList indices, const at::Tensor
     return;
   }
   if (self.numel() == 0 || self.is_meta()) return;
-  FoundAll found(self, indices, dims, firsts, sizes);
-  const at::Tensor here = found.is_here.reshape(-1).nonzero().view(-1);
+  const FoundAll found(self, indices, dims, firsts, sizes, from_end);
+  const at::Tensor is_here = found.is_elsewhere.logical_not(), here = is_here.reshape(-1).nonzero().view(-1);
   c10::List<std::optional<at::Tensor>> places;
   for (const at::Tensor& place : found.places)
-    places.push_back(place.expand(found.is_here.sizes()).reshape(-1).index_select(0, here));
-  const ResultDims result_dims(self.dim(), dims, found.is_here.dim());
+    places.push_back(place.expand(is_here.sizes()).reshape(-1).index_select(0, here));
+  const ResultDims result_dims(self.dim(), dims, is_here.dim());
   const at::Tensor of_here =
-      values.dim() == 0 ? values : by_batch(values, self, result_dims, found.is_here.sizes()).index_select(0, here);
+      values.dim() == 0 ? values : by_batch(values, self, result_dims, is_here.sizes()).index_select(0, here);
   indexed_first(self, dims).index_put_(places, of_here, accumulate);
 }
 
 at::Tensor gather_window(const at::Tensor& self, const at::Tensor& index, int64_t dim, int64_t first, int64_t size) {
   if (self.size(dim) == size) return at::gather(self, dim, index);
   if (self.numel() == 0 || index.numel() == 0) return self.new_zeros(index.sizes());
-  Found found(index, first, self.size(dim), size);
-  return at::gather(self, dim, found.place.clamp_(0, self.size(dim) - 1)).masked_fill_(found.is_here.logical_not(), 0);
+  Found found(index, first, self.size(dim));
+  return at::gather(self, dim, found.place.clamp_(0, self.size(dim) - 1)).masked_fill_(found.is_elsewhere, 0);
 }
 
 void scatter_window(const at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim, int64_t first,
@@ -162,9 +163,9 @@ void scatter_window(const at::Tensor& self, const at::Tensor& index, const at::T
   const int64_t n = self.size(dim);
   if (n == size) return scatter_whole(self, index, values, dim, mode, include_self);
   if (self.numel() == 0 || index.numel() == 0) return;
-  Found found(index, first, n, size);
+  Found found(index, first, n);
   if (mode == "add" || (mode == "sum" && include_self)) {
-    self.scatter_add_(dim, found.place.clamp_(0, n - 1), values.masked_fill(found.is_here.logical_not(), 0));
+    self.scatter_add_(dim, found.place.clamp_(0, n - 1), values.masked_fill(found.is_elsewhere, 0));
     return;
   }
   // One extra index takes the writes outside the window.
@@ -172,7 +173,7 @@ void scatter_window(const at::Tensor& self, const at::Tensor& index, const at::T
   ++sizes[dim];
   const at::Tensor padded = self.new_zeros(sizes);
   padded.narrow(dim, 0, n).copy_(self);
-  scatter_whole(padded, found.place.masked_fill_(found.is_here.logical_not(), n), values, dim, mode, include_self);
+  scatter_whole(padded, found.place.masked_fill_(found.is_elsewhere, n), values, dim, mode, include_self);
   self.copy_(padded.narrow(dim, 0, n));
 }
 
