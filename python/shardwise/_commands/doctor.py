@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -49,6 +49,7 @@ class Finding:
     value: str
     state: State = "ok"
     mend: str = ""
+    speed: link_speed.LinkSpeed | None = None  # of a link
 
 
 def judged(name: str, value: str, mend: str, state: State = "note") -> Finding:
@@ -211,7 +212,7 @@ def link(name: str, speed: link_speed.LinkSpeed | str) -> Finding:
         return judged(f"{name}, gloo", speed, mend, "wrong")
     value = f"{speed.latency * 1e6:,.0f} us per small message, {speed.bandwidth / 1e9:.2f} GB/s"
     mend = "Over 1 ms: the cores are busy, or the network is slow." if speed.latency > 1e-3 else ""
-    return judged(f"{name}, gloo", value, mend)
+    return replace(judged(f"{name}, gloo", value, mend), speed=speed)
 
 
 def environment(variables: Mapping[str, str]) -> Iterator[Finding]:

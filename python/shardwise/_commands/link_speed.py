@@ -1,5 +1,6 @@
 """Measures how fast messages between two ranks are: pings and large messages over Gloo, in a few hundred milliseconds."""
 
+import json
 import multiprocessing
 import os
 import statistics
@@ -7,9 +8,10 @@ import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ class LinkSpeed:
 
     latency: float  # seconds, of 8 bytes
     bandwidth: float  # bytes per second, of messages of 4 MiB
+    is_between_hosts: bool = False
 
 
 def measured(other: int, *, is_first: bool) -> LinkSpeed:
@@ -52,6 +55,23 @@ def _round_trip(message: torch.Tensor, other: int, is_first: bool) -> float:
         dist.recv(message, other)
         trips.append(time.perf_counter() - began)
     return statistics.median(trips[1:] or trips)  # the first one connects
+
+
+def slowest(file: Path) -> list[tuple[float, float]]:
+    """The slowest link within a host and the slowest between hosts, in us and GB/s, that `doctor --json` measured. Raises ValueError if the file has none."""
+    try:
+        speeds = [LinkSpeed(**each["speed"]) for each in json.loads(file.read_text(encoding="utf-8")) if each["speed"]]
+    except (ValueError, TypeError, KeyError):
+        speeds = []
+    found = []
+    for is_between_hosts in (False, True):
+        if links := [each for each in speeds if each.is_between_hosts == is_between_hosts]:
+            found.append((max(each.latency for each in links) * 1e6, min(each.bandwidth for each in links) / 1e9))
+    if not found:
+        raise ValueError(
+            f"[dry_run] {str(file)!r} has no links. Give what `torchrun ... -m shardwise doctor --json` printed for the job's hosts."
+        )
+    return found
 
 
 def _local_rank(rank: int, file: str, answer: Connection, seconds: float) -> None:
@@ -113,6 +133,7 @@ def between_ranks(seconds: float = 60.0) -> Sequence[tuple[str, LinkSpeed]]:
         if rank in (first, first + 1):
             speed = measured(2 * first + 1 - rank, is_first=rank == first)
             if rank == first:
+                speed = replace(speed, is_between_hosts=hosts[first] != hosts[first + 1])
                 mine = (f"rank {first} ({hosts[first]}) - rank {first + 1} ({hosts[first + 1]})", speed)
         dist.barrier()
     speeds: list[Any] = [None] * n_ranks
