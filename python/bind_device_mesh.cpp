@@ -1,3 +1,4 @@
+#include "ops/support/planned_values.h"
 #include "python/casters.h"
 #include "python/package.h"
 #include "runtime/comm/group_backend.h"
@@ -330,13 +331,16 @@ void bind_device_mesh(py::module_& module) {
       .def("__deepcopy__", [](const py::object& self, const py::object&) { return self; });
   module.def(
       "plan_for",
-      [](const std::optional<std::string>& device_type) {
+      [](const std::optional<std::string>& device_type, IdModel ids) {
+        plan_ids(std::move(ids));
         const auto planned = device_type ? std::optional(device_type_of(*device_type)) : std::nullopt;
         DeviceMesh::plan_for(planned);
         BufferPool::of_thread().keep_on_meta(planned == c10::DeviceType::CPU);
       },
-      py::arg("device_type"),
-      "From now on every mesh is made on meta and planned for this kind of device; None ends that.");
+      py::arg("device_type"), py::arg("ids") = std::monostate(),
+      "From now on every mesh is made on meta and planned for this kind of device; None ends that. `ids`: their model, "
+      "by default spread evenly; the exponent of Zipf's law; or a histogram.");
+  module.def("plans_ids", [] { return !planned_tables().empty(); }, "Whether ids were planned since plan_for().");
   module.def("mesh_slices", &mesh_slices, py::arg("mesh"), py::arg("mesh_dim_names"), py::arg("dims"),
              "The ranks of all slices of `mesh`, one after another. Dim i of a slice merges the dims in `dims[i]`.");
   module.def(

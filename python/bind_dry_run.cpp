@@ -1,7 +1,10 @@
+#include "ops/support/planned_values.h"
 #include "python/bindings.h"
 #include "runtime/dispatch/work_meter.h"
 #include "runtime/redistribute/alike_ranks.h"
 #include "runtime/tensor/meta_memory.h"
+
+#include <torch/csrc/distributed/c10d/FakeProcessGroup.hpp>
 
 #include <set>
 #include <string>
@@ -10,8 +13,35 @@
 #include <vector>
 
 namespace shardwise {
+namespace {
+
+/// torch's group without other ranks. All-to-alls deliver nothing, so parts may have any sizes.
+class FakeGroup final : public c10d::FakeProcessGroup {
+ public:
+  FakeGroup(int rank, int n_ranks)
+      : FakeProcessGroup(rank, n_ranks, c10::make_intrusive<c10d::FakeProcessGroup::Options>()) {}
+
+  c10::intrusive_ptr<c10d::Work> alltoall(std::vector<at::Tensor>& /*outputs*/, std::vector<at::Tensor>& /*inputs*/,
+                                          const c10d::AllToAllOptions& /*options*/) override {
+    return c10::make_intrusive<c10d::FakeWork>();
+  }
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& /*output*/, at::Tensor& /*input*/,
+                                               std::vector<int64_t>& /*output_sizes*/,
+                                               std::vector<int64_t>& /*input_sizes*/,
+                                               const c10d::AllToAllOptions& /*options*/) override {
+    return c10::make_intrusive<c10d::FakeWork>();
+  }
+};
+
+}  // namespace
 
 void bind_dry_run(py::module_& module) {
+  module.def(
+      "fake_group",
+      [](int rank, int n_ranks) -> c10::intrusive_ptr<c10d::Backend> {
+        return c10::make_intrusive<FakeGroup>(rank, n_ranks);
+      },
+      py::arg("rank"), py::arg("n_ranks"), "A backend of torch.distributed that sends nothing.");
   using Lifetime = std::tuple<int64_t, int64_t, int64_t, int64_t, std::string>;
   py::class_<MetaMemory>(module, "MetaMemory", "Records allocations on meta, from its construction to stop().")
       .def(py::init())
@@ -45,20 +75,14 @@ void bind_dry_run(py::module_& module) {
           "(operator, floating-point operations, bytes read and written, within an operator on a DTensor) of each.");
   py::class_<MadeSpecs>(module, "MadeSpecs", "Keeps the layouts of all tensors, from its construction to stop().")
       .def(py::init())
-      .def("stop", &MadeSpecs::stop)
-      .def(
-          "grids",
-          [](const MadeSpecs& self) {
-            std::set<std::pair<std::vector<int64_t>, std::vector<int64_t>>> grids;
-            for (const SpecPtr& spec : self.specs()) {
-              const RankGrid& grid = spec->mesh()->root()->grid();
-              grids.insert({{grid.shape.begin(), grid.shape.end()}, grid.ranks});
-            }
-            return std::vector(grids.begin(), grids.end());
-          },
-          "(shape, ranks) of each mesh that was made by itself and has tensors.");
-  define(module, "alike_ranks", &alike_ranks, py::arg("made"), py::arg("others"),
-         "Returns the ranks in `others` that hold and send as much as this rank in everything that it did.");
+      .def("stop", &MadeSpecs::stop);
+  define(
+      module, "alike_ranks",
+      [](const MadeSpecs& made, std::vector<int64_t> others) {
+        return alike_ranks(made, has_id_model() ? planned_tables() : std::set<const Spec*>(), std::move(others));
+      },
+      py::arg("made"), py::arg("others"),
+      "Returns the ranks in `others` that hold and send as much as this rank in everything that it did.");
   module.def(
       "coordinates_of", [](const MeshPtr& mesh, int64_t rank) { return coordinates_of(*mesh, rank); }, py::arg("mesh"),
       py::arg("rank"), "The coordinates of a rank in its own slice of the mesh that `mesh` is a slice of; or None.");

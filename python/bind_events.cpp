@@ -8,11 +8,13 @@
 
 #include <ATen/record_function.h>
 #include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <numeric>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -63,15 +65,21 @@ class PlainCollectives {
     return name;
   }
 
-  static std::vector<int64_t> ranks_of(c10::ArrayRef<c10::IValue> inputs) {
-    const auto ranks_of_name = [](const std::string& name) {
-      const py::gil_scoped_acquire gil;
-      return package().ranks_of(name).cast<std::vector<int64_t>>();
-    };
+  /// The ranks of the call's group, and the index of this rank among them. No ranks if the call has no group.
+  struct Members {
+    std::vector<int64_t> ranks;
+    int64_t own = 0;
+    int64_t n() const { return static_cast<int64_t>(ranks.size()); }
+  };
+
+  static Members members_of(c10::ArrayRef<c10::IValue> inputs) {
     for (const c10::IValue& input : inputs) {
-      if (input.isCustomClass() && input.type()->str().ends_with("c10d.ProcessGroup"))
-        return ranks_of_name(input.toCustomClass<c10d::ProcessGroup>()->getGroupName());
-      if (&input == &inputs.back() && input.isString()) return ranks_of_name(input.toStringRef());
+      const bool is_group = input.isCustomClass() && input.type()->str().ends_with("c10d.ProcessGroup");
+      if (!is_group && !(&input == &inputs.back() && input.isString())) continue;
+      const auto group =
+          is_group ? input.toCustomClass<c10d::ProcessGroup>() : c10d::resolve_process_group(input.toStringRef());
+      const py::gil_scoped_acquire gil;
+      return {package().ranks_of(group->getGroupName()).cast<std::vector<int64_t>>(), group->getRank()};
     }
     return {};
   }
@@ -95,27 +103,69 @@ class PlainCollectives {
     return std::nullopt;
   }
 
-  /// The bytes that each rank sends and receives, from the arguments: the least that a ring moves.
-  static int64_t moved_bytes(std::string_view op, std::string_view kind, c10::ArrayRef<c10::IValue> inputs,
-                             int64_t n_ranks) {
+  struct Moved {
+    int64_t sent = 0, received = 0;
+  };
+
+  /// The bytes of a list of tensors, or of a list of such a list, but those of the part of rank `own`.
+  static int64_t bytes_of_others(const c10::IValue& parts, int64_t own) {
+    if (!parts.isList() || parts.toListRef().empty()) return 0;
+    if (parts.toListRef()[0].isList()) return bytes_of_others(parts.toListRef()[0], own);
+    return bytes_in(parts) - bytes_in(parts.toListRef()[own]);
+  }
+
+  /// The bytes of a tensor that is split along its first dim, but those of part `own`. No sizes: equal parts.
+  static int64_t bytes_of_others(int64_t n_bytes, const c10::IValue& sizes, const Members& members) {
+    if (!sizes.isIntList() || sizes.toIntVector().empty()) return n_bytes * (members.n() - 1) / members.n();
+    const std::vector<int64_t> parts = sizes.toIntVector();
+    const int64_t all = std::accumulate(parts.begin(), parts.end(), int64_t{0});
+    return all == 0 ? 0 : n_bytes / all * (all - parts[members.own]);
+  }
+
+  /// The bytes that this rank sends and receives, from the arguments: the least that a ring moves, for collectives in which all ranks do as much.
+  static Moved moved_bytes(std::string_view op, std::string_view kind, c10::ArrayRef<c10::IValue> inputs,
+                           const Members& members) {
+    const int64_t own = members.own, n_ranks = members.n();
+    if (kind == "gather" || kind == "scatter") {  // outputs, inputs, the group, the root
+      const bool is_root = inputs[3].toInt() == own, is_of_all = is_root == (kind == "gather");
+      const int64_t n_bytes =
+          is_root ? bytes_of_others(inputs[kind == "gather" ? 0 : 1], own) : bytes_in(inputs[kind == "gather" ? 1 : 0]);
+      return is_of_all ? Moved{0, n_bytes} : Moved{n_bytes, 0};
+    }
+    if (kind == "alltoall") return {bytes_of_others(inputs[1], own), bytes_of_others(inputs[0], own)};
+    if (kind == "alltoall_base")
+      return {bytes_of_others(bytes_in(inputs[1]), inputs[4], members),
+              bytes_of_others(bytes_in(inputs[0]), inputs[3], members)};
+    if (kind == "all_to_all" && inputs[1].isIntList()) {  // a functional one, whose output is not there yet
+      const std::vector<int64_t> given = inputs[2].toIntVector(), wanted = inputs[1].toIntVector();
+      const int64_t all = std::accumulate(given.begin(), given.end(), int64_t{0}), n_bytes = bytes_in(inputs[0]);
+      const int64_t arriving = std::accumulate(wanted.begin(), wanted.end(), int64_t{0});
+      return {bytes_of_others(n_bytes, inputs[2], members),
+              all == 0 ? 0 : bytes_of_others(n_bytes / all * arriving, inputs[1], members)};
+    }
     int64_t whole = 0;  // of the argument that has the parts of all ranks
     for (const c10::IValue& input : inputs) whole = std::max(whole, bytes_in(input));
-    if (kind == "broadcast" || kind == "send" || kind == "recv") return whole;
+    if (kind.ends_with("send")) return {whole, 0};
+    if (kind.find("recv") != kind.npos) return {0, whole};
     if (op.starts_with("_c10d_functional") && kind.starts_with("all_gather"))
       whole *= n_ranks;  // a functional one has its part alone
-    return (kind == "allreduce" || kind.starts_with("all_reduce") ? 2 : 1) * whole * (n_ranks - 1) / n_ranks;
+    const int64_t times = kind == "allreduce" || kind.starts_with("all_reduce") ? 2 : 1;
+    const int64_t n_bytes = kind == "broadcast" ? whole : times * whole * (n_ranks - 1) / n_ranks;
+    return {n_bytes, n_bytes};
   }
 
   static std::unique_ptr<at::ObserverContext> entered(const at::RecordFunction& call) {
     const std::string_view kind = kind_of(call.name());
     if (kind.empty() || Inside::depth() > 0 || *CommScope::current_op() != '\0') return nullptr;
     const CommScope scope(call.name());
-    std::vector<int64_t> ranks = ranks_of(call.inputs());
-    const auto n_ranks = static_cast<int64_t>(ranks.size());
-    const int64_t n_bytes =
-        n_ranks == 0 || kind == "barrier" ? 0 : moved_bytes(call.name(), kind, call.inputs(), n_ranks);
-    add_collective(std::string(kind).c_str(), std::move(ranks), dtype_in(call.inputs()), kind == "recv" ? 0 : n_bytes,
-                   kind == "send" ? 0 : n_bytes);
+    const auto inputs = call.inputs();
+    const Members members = members_of(inputs);
+    Moved moved;
+    if (members.n() > 0 && kind != "barrier") moved = moved_bytes(call.name(), kind, inputs, members);
+    const bool has_peer =
+        call.name() == std::string_view("c10d::send") || call.name() == std::string_view("c10d::recv_");
+    add_collective(std::string(kind).c_str(), members.ranks, dtype_in(inputs), moved.sent, moved.received,
+                   has_peer ? inputs[2].toInt() : -1, has_peer ? inputs[3].toInt() : 0);
     return std::make_unique<Inside>();
   }
   static void left(const at::RecordFunction& /*call*/, at::ObserverContext* /*inside*/) {}
@@ -247,6 +297,9 @@ void bind_events(py::module_& module) {
       .def_readonly("is_asked_for", &CommEvent::is_asked_for, "False if an operator moved its operands on its own.")
       .def_readonly("is_sent", &CommEvent::is_sent, "False if it was planned only, for tensors on meta.")
       .def_readonly("call", &CommEvent::call, "Its number among the group's; 0 where members may stay away.")
+      .def_readonly("peer", &CommEvent::peer,
+                    "The index of the other rank in the group, for a message to one rank; or -1.")
+      .def_readonly("tag", &CommEvent::tag)
       .def_readonly("layouts", &CommEvent::layouts, "The layouts of the moved tensor, in a profile; or \"\".")
       .def_readonly("source", &CommEvent::source, "The program's line, in a profile; or \"\".")
       .def_readonly("begin_ns", &CommEvent::begin)

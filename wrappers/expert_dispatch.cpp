@@ -1,5 +1,6 @@
 #include "wrappers/expert_dispatch.h"
 
+#include "ops/support/planned_values.h"
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/agreement.h"
@@ -227,6 +228,7 @@ RoutedTokens dispatch_tokens(const at::Tensor& tokens, const at::Tensor& expert_
   const Spec& of_experts = *spec_of(experts);
   const MeshPtr& mesh = of_experts.mesh();
   const LocalTokens local = local_part_of(tokens, expert_ids, given, mesh);
+  if (mesh->is_meta()) note_planned(of_experts);
   const Counts counts(local, of_experts, is_dtensor(tokens) ? *spec_of(tokens)->mesh()->group() : *mesh->group(0));
 
   const GroupPtr group = mesh->group(0);

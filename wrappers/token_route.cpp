@@ -139,9 +139,9 @@ std::pair<at::Tensor, at::Tensor> mapped(const RoutePtr& route, bool to_experts,
 
 SortedChoices SortedChoices::of(const LocalTokens& local, const std::vector<Interval>& intervals, int64_t n_experts) {
   const BelowAutograd guard;
-  const at::Tensor ids = local.expert_ids.is_meta() ? planned_experts(local.expert_ids.numel(), n_experts)
-                                                    : local.expert_ids.reshape({-1}).to(at::kLong);
   const int64_t n_choices = local.expert_ids.dim() == 1 ? 1 : local.expert_ids.size(1);
+  const at::Tensor ids = local.expert_ids.is_meta() ? planned_experts(local.expert_ids.size(0), n_choices, n_experts)
+                                                    : local.expert_ids.reshape({-1}).to(at::kLong);
   SortedChoices result;
   result.choices = at::argsort(ids, /*stable=*/true, /*dim=*/0);
   result.rows_per_expert = numbers_in(at::bincount(ids, {}, n_experts));

@@ -20,8 +20,11 @@
 namespace shardwise {
 namespace {
 
-IdGroups groups_in(const Box& box, const at::Tensor& ids, int64_t skipped) {
-  return group_ids(ids, box.offsets[0], box.sizes[0], skipped);
+/// The groups of ids in box `i`.
+IdGroups groups_in(const Spec& spec, size_t i, const at::Tensor& ids, int64_t skipped) {
+  const Box& box = spec.boxes()[i];
+  return group_ids(ids, box.offsets[0], box.sizes[0], skipped, /*with_group_of=*/false,
+                   TableOfIds{spec.sizes()[0], /*are_in_piece=*/true});
 }
 
 /// Gathers the rows and sums of all members of `group`, in the group's order.
@@ -48,7 +51,7 @@ BoxGrads gathered(const Group& group, const at::Tensor& rows, const at::Tensor& 
 void complete(const SpecPtr& spec, std::vector<BoxGrads>& boxes, int64_t skipped) {
   for (const int64_t m : mesh_dims_with_terms(spec->placements())) {
     for (size_t i = 0; i < boxes.size(); ++i) {
-      const IdGroups groups = groups_in(spec->boxes()[i], boxes[i].ids, skipped);
+      const IdGroups groups = groups_in(*spec, i, boxes[i].ids, skipped);
       boxes[i] = gathered(*spec->mesh()->group(m), groups.rows + spec->boxes()[i].offsets[0],
                           sum_groups(boxes[i].grads, groups));
     }
@@ -122,7 +125,7 @@ at::Tensor GradientSink::take(const SpecPtr& spec, std::vector<BoxGrads> boxes, 
   if (is_complete()) complete(spec, boxes, skipped);
   std::vector<BoxGroups> grouped;
   for (size_t i = 0; i < boxes.size(); ++i)
-    grouped.push_back({groups_in(spec->boxes()[i], boxes[i].ids, skipped), boxes[i].grads});
+    grouped.push_back({groups_in(*spec, i, boxes[i].ids, skipped), boxes[i].grads});
   return take_groups(spec, grouped);
 }
 

@@ -34,7 +34,8 @@ Reduce reduction_of(double p) { return std::isinf(p) ? Reduce::kMax : Reduce::kS
 /// For tables with one piece per rank. The sums over each rank's columns are reduced along the mesh dims that shard columns.
 void shorten(const Spec& spec, const at::Tensor& piece, const at::Tensor& ids, double p, double max_norm) {
   const Box& box = spec.boxes()[0];
-  const IdGroups groups = group_ids(ids, box.offsets[0], box.sizes[0]);
+  const IdGroups groups = group_ids(ids, box.offsets[0], box.sizes[0], /*skipped=*/-1, /*with_group_of=*/false,
+                                    TableOfIds{spec.sizes()[0]});
   const at::Tensor powers = row_powers(piece, groups.rows, p);
   for (const int64_t m : mesh_dims_splitting(spec.placements(), 1))
     all_reduce(*spec.mesh()->group(m), powers, reduction_of(p));
@@ -48,7 +49,8 @@ void shorten_pieces(const Spec& spec, const Shards& pieces, const at::Tensor& id
   std::vector<std::pair<IdGroups, at::Tensor>> parts;  // the groups of each piece, and their indices in `all`
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Box& box = spec.boxes()[i];
-    IdGroups groups = group_ids(ids, box.offsets[0], box.sizes[0]);
+    IdGroups groups = group_ids(ids, box.offsets[0], box.sizes[0], /*skipped=*/-1, /*with_group_of=*/false,
+                                TableOfIds{spec.sizes()[0]});
     at::Tensor places = at::searchsorted(all, groups.rows + box.offsets[0]);
     const at::Tensor of_piece = row_powers(pieces[i], groups.rows, p);
     const at::Tensor so_far = powers.index_select(0, places);

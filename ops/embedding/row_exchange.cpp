@@ -89,9 +89,10 @@ RowExchange RowExchange::make_of_parts(const SpecPtr& table, std::vector<bool> a
     for (const int64_t rank : result.group_->ranks) {
       if (!is_partner(*table->mesh(), rank, result.along_)) continue;
       const at::Tensor part = part_of(rank, own[box].group_of);
-      places.push_back(part.is_meta()
-                           ? group_ids(part, rows_of_box.begin, rows_of_box.length(), -1, false, table->sizes()[0]).rows
-                           : group_ids(part, 0, own[box].n()).rows);
+      places.push_back(
+          part.is_meta()
+              ? group_ids(part, rows_of_box.begin, rows_of_box.length(), -1, false, TableOfIds{table->sizes()[0]}).rows
+              : group_ids(part, 0, own[box].n()).rows);
       const int64_t end = begin + places.back().numel();
       result.incoming_.push_back({rank, box, begin, end});
       begin = end;
@@ -106,12 +107,14 @@ RowExchange RowExchange::make_of_parts(const SpecPtr& table, std::vector<bool> a
 
 void RowExchange::find_requests() {
   const bool is_planned = groups_.rows.is_meta();
+  if (is_planned) note_planned(*table_);
   const at::Tensor rows = is_planned ? at::empty({0}, at::kLong) : groups_.rows.cpu();
   const auto* begin = rows.const_data_ptr<int64_t>();
   const auto* end = begin + rows.numel();
+  std::optional<PlannedIds> planned;
+  if (is_planned) planned.emplace(groups_.order.numel(), table_->sizes()[0]);
   const auto first_from = [&](int64_t row) -> int64_t {
-    return is_planned ? planned_ids_below(row, groups_.n(), table_->sizes()[0])
-                      : std::lower_bound(begin, end, row) - begin;
+    return planned ? planned->rows_below(row) : std::lower_bound(begin, end, row) - begin;
   };
   columns_ = {table_->sizes()[1], 0};
   for (const int64_t rank : group_->ranks) {
@@ -172,12 +175,10 @@ void RowExchange::check_equal(const char* op, const Spec& table, const at::Tenso
   bounds.check(op, table.sizes()[0]);
 }
 
-std::vector<int64_t> RowExchange::planned_counts(int64_t rank, const Spec& all_ids) const {
-  int64_t n_ids = 0;
-  for (const Box& box : all_ids.layout().boxes(rank)) n_ids += box.numel();
-  const auto below = [&](int64_t row) { return planned_ids_below(row, n_ids, table_->sizes()[0]); };
+std::vector<int64_t> RowExchange::counts_of(const PlannedIds& ids) const {
   std::vector<int64_t> counts;
-  for (const Box& box : table_->boxes()) counts.push_back(below(box.interval(0).end) - below(box.interval(0).begin));
+  for (const Box& box : table_->boxes())
+    counts.push_back(ids.rows_below(box.interval(0).end) - ids.rows_below(box.interval(0).begin));
   return counts;
 }
 
@@ -197,9 +198,13 @@ void RowExchange::exchange_counts(const char* op, const at::Tensor& ids, const S
     n_from.push_back(static_cast<int64_t>(n_bounds + (sends_requests ? n_own_boxes : 0)));
   }
   auto arrived = exchange_numbers(*group_, groups_.rows.device(), sent, n_from);
+  std::optional<PlannedIds> planned;
   for (size_t member = 0; member < arrived.size() && ids.is_meta(); ++member) {
     if (checks_ids) arrived[member] = {bounds.lowest, bounds.highest};
-    const auto counts = planned_counts(group_->ranks[member], all_ids);
+    int64_t n_ids = 0;
+    for (const Box& box : all_ids.layout().boxes(group_->ranks[member])) n_ids += box.numel();
+    if (!planned || planned->n() != n_ids) planned.emplace(n_ids, table_->sizes()[0]);
+    const auto counts = counts_of(*planned);
     arrived[member].insert(arrived[member].end(), counts.begin(), counts.end());
     arrived[member].resize(n_from[member]);
   }

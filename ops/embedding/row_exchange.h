@@ -28,6 +28,8 @@ struct BoxGroups {
   RowGrads grads;
 };
 
+class PlannedIds;
+
 class RowExchange {
  public:
   /// Exchanges counts and ids among the ranks that differ only along the mesh dims `along`. `ids`: this rank's part of `all_ids`, of any
@@ -99,8 +101,8 @@ class RowExchange {
   void find_requests();
   void drop_unowned();
   void exchange_counts(const char* op, const at::Tensor& ids, const Spec& all_ids, bool checks_ids);
-  /// On meta: the counts of groups that `rank` requests from this rank's boxes, by planned_values.h.
-  std::vector<int64_t> planned_counts(int64_t rank, const Spec& all_ids) const;
+  /// The number of rows that `ids` name in each of this rank's boxes.
+  std::vector<int64_t> counts_of(const PlannedIds& ids) const;
   void exchange_ids();
   IdBounds bounds_of(const at::Tensor& ids) const;
   /// This rank's request to its own box.

@@ -91,7 +91,7 @@ int64_t digest_of_ids(const at::Tensor& ids) {
 }
 
 IdGroups group_ids(const at::Tensor& ids, int64_t first_row, int64_t n_rows, int64_t skipped, bool with_group_of,
-                   std::optional<int64_t> n_table_rows) {
+                   std::optional<TableOfIds> table) {
   const at::Tensor flat = ids.reshape(-1).contiguous();
   const kernels::Ids all = ids_of(flat);
   const int64_t n = flat.numel();
@@ -106,11 +106,15 @@ IdGroups group_ids(const at::Tensor& ids, int64_t first_row, int64_t n_rows, int
                                 with_group_of ? memory_of<int64_t>(groups.group_of) : nullptr,
                                 reinterpret_cast<uint64_t*>(memory_of<int64_t>(scratch))};
   };
-  const auto n_planned = [&](int64_t row) { return planned_ids_below(row, n, n_table_rows.value_or(n_rows)); };
-  const int64_t begin = n_table_rows ? first_row : 0;
+  const auto n_planned = [&] {
+    const Interval piece{table ? first_row : 0, (table ? first_row : 0) + n_rows};
+    const auto among = table && !table->are_in_piece ? std::nullopt : std::optional(piece);
+    const PlannedIds planned(n, table ? table->n_rows : n_rows, among);
+    return planned.rows_below(piece.end) - planned.rows_below(piece.begin);
+  };
   const int64_t n_groups =
       ids.is_meta()
-          ? n_planned(begin + n_rows) - n_planned(begin)
+          ? n_planned()
           : run_kernel(
                 ids.device(),
                 [&] { return kernels::group_ids(all, first_row, n_rows, skipped, memory_with_scratch(2 * n)); },

@@ -38,10 +38,16 @@ struct IdGroups {
   }
 };
 
+/// The table that ids on meta are of. Without one, it is the piece.
+struct TableOfIds {
+  int64_t n_rows;
+  bool are_in_piece = false;  // the ids name no rows of other pieces
+};
+
 /// Groups the ids in [first_row, first_row + n_rows), without `skipped`. Cost: a pass over the ids per 11 bits of n_rows.
-/// On meta, the number of groups is that of planned_values.h: for ids of these rows, or of a table of `n_table_rows`.
+/// On meta, the number of groups is that of PlannedIds, for ids of `table`.
 IdGroups group_ids(const at::Tensor& ids, int64_t first_row, int64_t n_rows, int64_t skipped = -1,
-                   bool with_group_of = false, std::optional<int64_t> n_table_rows = {});
+                   bool with_group_of = false, std::optional<TableOfIds> table = {});
 
 /// Gradient rows: one per id or, for pooled lookups, one per bag.
 struct RowGrads {

@@ -43,9 +43,9 @@ at::Tensor places_within(const at::Tensor& sorted, const std::vector<Interval>& 
   return is_within.nonzero().view(-1);
 }
 
-/// The numbers of the table's rows that groups of box `i` name, ascending. If they are on meta, those of planned_values.h, on the CPU.
+/// The numbers of the table's rows that groups of box `i` name, ascending. If they are on meta, rows that are spread evenly, on the CPU.
 at::Tensor named_rows(const Spec& table, size_t i, const at::Tensor& rows) {
-  const at::Tensor known = rows.is_meta() ? planned_ids(rows.numel(), table.boxes()[i].sizes[0]) : rows;
+  const at::Tensor known = rows.is_meta() ? spread_rows(rows.numel(), table.boxes()[i].sizes[0]) : rows;
   return known + table.boxes()[i].offsets[0];
 }
 

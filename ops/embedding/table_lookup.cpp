@@ -101,8 +101,8 @@ TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::T
 std::vector<IdGroups> TableLookup::own_groups() const {
   std::vector<IdGroups> groups;
   for (const Box& box : table->boxes())
-    groups.push_back(
-        group_ids(own_ids(), box.offsets[0], box.sizes[0], /*skipped=*/-1, /*with_group_of=*/true, table->sizes()[0]));
+    groups.push_back(group_ids(own_ids(), box.offsets[0], box.sizes[0], /*skipped=*/-1, /*with_group_of=*/true,
+                               TableOfIds{table->sizes()[0]}));
   return groups;
 }
 

@@ -174,6 +174,7 @@ at::Tensor rows_by_group(const at::Tensor& rows, const Spec& matrices, const at:
   if (is_planned && are_sharded_rows(*spec_of(rows), of_groups)) return rows;  // counts as laid out by group
   const Dims ends = is_planned ? Dims() : checked_ends(offs, rows.size(0));
   const int64_t n_groups = offs.size(0);
+  if (is_planned) note_planned(matrices);
   const Placements by_group = matrices.layout().resized(0, [&](int64_t group) {
     if (is_planned) return planned_begin(group, rows.size(0), n_groups);
     return group == 0 ? 0 : group == n_groups ? rows.size(0) : ends[group - 1];

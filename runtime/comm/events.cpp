@@ -141,7 +141,7 @@ std::map<std::string, int64_t> CommTrace::counts() const {
 }
 
 void add_collective(const char* collective, std::vector<int64_t> ranks, std::optional<c10::ScalarType> dtype,
-                    int64_t bytes_sent, int64_t bytes_received) {
+                    int64_t bytes_sent, int64_t bytes_received, int64_t peer, int64_t tag) {
   const CommThread& thread = comm_thread();
   if (thread.stream == nullptr) return;
   const auto now = static_cast<int64_t>(c10::getApproximateTime());
@@ -154,6 +154,8 @@ void add_collective(const char* collective, std::vector<int64_t> ranks, std::opt
                                                            .dtype = dtype,
                                                            .bytes_sent = bytes_sent,
                                                            .bytes_received = bytes_received,
+                                                           .peer = peer,
+                                                           .tag = tag,
                                                            .source = has_details ? caller_line() : "",
                                                            .begin = now,
                                                            .end = now,

@@ -53,6 +53,8 @@ struct CommEvent {
   uint64_t number = 0;       // among the rank's communications, as in the flight recorder
   uint64_t call =
       0;  // among the group's communications, from 1; 0 if members may stay away. Planned ones are numbered by themselves
+  int64_t peer = -1;         // for a message to or from one rank: its index in the group
+  int64_t tag = 0;           // of such a message
   std::string layouts = {};  // of the moved tensor; "" unless details are wanted, as is source
   std::string source = {};   // the program's line; "" in a program without Python
   int64_t begin = 0;
@@ -132,9 +134,9 @@ class CommTrace : public EventReader {
 };
 
 /// Adds a collective that no Communication sends, such as one that the program calls itself, to this thread's stream. Its times are unknown: it
-/// begins and ends now.
+/// begins and ends now. `peer` and `tag`: as in CommEvent.
 void add_collective(const char* collective, std::vector<int64_t> ranks, std::optional<c10::ScalarType> dtype,
-                    int64_t bytes_sent, int64_t bytes_received);
+                    int64_t bytes_sent, int64_t bytes_received, int64_t peer = -1, int64_t tag = 0);
 
 /// Whether some reader on this thread wants operators. Cost: one read.
 bool operators_are_read();

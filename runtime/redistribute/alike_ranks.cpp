@@ -52,10 +52,14 @@ class StandIns {
   std::map<std::pair<const DeviceMesh*, int64_t>, std::optional<int64_t>> known_;
 };
 
-std::vector<Dims> sizes_of(const Layout& layout, int64_t rank) {
-  std::vector<Dims> sizes;
-  for (const Box& box : layout.boxes(rank)) sizes.push_back(box.sizes);
-  return sizes;
+/// The sizes of the rank's pieces; with `has_places`, also where they begin.
+std::vector<Dims> facts_of(const Layout& layout, int64_t rank, bool has_places) {
+  std::vector<Dims> facts;
+  for (const Box& box : layout.boxes(rank)) {
+    facts.push_back(box.sizes);
+    if (has_places) facts.push_back(box.offsets);
+  }
+  return facts;
 }
 
 bool equal(const RankTraffic& a, const RankTraffic& b) {
@@ -78,17 +82,19 @@ std::optional<Dims> coordinates_of(const DeviceMesh& mesh, int64_t rank) {
   return in_slice;
 }
 
-std::vector<int64_t> alike_ranks(const MadeSpecs& made, std::vector<int64_t> others) {
+std::vector<int64_t> alike_ranks(const MadeSpecs& made, const std::set<const Spec*>& by_place,
+                                 std::vector<int64_t> others) {
   const std::vector<SpecPtr> specs = made.specs();
   StandIns stand_ins(specs);
   for (const SpecPtr& spec : specs) {
     const Layout& layout = spec->layout();
-    const std::vector<Dims> own = sizes_of(layout, spec->mesh()->rank());
+    const bool has_places = by_place.contains(spec.get());
+    const std::vector<Dims> own = facts_of(layout, spec->mesh()->rank(), has_places);
     std::map<int64_t, bool> alike;  // by stand-in: many ranks have the same
     std::erase_if(others, [&](int64_t rank) {
       const auto stand_in = stand_ins.of(spec->mesh(), rank);
       const auto [known, is_new] = alike.try_emplace(stand_in.value_or(-1));
-      if (is_new) known->second = own == (stand_in ? sizes_of(layout, *stand_in) : std::vector<Dims>());
+      if (is_new) known->second = own == (stand_in ? facts_of(layout, *stand_in, has_places) : std::vector<Dims>());
       return !known->second;
     });
   }

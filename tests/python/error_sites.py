@@ -73,6 +73,12 @@ ELSEWHERE = {
         "Give the path of a Python program",
         " before its program did",
         ", which needs values, and a dry run has none",
+        " has no links. Give what ",
+    ),
+    "a file of a dry run: tests/python/test_dry_run_ids.py": (
+        "the histogram of ids has ",
+        "Give finite numbers of 0 or more",
+        "Give a number for each row or for each of some equal ranges",
     ),
     "a search by dry runs, which ranks cannot start: tests/python/test_suggest.py": (
         " does not take the batch: ",

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import pickle
+import re
 import subprocess
 import sys
 
@@ -10,11 +12,14 @@ import dry_run_program
 import pytest
 import torch
 import torch.distributed as dist
+from command_line import finished_command, is_error_in_a_line
 from torch.utils.flop_counter import FlopCounterMode
-from torchrun import expect_all_well
+from torchrun import TORCHS, expect_all_well, forked_python
 
 import shardwise as sw
 from shardwise import _C
+from shardwise._commands import doctor
+from shardwise._commands.link_speed import LinkSpeed, slowest
 from shardwise._dry_run.agreement import divergences
 from shardwise._dry_run.job import Program, run_all, run_as, sampled
 from shardwise._dry_run.rank_number import RankNumber
@@ -253,11 +258,66 @@ def test_the_command_prints_the_report_and_writes_files(tmp_path):
     assert "<svg" in (tmp_path / "run.html").read_text()
 
 
-def test_a_missing_program_is_an_error_of_usage():
-    command = [sys.executable, "-m", "shardwise", "dry-run", "--ranks", "4", "nothing.py"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "there is no file 'nothing.py'" in done.stderr
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "there is no file 'nothing.py'"),
+        (["--rank", "4"], "rank 4 is not in a job of 4 ranks"),
+        (["--all", "--device", "gpu"], "device_type is 'gpu', which torch does not know"),
+        (["--ids", "zipf:one"], "'one' is no number of 0 or more"),
+        (["--ids", "loads.txt"], "no such file"),
+        (["--links", "nothing.json"], "No such file or directory: 'nothing.json'"),
+        (["--links", __file__], "has no links. Give what"),
+        (["--link", "20:0"], "a link of 20.0 us and 0.0 GB/s is none"),
+        (["--link", "20:1", "--links", "x.json"], "not allowed with argument"),
+        (["--flops", "-1"], "-1.0 TFLOP/s and 0 GB/s are no rates"),
+    ],
+)
+def test_arguments_that_no_run_has_are_errors_in_a_line(options, words):
+    done = finished_command("dry-run", "--ranks", 4, *options, "nothing.py")
+    assert is_error_in_a_line(done, "dry-run")
+    assert words in done.stderr
+
+
+def test_a_report_is_printed_although_its_file_cannot_be_written(tmp_path):
+    program = run_of(tmp_path, "torch.ones(3)\n")
+    file = tmp_path / "nowhere" / "run.json"
+    done = finished_command("dry-run", "--ranks", 32, "--json", file, *program.arguments)
+    assert (done.returncode, "rank 0 of 32: peak" in done.stdout, str(file) in done.stderr) == (2, True, True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ("(8, 8)", r"rank 32 is not in the world of 32 ranks.* at .*program.py:2"),
+        ("(4, 4)", "ranks 16-31 are in no mesh"),
+    ],
+)
+def test_a_mesh_of_another_number_of_ranks_is_told(tmp_path, shape, words):
+    script = tmp_path / "program.py"
+    script.write_text(f"import shardwise as sw\nmesh = sw.init_device_mesh('cuda', {shape})\n")
+    done = finished_command("dry-run", "--ranks", 32, "--rank", 31, script)
+    assert re.search(words, done.stdout)
+
+
+def test_links_are_taken_as_doctor_measured_them(tmp_path):
+    file = tmp_path / "links.json"
+    unset = {name: value for name, value in os.environ.items() if name not in doctor.TORCHRUN_VARIABLES}
+    measured = forked_python("-m", "shardwise", "doctor", "--json", imported=TORCHS, env=unset)
+    file.write_text(measured.stdout)
+    ((latency_us, gb_per_second),) = slowest(file)
+    (speed,) = (each["speed"] for each in json.loads(measured.stdout) if each["speed"])
+    assert (latency_us, gb_per_second) == (speed["latency"] * 1e6, speed["bandwidth"] / 1e9)
+    program = run_of(tmp_path, "dist.broadcast(torch.ones(1000, 1000), src=0)\n")
+    done = finished_command("dry-run", "--ranks", 32, "--links", file, *program.arguments)
+    assert f"{(speed['latency'] + 4e6 / speed['bandwidth']) * 1e3:,.3f} ms of communication" in done.stdout
+
+
+def test_the_slowest_links_within_and_between_hosts_are_taken(tmp_path):
+    file = tmp_path / "links.json"
+    speeds = [None, LinkSpeed(5e-6, 3e9), LinkSpeed(2e-5, 1e9, True), LinkSpeed(4e-6, 2e9), LinkSpeed(3e-5, 2e9, True)]
+    file.write_text(json.dumps([{"speed": each and dataclasses.asdict(each)} for each in speeds]))
+    assert slowest(file) == [(pytest.approx(5), 2.0), (pytest.approx(30), 1.0)]
 
 
 def test_a_mesh_without_tensors_has_groups_that_agree(tmp_path):
@@ -344,5 +404,6 @@ def test_a_failed_run_leaves_nothing_behind():
 
 
 def test_a_device_that_torch_does_not_know_is_refused():
-    with pytest.raises(RuntimeError, match="foo"):
-        sw.dry_run(8, device_type="foo")
+    for name in ("foo", "cuda:1"):
+        with pytest.raises(ValueError, match=f"device_type is '{name}'.* such as cuda or cpu"):
+            sw.dry_run(8, device_type=name)

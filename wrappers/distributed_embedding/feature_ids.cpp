@@ -123,9 +123,10 @@ FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, con
                  "[{}] the ids of feature {} have shape [{}]. Give [samples], [samples, ids per sample], or flat ids "
                  "with offsets or lengths.",
                  kLayer, feature.name, fmt::join(input.ids.sizes(), ", "));
+  if (table.mesh()->is_meta()) note_planned(table);
   // Copies the input: a program may overwrite its tensors before the backward, or while ids are being sent.
   FeatureIds result{table.mesh()->is_meta()
-                        ? planned_ids(input.ids.numel(), table.sizes()[0])
+                        ? PlannedIds(input.ids.numel(), table.sizes()[0]).ids()
                         : flat_copy(input.ids, at::TensorOptions().dtype(at::kLong).device(at::kCPU)),
                     pooling_of(feature.combiner),
                     {},

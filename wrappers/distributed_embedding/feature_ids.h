@@ -45,7 +45,7 @@ struct FeatureIds {
     for (at::Tensor* tensor : {&ids, &offsets, &weights}) visit(*tensor);
   }
 
-  /// Throws: c10::TypeError and c10::ValueError that name the feature. If `table` is on meta, ids are planned_ids() and samples have equally many.
+  /// Throws: c10::TypeError and c10::ValueError that name the feature. If `table` is on meta, ids are PlannedIds and samples have equally many.
   static FeatureIds of(const Feature& feature, const FeatureInput& input, const Spec& table);
 };
 

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from shardwise._commands.arguments import MAX_INTEGER, link, whole
+from shardwise._commands.link_speed import slowest
 from shardwise.debug.printing import printable
 
 COUNT = whole(1, MAX_INTEGER)
@@ -29,16 +30,24 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     which.add_argument("--all", action="store_true", help="every rank runs")
     add("--device", default="cuda", help="the kind of device that is planned for (default: %(default)s)")
     add("--value", type=float, help="what a read of a value gives (default: such a read is an error)")
+    add(
+        "--ids",
+        default="uniform",
+        metavar="MODEL",
+        help="the shares of a table's rows in ids, and of experts in tokens: uniform, zipf:EXPONENT, or a file with a histogram (default: %(default)s)",
+    )
     add("--ranks-per-host", type=COUNT, default=8, metavar="N", help="default: %(default)s")
     add("--flops", type=float, default=0, metavar="TFLOP/S", help="the rate of a device, for estimates of time")
     add("--memory-bandwidth", type=float, default=0, metavar="GB/S", help="the rate of a device's memory, for the same")
-    add(
+    links = command.add_mutually_exclusive_group()
+    links.add_argument(
         "--link",
         type=link,
         action="append",
         metavar="US:GB/S",
         help="within a host, then between hosts (default: 20:10)",
     )
+    links.add_argument("--links", type=Path, metavar="FILE", help="the same as measured: what doctor --json printed")
     add("--json", type=Path, metavar="FILE", help="writes the figures for other programs")
     add("--html", type=Path, metavar="FILE", help="writes a page with the report and drawings")
     add("program", help="a script")
@@ -48,21 +57,28 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def run(options: argparse.Namespace) -> list[str]:
     from shardwise._dry_run.figures import LINKS, Machine
+    from shardwise._dry_run.ids import IdModel
     from shardwise._dry_run.job import Program, run_all, run_as, sampled
     from shardwise._dry_run.report import Report
 
+    links = slowest(options.links) if options.links else options.link or LINKS
+    machine = Machine.of(options.flops, options.memory_bandwidth, links, options.ranks_per_host)
     program = Program(
-        (options.program, *options.arguments), options.ranks, options.device, options.value, options.ranks_per_host
+        (options.program, *options.arguments),
+        options.ranks,
+        options.device,
+        options.value,
+        options.ranks_per_host,
+        IdModel.of(options.ids),
     )
     if options.all:
         found = run_all(program)
     else:
         found = run_as(program, [options.rank] if options.sample is None else sampled(options.ranks, options.sample))
-    machine = Machine.of(options.flops, options.memory_bandwidth, options.link or LINKS, options.ranks_per_host)
     report = Report(found, machine)
+    print(printable(str(report)))
     if options.json is not None:
         options.json.write_text(report.json(), encoding="utf-8")
     if options.html is not None:
         options.html.write_text(report.html(), encoding="utf-8")
-    print(printable(str(report)))
     raise SystemExit(int(any(each.failure for each in found)))

@@ -15,6 +15,7 @@ from shardwise.debug.spans import CommunicationSpan
 from shardwise.device_mesh import DeviceMesh
 
 Ranks = tuple[int, ...]
+PAIRED = ("send", "recv", "recv_any_source")  # ends of the names of calls between two ranks
 
 
 @dataclass(frozen=True, order=True)
@@ -91,7 +92,7 @@ def divergences(ranks: Sequence[RankFigures]) -> list[str]:
 
 def is_plain_collective(span: CommunicationSpan) -> bool:
     """True if the program called the collective itself, and all ranks of the group must."""
-    return span.op.startswith(("c10d::", "_c10d_functional")) and span.collective not in ("send", "recv")
+    return span.op.startswith(("c10d::", "_c10d_functional")) and not span.collective.endswith(PAIRED)
 
 
 def _difference(
@@ -111,7 +112,7 @@ def _difference(
                     own = [next(rank for rank in group if owner.get(rank) == number) for number in pair]
                     return (
                         f"ranks {group[0]}, ..., {group[-1]} ({len(group)}) diverge in their call {place}: rank {own[0]} makes "
-                        f"{_text(a)}, rank {own[1]} makes {_text(b)}"
+                        f"{text_of_call(a)}, rank {own[1]} makes {text_of_call(b)}"
                     )
     return ""
 
@@ -122,7 +123,8 @@ def _facts(span: CommunicationSpan) -> tuple[object, ...]:
     return span.collective, span.op, span.dtype, span.bytes_sent + span.bytes_received if is_as_long else None
 
 
-def _text(span: CommunicationSpan | None) -> str:
+def text_of_call(span: CommunicationSpan | None) -> str:
     if span is None:
         return "none"
-    return f"{span.collective} for {span.op or 'the program'} ({span.dtype or 'no dtype'}) at {span.source or 'an unknown line'}"
+    moved = f"{span.dtype or 'no dtype'}, {span.bytes_sent + span.bytes_received:,} bytes"
+    return f"{span.collective} for {span.op or 'the program'} ({moved}) at {span.source or 'an unknown line'}"

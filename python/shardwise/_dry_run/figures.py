@@ -78,7 +78,16 @@ class Machine:
     def of(
         cls, flops: float, memory_bandwidth: float, links: Sequence[tuple[float, float]], ranks_per_host: int
     ) -> Machine:
-        """From TFLOP/s, GB/s, and one link or two."""
+        """From TFLOP/s, GB/s, and one link or two. Raises ValueError for rates that no hardware has."""
+        for latency_us, gb_per_second in links:
+            if not (latency_us >= 0 and gb_per_second > 0):
+                raise ValueError(
+                    f"[dry_run] a link of {latency_us} us and {gb_per_second} GB/s is none. Give a latency of 0 or more and a bandwidth above 0."
+                )
+        if not (flops >= 0 and memory_bandwidth >= 0):
+            raise ValueError(
+                f"[dry_run] {flops} TFLOP/s and {memory_bandwidth} GB/s are no rates. Give numbers above 0, or 0 for unknown."
+            )
         return cls(flops * 1e12, memory_bandwidth * 1e9, (links[0], links[-1]), ranks_per_host)
 
     def seconds_of(self, work: Work) -> float:
@@ -109,7 +118,9 @@ class RankFigures:
     allocations: list[Allocation] = field(default_factory=list)
     communications: list[Communication] = field(default_factory=list)
     works: list[Work] = field(default_factory=list)
+    blocking: set[int] = field(default_factory=set)  # the communications in which the program waits for another rank
     reads: dict[tuple[str, str], int] = field(default_factory=dict)  # by line and function
+    ids: str = ""  # their model, if the run planned for any
     failure: str = ""
     pictures: list[str] = field(default_factory=list)  # SVG: the layouts of each model
     grids: list[Any] = field(default_factory=list)  # agreement.Grid: the meshes
@@ -191,6 +202,7 @@ class RankFigures:
             "flops": self.flops,
             "works": [asdict(each) for each in self.works],
             "reads": [{"line": line, "call": call, "times": n} for (line, call), n in self.reads.items()],
+            "ids": self.ids,
             "failure": self.failure,
             "alike": self.alike,
         }

@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from shardwise._dry_run.figures import RankFigures
+from shardwise._dry_run.ids import EQUAL_SHARES, IdModel
 from shardwise._dry_run.run import dry_run
 
 N_PROCESSES = os.cpu_count() or 1
@@ -26,10 +27,24 @@ class Program:
     device_type: str
     value: float | None
     ranks_per_host: int
+    ids: IdModel = EQUAL_SHARES
+
+    def as_rank(self, rank: int, others: Sequence[int] | None) -> dry_run:
+        """The run of one rank, which may stand for `others`. Raises ValueError for settings that no run has."""
+        return dry_run(
+            self.n_ranks,
+            rank,
+            device_type=self.device_type,
+            value=self.value,
+            ids=self.ids,
+            ranks_per_host=self.ranks_per_host,
+            _others=others,
+        )
 
 
 def run_as(program: Program, ranks: Sequence[int]) -> list[RankFigures]:
-    """The figures of these ranks. The first one's output is shown. Raises OSError if there is no such script.
+    """The figures of these ranks. The first one's output is shown. Raises OSError if there is no such script, and ValueError for settings that no
+    run has.
 
     Each rank is a process, as many at a time as there are cores. A program that ends with an error has figures up to there.
     """
@@ -55,7 +70,9 @@ def run_all(program: Program) -> list[RankFigures]:
 
 
 def _run_each(arguments: Sequence[tuple[Program, int, bool, Sequence[int] | None]]) -> list[RankFigures]:
-    script = Path(arguments[0][0].arguments[0])
+    program, rank, _, others = arguments[0]
+    program.as_rank(rank, others)
+    script = Path(program.arguments[0])
     if not script.is_file():
         raise FileNotFoundError(f"[dry_run] there is no file {str(script)!r}. Give the path of a Python program.")
     found: list[RankFigures] = []
@@ -106,14 +123,7 @@ def _run(program: Program, rank: int, is_shown: bool, others: Sequence[int] | No
 
 
 def _run_once(program: Program, rank: int, others: Sequence[int] | None) -> RankFigures:
-    run = dry_run(
-        program.n_ranks,
-        rank,
-        device_type=program.device_type,
-        value=program.value,
-        ranks_per_host=program.ranks_per_host,
-        _others=others,
-    )
+    run = program.as_rank(rank, others)
     with suppress(Exception, SystemExit), run:  # the figures have the error
         runpy.run_path(program.arguments[0], run_name="__main__")
     return run.figures

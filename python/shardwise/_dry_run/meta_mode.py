@@ -4,9 +4,10 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn import functional as F
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardwise import _C
 from shardwise._dry_run.rank_number import RankNumber
+from shardwise.device_mesh import DeviceMesh
 
 Function = Callable[..., Any]
 
@@ -40,7 +42,8 @@ NEEDS_VALUES = re.compile(
     "Tensor.item\\(\\) cannot be called on meta|Cannot copy out of meta|nonzero|aten::_?unique|to run this operator with Meta|on cpu, but it's on meta"
 )
 MOST_FEATURES = 256  # of a head, for the fused kernels of attention
-TO_A_DEVICE = {torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.xpu, torch.Tensor.pin_memory}
+TO_A_DEVICE = {torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.xpu, torch.Tensor.to, torch.Tensor.pin_memory}
+HAS_RANKS = "_has_ranks"  # an attribute of tensors that are computed from the ranks of meshes alone
 
 
 class MetaMode(TorchFunctionMode):
@@ -62,6 +65,9 @@ class MetaMode(TorchFunctionMode):
         args = tuple(map(plain_number, args))
         if is_of_meshes(sys._getframe(1)):
             return func(*args, **kwargs)  # the ranks of a mesh are real numbers
+        tensors = [each for each in args if isinstance(each, torch.Tensor)]
+        if tensors and func not in TO_A_DEVICE and all(hasattr(each, HAS_RANKS) for each in tensors):
+            return tree_map_only(torch.Tensor, with_ranks, func(*args, **kwargs))
         if func in NUMBERS:
             if any(is_on_meta(each) for each in args):
                 return self._number(func, args[0], sys._getframe(1))
@@ -76,10 +82,10 @@ class MetaMode(TorchFunctionMode):
             return rms_norm(*map(on_meta, args), **kwargs)
         if func is torch._grouped_mm and is_of_groups(*args, **kwargs):
             return GroupedProduct.apply(*map(on_meta, args), on_meta(kwargs["offs"]))
-        if func in TO_A_DEVICE:
-            return on_meta(args[0])
         if func is torch.Tensor.to:
             args = (args[0], *(torch.device("meta") if is_device(each) else each for each in args[1:]))
+        elif func in TO_A_DEVICE:
+            return on_meta(args[0])
         if kwargs.get("device") is not None or func in self._constructors:
             kwargs["device"] = torch.device("meta")
         kwargs.pop("pin_memory", None)
@@ -138,6 +144,17 @@ class MetaMode(TorchFunctionMode):
             )
         self.reads[place, name] += 1
         return self._value
+
+
+def with_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, which stays on the CPU: a program may read the ranks of a mesh."""
+    setattr(tensor, HAS_RANKS, True)
+    return tensor
+
+
+def kept_ranks() -> AbstractContextManager[Any]:
+    ranks_of: Any = DeviceMesh.mesh.fget  # type: ignore[attr-defined]
+    return mock.patch.object(DeviceMesh, "mesh", property(lambda mesh: with_ranks(ranks_of(mesh))))
 
 
 def is_on_meta(value: object) -> bool:

@@ -6,8 +6,9 @@ A program runs alike on two ranks if each comparison of such a number has the sa
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -15,8 +16,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from shardwise import _C
+from shardwise import _C, _utils
 from shardwise.device_mesh import DeviceMesh
+from shardwise.dtensor import DTensor
+from shardwise.local_shards_wrapper import LocalShardsWrapper
+
+# Functions whose answers differ between the slices of a mesh, and between ranks.
+FUNCTIONS_OF_GROUPS = ("get_process_group_ranks", "get_global_rank", "get_group_rank")
+FUNCTIONS_OF_PIECES = (
+    (_utils, "compute_local_shape_and_global_offset"),
+    (LocalShardsWrapper, "local_offsets"),
+    (DTensor, "__create_chunk_list__"),
+)
 
 ByRank = Callable[[int], Any]  # the number that a rank has, or None
 Fact = Callable[[int], bool]  # whether a rank would have got the same answer
@@ -149,8 +160,13 @@ class _Environment(type(os.environ)):  # type: ignore[misc]
 
 
 def is_asked_by_library() -> bool:
-    """Whether torch or this package called the function that asks: what they do on a rank is known."""
-    return _C.is_of_a_library(sys._getframe(2).f_code.co_filename)
+    """Whether torch or this package called the function that asks: what they do on a rank is known. Modules of the interpreter, such as os in
+    os.environ.get(), ask for their callers.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen "):
+        frame = frame.f_back
+    return frame is None or _C.is_of_a_library(frame.f_code.co_filename)
 
 
 @contextmanager
@@ -158,17 +174,62 @@ def noted_ranks(ranks_per_host: int) -> Iterator[list[Fact]]:
     """A `with` block in which what torch and meshes tell about this rank are RankNumbers. Gives the facts that the program has learned so far."""
     facts: list[Fact] = []
     get_rank, local_rank, coordinate = c10d.get_rank, DeviceMesh.get_local_rank, DeviceMesh.get_coordinate
-    new_group = c10d.new_group
+    new_group, group_of, mesh_of = c10d.new_group, DeviceMesh.get_group, DeviceMesh.mesh.fget  # type: ignore[attr-defined]
+    rank_of_group, ranks_of = dist.ProcessGroup.rank, c10d.get_process_group_ranks
+    places: dict[Any, ByRank] = {}  # of ranks in the groups along dims of meshes
+
+    def in_group(group: Any, number: int) -> Any:
+        if group is None or group == dist.group.WORLD:
+            return RankNumber(number, lambda rank: rank, facts)
+        if group in places:
+            return RankNumber(number, places[group], facts)
+        note_members([get_rank()])
+        return number
 
     def noted_rank(group: Any = None) -> Any:
         number = get_rank(group)
-        if is_asked_by_library():
-            return number
-        if group is None or group == dist.group.WORLD:
-            return RankNumber(number, lambda rank: rank, facts)
-        own = get_rank()
-        facts.append(lambda rank: rank == own)
-        return number
+        return number if is_asked_by_library() else in_group(group, number)
+
+    def noted_rank_of_group(self: Any) -> Any:
+        number = rank_of_group(self)
+        return number if is_asked_by_library() else in_group(self, number)
+
+    def noted_group_of(self: DeviceMesh, mesh_dim: Any = None) -> Any:
+        group = group_of(self, mesh_dim)
+        if group is not None:
+            places[group] = along(self, 0 if mesh_dim is None else _C.mesh_dim_number(self, mesh_dim))
+        return group
+
+    def note_members(ranks: Iterable[int]) -> None:
+        """Other ranks would have got another answer."""
+        members = frozenset(ranks)
+        facts.append(lambda rank: rank in members)
+
+    def of_members(function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of a group that tells its ranks."""
+
+        def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+            if group is not None and not is_asked_by_library():
+                note_members(ranks_of(group))
+            return function(group, *args, **kwargs)
+
+        return call
+
+    def of_rank_alone(function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that tells which pieces are this rank's."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not is_asked_by_library():
+                note_members([get_rank()])
+            return function(*args, **kwargs)
+
+        return call
+
+    def noted_mesh(self: DeviceMesh) -> Any:
+        found = mesh_of(self)
+        if self._get_root_mesh() is not self and not is_asked_by_library():
+            note_members(found.flatten().tolist())
+        return found
 
     def along(mesh: DeviceMesh, dim: int) -> ByRank:
         def of_rank(rank: int) -> int | None:
@@ -177,7 +238,7 @@ def noted_ranks(ranks_per_host: int) -> Iterator[list[Fact]]:
 
         return of_rank
 
-    def note_members(mesh: DeviceMesh) -> None:
+    def note_whether_member(mesh: DeviceMesh) -> None:
         is_member = coordinate(mesh) is not None
         facts.append(lambda rank: (_C.coordinates_of(mesh, rank) is not None) == is_member)
 
@@ -187,14 +248,15 @@ def noted_ranks(ranks_per_host: int) -> Iterator[list[Fact]]:
             facts.append(lambda rank: (rank in members) == (own in members))
         return new_group(ranks, *args, **kwargs)
 
-    def noted_device() -> Any:
-        return RankNumber(get_rank() % ranks_per_host, lambda rank: rank % ranks_per_host, facts)
+    def noted_device(*fallback: Any) -> Any:
+        number = get_rank() % ranks_per_host
+        return number if is_asked_by_library() else RankNumber(number, lambda rank: rank % ranks_per_host, facts)
 
     def noted_local_rank(self: DeviceMesh, mesh_dim: Any = None) -> Any:
         number, dim = local_rank(self, mesh_dim), 0
         if is_asked_by_library():
             return number
-        note_members(self)
+        note_whether_member(self)
         if mesh_dim is not None:
             dim = _C.mesh_dim_number(self, mesh_dim)
         return RankNumber(number, along(self, dim), facts)
@@ -203,7 +265,7 @@ def noted_ranks(ranks_per_host: int) -> Iterator[list[Fact]]:
         found = coordinate(self)
         if is_asked_by_library():
             return found
-        note_members(self)
+        note_whether_member(self)
         return found and tuple(RankNumber(number, along(self, dim), facts) for dim, number in enumerate(found))
 
     def noted_rank_of_mesh(self: DeviceMesh) -> Any:
@@ -219,15 +281,23 @@ def noted_ranks(ranks_per_host: int) -> Iterator[list[Fact]]:
         "GROUP_RANK": lambda rank: rank // ranks_per_host,
     }
     with ExitStack() as changes:
+        of_torch: dict[str, Callable[..., Any]] = {
+            "get_rank": noted_rank,
+            "new_group": noted_group,
+            "get_node_local_rank": noted_device,
+        }
+        of_torch |= {name: of_members(getattr(c10d, name)) for name in FUNCTIONS_OF_GROUPS}
         for owner, name, function in (
-            (c10d, "get_rank", noted_rank),
-            (dist, "get_rank", noted_rank),
-            (c10d, "new_group", noted_group),
-            (dist, "new_group", noted_group),
+            *((module, name, function) for name, function in of_torch.items() for module in (c10d, dist)),
             (torch.cuda, "current_device", noted_device),
+            (dist.ProcessGroup, "rank", noted_rank_of_group),
+            (DeviceMesh, "mesh", property(noted_mesh)),
+            (DeviceMesh, "get_group", noted_group_of),
             (DeviceMesh, "get_local_rank", noted_local_rank),
             (DeviceMesh, "get_coordinate", noted_coordinate),
             (DeviceMesh, "get_rank", noted_rank_of_mesh),
+            *((owner, name, of_rank_alone(getattr(owner, name))) for owner, name in FUNCTIONS_OF_PIECES),
+            (LocalShardsWrapper, "shard_offsets", property(of_rank_alone(LocalShardsWrapper.local_offsets))),
             (os, "environ", environ),
         ):
             changes.enter_context(mock.patch.object(owner, name, function))

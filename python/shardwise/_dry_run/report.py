@@ -13,6 +13,7 @@ from shardwise._C import page_style
 from shardwise._dry_run.agreement import divergences, lines_of
 from shardwise._dry_run.figures import Communication, Machine, RankFigures, Work
 from shardwise._dry_run.memory_chart import memory_chart
+from shardwise._dry_run.pairs import unpaired
 from shardwise.debug.picture import template_of
 from shardwise.debug.profile_tables import unasked_table
 from shardwise.debug.text_tables import in_units, ranks_text, table_text
@@ -60,7 +61,9 @@ def text_of(ranks: Sequence[RankFigures], machine: Machine, limit: int = MOST_LI
         unasked_table([each.span for each in shown.communications], limit),
         work_by_operator(shown, limit),
         times(shown, machine),
+        outside_meshes(ranks),
         reads(shown),
+        f"ids and choices of experts are a model: {shown.ids}\n" if shown.ids else "",
         *(f"on ranks {ranks_text(each.alike)}: {each.failure}\n" for each in ranks if each.failure),
     ]
     return "\n".join(part for part in parts if part)
@@ -158,6 +161,12 @@ def reads(figures: RankFigures) -> str:
     return table_text("values that the program read, and a dry run does not have", ["line", "call", "reads"], rows, 2)
 
 
+def outside_meshes(ranks: Sequence[RankFigures]) -> str:
+    members = {rank for each in ranks for grid in each.grids for rank in grid.ranks}
+    others = set(range(ranks[0].n_ranks)).difference(members) if members else ()
+    return f"ranks {ranks_text(others)} are in no mesh that the program made\n" if others else ""
+
+
 def compared(ranks: Sequence[RankFigures]) -> str:
     """A line per figure: the least, the mean and the most of all ranks that ran."""
     columns: dict[str, tuple[Callable[[RankFigures], float], Callable[[float], str]]] = {
@@ -182,9 +191,12 @@ def compared(ranks: Sequence[RankFigures]) -> str:
 
 
 def agreement(ranks: Sequence[RankFigures]) -> str:
-    found = divergences(ranks)
+    found, messages = divergences(ranks), unpaired(ranks)
+    lost = f"a message between two ranks does not arrive:\n  {messages}\n" if messages else ""
     if found:
-        return "the ranks do not make the same collectives:\n" + "".join(f"  {each}\n" for each in found)
+        return "the ranks do not make the same collectives:\n" + "".join(f"  {each}\n" for each in found) + lost
+    if lost:
+        return lost
     if sum(len(each.alike) for each in ranks) < ranks[0].n_ranks:
         return "these ranks make the same collectives in the same order in the groups that they share\n"
     return "all ranks make the same collectives in the same order in every group\n"

@@ -2,13 +2,16 @@
 
 import traceback
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from itertools import product
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import optimizer as optimizer_module
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -33,7 +36,8 @@ from shardwise._dry_run.figures import (
     RankFigures,
     Work,
 )
-from shardwise._dry_run.meta_mode import MetaMode
+from shardwise._dry_run.ids import UNIFORM, IdModel
+from shardwise._dry_run.meta_mode import MetaMode, kept_ranks
 from shardwise._dry_run.rank_number import Fact, noted_ranks
 from shardwise._dry_run.report import Report
 from shardwise._dry_run.world import fake_world
@@ -58,9 +62,9 @@ class dry_run:
     In the block every tensor is on meta, whichever device the program names, and every mesh is on meta, too. Communications are planned and counted
     as in a run with memory, and not sent. A read of a value (`loss.item()`) gives `value`; without `value` it is an error that names the line.
 
-    `device_type`: the kind of device that the job is planned for; it decides over kernels and messages. `ranks_per_host`: for LOCAL_RANK and
-    for links. For estimates of time: `flops` in TFLOP/s, `memory_bandwidth` in GB/s, and `links` within a host and between hosts, in us and GB/s.
-    Raises ValueError in a process that has ranks already, and for a rank outside the job.
+    `device_type`: the kind of device that the job is planned for; it decides over kernels and messages. `ids`: the shares of a table's rows in ids,
+    and of experts in tokens: "uniform", "zipf:1.05", or a file with a histogram. `ranks_per_host`: for LOCAL_RANK and for links. For estimates of time: `flops` in TFLOP/s, `memory_bandwidth` in GB/s, and `links` within a host and between hosts, in us and GB/s.
+    Raises ValueError in a process that has ranks already, for a rank outside the job, and for a device or a model of ids that is unknown.
 
     >>> run = sw.dry_run(ranks=512, rank=3)  # then, in a process without ranks: with run: train()
     >>> run.figures.rank, run.figures.n_ranks
@@ -74,6 +78,7 @@ class dry_run:
         *,
         device_type: str = "cuda",
         value: float | None = None,
+        ids: str | IdModel = UNIFORM,
         ranks_per_host: int = 8,
         flops: float = 0,
         memory_bandwidth: float = 0,
@@ -88,7 +93,11 @@ class dry_run:
             raise ValueError(f"[dry_run] ranks_per_host is {ranks_per_host}: a host has at least one. Give 1 or more.")
         self.figures = RankFigures(rank, ranks)
         self.machine = Machine.of(flops, memory_bandwidth, links, ranks_per_host)
-        torch.device(device_type)  # raises RuntimeError for a kind of device that torch does not know
+        if not is_device_type(device_type):
+            raise ValueError(
+                f"[dry_run] device_type is {device_type!r}, which torch does not know. Give a kind of device, such as cuda or cpu."
+            )
+        self._ids = ids if isinstance(ids, IdModel) else IdModel.of(ids)
         self._device_type = device_type
         self._mode = MetaMode(device_type, value)
         self._others = _others  # the ranks to compare with
@@ -99,8 +108,9 @@ class dry_run:
         with ExitStack() as scopes:
             n_ranks, per_host = self.figures.n_ranks, self.machine.ranks_per_host
             scopes.enter_context(fake_world(n_ranks, self.figures.rank, per_host, self._device_type))
-            _C.plan_for(self._device_type)
+            _C.plan_for(self._device_type, self._ids.numbers)
             scopes.callback(_C.plan_for, None)
+            scopes.enter_context(kept_ranks())
             if self._others is not None:
                 self._facts = scopes.enter_context(noted_ranks(per_host))
             for change in (*changes_of_torch(self._device_type), *changes_of_data_parallel()):
@@ -121,6 +131,8 @@ class dry_run:
             self._events = _C.EventReader("dry_run", operators=True, details=True, plain_collectives=True)
             self._events.open()
             scopes.callback(self._events.close)
+            for name, module in product(("send", "recv"), (distributed_c10d, dist)):
+                scopes.enter_context(mock.patch.object(module, name, self._noted_wait(getattr(module, name))))
             self._tracker = ModuleTracker(self._events.n_communications, self._memory.n_allocations, self._work.n_works)
             self._tracker.start()
             scopes.callback(self._tracker.stop)
@@ -141,6 +153,7 @@ class dry_run:
         with self._scopes:
             self.figures.failure = failure_text(error[1])
             self.figures.alike += self._alike()
+            self.figures.ids = self._ids.text if _C.plans_ids() else ""
             self.figures.grids = sorted({Grid.of(mesh) for mesh in self._meshes})
         self._take_figures()
 
@@ -186,6 +199,16 @@ class dry_run:
             return Place(layer, OPTIMIZER)
         return Place(layer, BACKWARD if is_backward else OUTSIDE if layer == EVERYTHING else FORWARD)
 
+    def _noted_wait(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """torch's send or recv, which returns when the message has been sent."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            self.figures.blocking.add(self._events.n_communications() - 1)
+            return result
+
+        return call
+
     def _label_module(self, module: nn.Module, inputs: Any) -> None:
         if self._tracker.depth == 1:
             self._models[module] = None
@@ -219,6 +242,13 @@ def changes_of_torch(device_type: str) -> Iterator[AbstractContextManager[Any]]:
             name = f"_get_{kinds}_kernels_supported_devices"
             known = getattr(optimizer_module, name)
             yield mock.patch.object(optimizer_module, name, lambda known=known: [*known(), "meta"])
+
+
+def is_device_type(name: str) -> bool:
+    try:
+        return torch.device(name).index is None
+    except RuntimeError:
+        return False
 
 
 def failure_text(error: BaseException | None) -> str:

@@ -55,6 +55,8 @@ def fake_world(ranks: int, rank: int, ranks_per_host: int, device_type: str) -> 
 
     with ExitStack() as changes:
         changes.enter_context(mock.patch.dict(os.environ, {name: str(value) for name, value in variables.items()}))
+        fake = dist.Backend._BackendPlugin(lambda at, options: _C.fake_group(at.group_rank, at.group_size), True)
+        changes.enter_context(mock.patch.dict(dist.Backend._plugins, {BACKEND.upper(): fake}))
         for module in (c10d, dist):
             changes.enter_context(mock.patch.object(module, "init_process_group", init_process_group))
             changes.enter_context(mock.patch.object(module, "new_group", new_fake_group))

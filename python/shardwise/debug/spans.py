@@ -71,6 +71,8 @@ class CommunicationSpan(_Span):
     has_failed: bool
     last_rank: int | None = None  # the rank that came last and was waited for, if the profiles of all ranks are known
     late_ns: int = 0  # how long this rank's thread waited for that rank to come
+    peer: int = -1  # for a message between two ranks: the index of the other one in the group
+    tag: int = 0  # of such a message
 
 
 @dataclass(frozen=True)
