@@ -73,7 +73,6 @@ ELSEWHERE = {
         "Give the path of a Python program",
         " before its program did",
         ", which needs values, and a dry run has none",
-        " has no links. Give what ",
     ),
     "a file of a dry run: tests/python/test_dry_run_ids.py": (
         "the histogram of ids has ",
