@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cmath>
+#include <mutex>
 #include <numeric>
 #include <utility>
 
@@ -17,6 +18,7 @@ constexpr double kLeastShare = 1e-12;  // of an expert, so that tokens have enou
 
 struct Planned {
   IdModel model;
+  std::mutex mutex;  // protects what follows
   std::set<const Spec*> tables;
 };
 
@@ -71,11 +73,18 @@ std::vector<Chunk> chunks_of(std::monostate, Interval, int64_t) { return {}; }
 
 }  // namespace
 
-void plan_ids(IdModel model) { planned() = {std::move(model), {}}; }
+void plan_ids(IdModel model) {
+  const std::lock_guard lock(planned().mutex);
+  planned().model = std::move(model);
+  planned().tables.clear();
+}
 
 bool has_id_model() { return planned().model.index() != 0; }
 
-void note_planned(const Spec& rows) { planned().tables.insert(&rows); }
+void note_planned(const Spec& rows) {
+  const std::lock_guard lock(planned().mutex);
+  planned().tables.insert(&rows);
+}
 
 const std::set<const Spec*>& planned_tables() { return planned().tables; }
 
