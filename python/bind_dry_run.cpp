@@ -1,11 +1,14 @@
+#include "ops/products/fused_attention.h"
 #include "ops/support/planned_values.h"
 #include "python/bindings.h"
+#include "runtime/dispatch/planned_autocast.h"
 #include "runtime/dispatch/work_meter.h"
 #include "runtime/redistribute/alike_ranks.h"
 #include "runtime/tensor/meta_memory.h"
 
 #include <torch/csrc/distributed/c10d/FakeProcessGroup.hpp>
 
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -83,6 +86,16 @@ void bind_dry_run(py::module_& module) {
       },
       py::arg("made"), py::arg("others"),
       "Returns the ranks in `others` that hold and send as much as this rank in everything that it did.");
+  define(module, "planned_attention", &planned_attention, py::arg("query"), py::arg("key"), py::arg("value"),
+         py::arg("attn_mask") = std::nullopt, py::arg("dropout_p") = 0.0, py::arg("is_causal") = false,
+         py::arg("scale") = std::nullopt, py::arg("enable_gqa") = false,
+         "scaled_dot_product_attention on meta by the kernel that torch picks on the planned kind of device.");
+  module.def(
+      "plan_autocast",
+      [](const std::optional<std::string>& device_type) {
+        plan_autocast(device_type ? std::optional(c10::Device(*device_type).type()) : std::nullopt);
+      },
+      py::arg("device_type"), "Casts tensors on meta as autocast for this kind of device does; None ends that.");
   module.def(
       "coordinates_of", [](const MeshPtr& mesh, int64_t rank) { return coordinates_of(*mesh, rank); }, py::arg("mesh"),
       py::arg("rank"), "The coordinates of a rank in its own slice of the mesh that `mesh` is a slice of; or None.");

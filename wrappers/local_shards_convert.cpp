@@ -137,11 +137,43 @@ void check_pieces_here(const at::Tensor& wrapper, const Spec& spec) {
   check_pieces({pieces.begin(), pieces.end()}, spec);
 }
 
+/// On meta, where this rank's pieces alone are known: `placements` with lengths_around() its piece. Without shape=, all ranks have as much.
+SpecPtr planned_spec(const RankPieces& mine, const MeshPtr& mesh, const Placements& placements,
+                     const at::Tensor& wrapper) {
+  SW_CHECK_VALUE(mine.shape || mine.boxes.size() == 1,
+                 "[from_local] rank {} gives {}, and on meta nothing is known of the others' pieces. Give shape= and "
+                 "exact placements: Shard(dim, sizes=[...]) or EnumerableShard.",
+                 mine.rank, list_of(mine.boxes));
+  Dims shape = mine.shape.value_or(mine.boxes[0].sizes);
+  Placements exact = placements;
+  for (int64_t m = 0; m < mesh->ndim(); ++m) {
+    const int64_t dim = placements[m].split_dim(), n = mesh->size(m), place = (*mesh->coord())[m];
+    if (dim < 0 || !placements[m].sizes().empty()) continue;
+    if (!mine.shape) shape[dim] = mine.boxes[0].offsets[dim] + (n - place) * mine.boxes[0].sizes[dim];
+    const Interval own = mine.boxes.empty() ? planned_interval(shape[dim], n, place, 0) : mine.boxes[0].interval(dim);
+    exact[m] = placements[m].with_sizes(lengths_around(own, shape[dim], n, place));
+  }
+  const Dims strides = mine.stride              ? *mine.stride
+                       : mine.boxes.empty() ? row_major_strides(shape)
+                                            : dense_strides(shape, mine.piece_strides);
+  SpecPtr spec = Spec::intern(mesh, shape, exact, strides, mine.dtype);
+  check_pieces_here(wrapper, *spec);
+  return spec;
+}
+
 SpecPtr inferred_spec(const std::vector<RankPieces>& all, const MeshPtr& mesh, const Placements& placements) {
   const auto holder = std::ranges::find_if(all, [](const RankPieces& each) { return !each.boxes.empty(); });
   const MeshPtr on = holder == all.end() ? mesh : mesh->on(holder->device_type);
   InferredLayout inferred = infer_layout(all, on->grid_ptr(), placements, on->device_type());
   return Spec::intern(on, std::move(inferred.layout), inferred.strides, inferred.dtype);
+}
+
+/// The wrapper, or one of the same pieces without memory.
+at::Tensor on_meta(const at::Tensor& wrapper) {
+  if (wrapper.is_meta()) return wrapper;
+  std::vector<at::Tensor> shards = local_shards(wrapper);
+  for (at::Tensor& shard : shards) shard = shard.to(at::kMeta);
+  return make_local_shards(std::move(shards), local_offsets(wrapper), wrapper.options().device(at::kMeta), wrapper.dim());
 }
 
 SpecPtr spec_here(const at::Tensor& wrapper, const MeshPtr& mesh, const Placements& placements,
@@ -160,7 +192,10 @@ SpecPtr spec_here(const at::Tensor& wrapper, const MeshPtr& mesh, const Placemen
                                               options.stride ? fmt::format("{}", fmt::join(*options.stride, ",")) : "?",
                                               to_string(placements))
                                 : "";
-  return inferred_spec(gather_pieces(pieces_here(wrapper, *mesh, options), *mesh, topic), mesh, placements);
+  const RankPieces mine = pieces_here(wrapper, *mesh, options);
+  const std::vector<RankPieces> all = gather_pieces(mine, *mesh, topic);
+  return mesh->is_meta() && mesh->is_member() ? planned_spec(mine, mesh, placements, wrapper)
+                                               : inferred_spec(all, mesh, placements);
 }
 
 /// The first dim in which a piece is shorter than the tensor; 0 if none is. Pre: shapes are set.
@@ -180,8 +215,9 @@ int64_t sharded_dim(const std::vector<RankPieces>& all) {
 
 }  // namespace
 
-at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Placements placements,
+at::Tensor from_local_shards(const at::Tensor& given, const MeshPtr& mesh, Placements placements,
                              const FromLocalOptions& options) {
+  const at::Tensor wrapper = mesh->is_meta() ? on_meta(given) : given;
   const size_t n_pieces = local_offsets(wrapper).size();
   const SpecPtr spec = spec_here(wrapper, mesh, placements, options);
   if (!mesh->is_member()) return wrap_pieces(spec, {}, kNoPieces);

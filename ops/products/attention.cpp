@@ -14,8 +14,10 @@
 #include "ops/support/maybe_tensor.h"
 #include "ops/support/plain_self.h"
 #include "runtime/api/dtensor.h"
+#include "runtime/api/gradients.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/rules/move_bytes.h"
+#include "runtime/tensor/planned_device.h"
 #include "text/check.h"
 
 #include <ATen/Functions.h>
@@ -67,10 +69,50 @@ at::Tensor masked(const at::Tensor& scores, const at::Tensor& mask) {
 
 using at::SDPBackend;
 
+constexpr int64_t kMostFeatures = 256;  // of a head, for torch's fused kernels for GPUs
+
+/// A tensor on the CPU with the sizes, strides and dtype of `tensor`, and without memory.
+at::Tensor shape_on_cpu(const at::Tensor& tensor) {
+  return at::for_blob(nullptr, tensor.sizes())
+      .strides(tensor.strides())
+      .options(tensor.options().device(at::kCPU))
+      .make_tensor()
+      .set_requires_grad(records(tensor));
+}
+
+/// The kernel that torch picks for operands on meta on the kind of device that is planned for. `asks`: torch's own choice, which it makes on the CPU.
+template <class Ask>
+SDPBackend planned_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                          const MaybeTensor& mask, bool enable_gqa, const Ask& asks) {
+  if (takes_cpu_kernels(query)) {
+    const MaybeTensor terms = is_given(mask) ? MaybeTensor(shape_on_cpu(*mask)) : std::nullopt;
+    return static_cast<SDPBackend>(asks(shape_on_cpu(query), shape_on_cpu(key), shape_on_cpu(value), terms));
+  }
+  const bool is_for_cuda = planned_device_on_meta() == c10::kCUDA;
+  const bool fits = query.dim() == 4 && key.dim() == 4 && query.size(3) <= kMostFeatures;
+  if (!is_for_cuda || !fits) return SDPBackend::math;
+  const bool is_half = query.scalar_type() == at::kHalf || query.scalar_type() == at::kBFloat16;
+  if (is_half && !is_given(mask) && (enable_gqa || query.size(1) == key.size(1))) return SDPBackend::flash_attention;
+  return query.size(1) == key.size(1) ? SDPBackend::efficient_attention : SDPBackend::math;
+}
+
+/// True if an operand is on meta, and the program is planned for the device of the operands' mesh. Other steps on meta take products, which any device has.
+bool is_planned(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  MeshPtr mesh;
+  for (const at::Tensor& operand : {query, key, value}) find_mesh(operand, mesh);
+  return query.is_meta() && (!mesh || mesh->planned_type() == planned_device_on_meta());
+}
+
 /// The kernel that torch picks for plain tensors of these shapes, strides and dtypes, as a value of at::SDPBackend. torch's choice depends on nothing
 /// else, so it is equal on all ranks.
 int64_t fused_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const MaybeTensor& mask,
                      double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
+  if (is_planned(query, key, value)) {
+    const auto on_cpu = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& terms) {
+      return at::_fused_sdp_choice(q, k, v, terms, dropout_p, is_causal, scale, enable_gqa);
+    };
+    return static_cast<int64_t>(planned_choice(query, key, value, mask, enable_gqa, on_cpu));
+  }
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_fused_sdp_choice", "");
   const c10::DispatchKey kernel = at::TensorOptions(query.device()).computeDispatchKey();
   if (!op.hasKernelForDispatchKey(kernel)) return static_cast<int64_t>(SDPBackend::math);
@@ -119,7 +161,7 @@ at::Tensor with_padded_features(const at::Tensor& tensor) {
 at::Tensor with_fitting_features(SDPBackend backend, const at::Tensor& query, const at::Tensor& key,
                                  const at::Tensor& value, const MaybeTensor& mask, double dropout_p, bool is_causal,
                                  std::optional<double> scale) {
-  if (backend != SDPBackend::flash_attention || query.device().is_cpu() || query.size(-1) % 8 == 0)
+  if (backend != SDPBackend::flash_attention || takes_cpu_kernels(query) || query.size(-1) % 8 == 0)
     return fused_attention(backend, query, key, value, mask, dropout_p, is_causal, scale);
   const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
   return fused_attention(backend, with_padded_features(query), with_padded_features(key), with_padded_features(value),
@@ -178,6 +220,26 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
 }
 
 }  // namespace
+
+at::Tensor planned_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                             const MaybeTensor& mask, double dropout_p, bool is_causal, std::optional<double> scale,
+                             bool enable_gqa) {
+  const auto backend =
+      static_cast<SDPBackend>(fused_choice(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa));
+  if (backend == SDPBackend::math || is_dtensor(query) || is_dtensor(key) || is_dtensor(value))
+    return at::scaled_dot_product_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
+  if (backend == SDPBackend::efficient_attention) {
+    MaybeTensor terms = mask;
+    if (is_given(mask)) terms = mask->to(query.scalar_type()).expand({query.size(0), query.size(1), query.size(2), key.size(2)});
+    return std::get<0>(at::_scaled_dot_product_efficient_attention(query, key, value, terms, records(query), dropout_p,
+                                                                   is_causal, scale));
+  }
+  if (takes_cpu_kernels(query))
+    return std::get<0>(
+        at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal, mask, scale));
+  return std::get<0>(at::_scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal,
+                                                             /*return_debug_mask=*/false, scale));
+}
 
 void register_attention(RuleTable& /*table*/) {
   add_composition("scaled_dot_product_attention", &attention);

@@ -1,4 +1,5 @@
 #include "ops/products/attention_kernels.h"
+#include "runtime/tensor/planned_device.h"
 
 #include <ATen/Context.h>
 #include <ATen/ExpandUtils.h>
@@ -56,7 +57,7 @@ Attended run(const at::Tensor& query, const at::Tensor& key, const at::Tensor& v
   const double p = call.dropout_p;
   switch (call.backend) {
     case SDPBackend::flash_attention: {
-      if (query.device().is_cpu()) {
+      if (takes_cpu_kernels(query)) {
         auto [output, logsumexp] =
             at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, p, is_causal, call.mask, call.scale);
         return {output, logsumexp, {}};
@@ -91,7 +92,7 @@ AttentionGradients run_backward(const at::Tensor& grad, const at::Tensor& query,
                                 bool is_causal, bool with_mask) {
   const double p = call.dropout_p;
   const int64_t n_queries = query.size(2), n_keys = key.size(2);
-  const bool is_on_cpu = call.backend == SDPBackend::flash_attention && query.device().is_cpu();
+  const bool is_on_cpu = call.backend == SDPBackend::flash_attention && takes_cpu_kernels(query);
   at::Tensor random;
   if (!is_on_cpu)
     random = attended.random.defined() ? attended.random.select(0, 0).select(0, 0).select(0, 0)
@@ -184,7 +185,7 @@ bool needs_mask(const AttentionCall& call) {
 /// If there are more or fewer queries than keys, kernels align the causal mask differently: the last query sees the keys up to the last one (true),
 /// or query i sees the keys up to i (false).
 bool aligns_last(const at::Tensor& query, const AttentionCall& call) {
-  return call.backend == SDPBackend::flash_attention && !query.device().is_cpu();
+  return call.backend == SDPBackend::flash_attention && !takes_cpu_kernels(query);
 }
 
 /// Merges the attention to both parts of the keys. Half-precision parts are weighed in float32.
@@ -208,6 +209,10 @@ Attended attend_seen(const at::Tensor& query, const at::Tensor& key, const at::T
 }
 
 }  // namespace
+
+bool takes_cpu_kernels(const at::Tensor& tensor) {
+  return tensor.is_cpu() || (tensor.is_meta() && planned_device_on_meta() == c10::kCPU);
+}
 
 Attended attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const AttentionCall& call) {
   if (query.numel() == 0 || key.numel() == 0) {

@@ -8,6 +8,9 @@
 
 namespace shardwise {
 
+/// True for a tensor on the CPU, and for one on meta in a program that is planned for the CPU.
+bool takes_cpu_kernels(const at::Tensor& tensor);
+
 struct AttentionCall {
   at::SDPBackend backend = at::SDPBackend::flash_attention;
   std::optional<at::Tensor> mask;  // terms added to the scores; broadcasts to [batch, heads, queries, keys]

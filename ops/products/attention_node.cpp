@@ -49,7 +49,7 @@ void refuse_second_derivative(const char* op, const Tensor& grad, const variable
 
 Tensor fused_attention(SDPBackend backend, const Tensor& query, const Tensor& key, const Tensor& value,
                        const MaybeTensor& given_mask, double dropout_p, bool is_causal, std::optional<double> scale) {
-  const auto [op, node_name] = name_of(backend, query.device().is_cpu());
+  const auto [op, node_name] = name_of(backend, takes_cpu_kernels(query));
   const Fused fused{op, backend, dropout_p, is_causal, scale};
   SW_CHECK_NOT_IMPLEMENTED(
       !has_tangent(query) && !has_tangent(key) && !has_tangent(value),

@@ -33,4 +33,10 @@ at::Tensor fused_attention(at::SDPBackend backend, const at::Tensor& query, cons
                            const at::Tensor& value, const MaybeTensor& mask, double dropout_p, bool is_causal,
                            std::optional<double> scale);
 
+/// torch's scaled_dot_product_attention on meta, by the kernel that torch picks on the kind of device that the program is planned for. On meta, torch
+/// itself takes products and a softmax, which keep the scores of all pairs.
+at::Tensor planned_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                             const MaybeTensor& mask, double dropout_p, bool is_causal, std::optional<double> scale,
+                             bool enable_gqa);
+
 }  // namespace shardwise

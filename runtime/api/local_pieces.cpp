@@ -91,6 +91,19 @@ bool are_exact(const std::vector<Placement>& placements) {
   return std::ranges::none_of(placements, &Placement::is_chunk);
 }
 
+std::vector<int64_t> lengths_around(const Interval& own, int64_t extent, int64_t n, int64_t place) {
+  std::vector<int64_t> lengths(n, own.length());
+  const auto part = [](int64_t total, int64_t i, int64_t parts) { return total * (i + 1) / parts - total * i / parts; };
+  for (int64_t i = 0; i < place; ++i) lengths[i] = part(own.begin, i, place);
+  for (int64_t i = place + 1; i < n; ++i) lengths[i] = part(extent - own.end, i - place - 1, n - place - 1);
+  return lengths;
+}
+
+Interval planned_interval(int64_t extent, int64_t n, int64_t place, int64_t length) {
+  const int64_t begin = n > 1 ? std::max<int64_t>(extent - length, 0) * place / (n - 1) : 0;
+  return {begin, begin + length};
+}
+
 std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const DeviceMesh& mesh,
                                            std::vector<Placement> placements, c10::IntArrayRef sizes) {
   if (are_exact(placements) || !mesh.is_member()) return placements;
@@ -111,14 +124,21 @@ std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const Device
         fmt::join(piece, ", "), fmt::join(whole, ", "), kGiveShape);
     all.push_back(piece);
   }
-  if (!group.sends) return placements;  // the other ranks' sizes are unknown
   for (Placement& each : placements) each = each.with_dim_from_zero(static_cast<int64_t>(sizes.size()));
   for (size_t m = 0; m < placements.size(); ++m) {
     if (!placements[m].is_chunk()) continue;
     const int64_t dim = placements[m].split_dim();
     if (dim < 0 || dim >= static_cast<int64_t>(sizes.size())) continue;  // Layout reports these
     if (mesh_dims_splitting(placements, dim).size() > 1) continue;       // shards of shards stay torch.chunk's
-    Dims lengths(mesh.size(static_cast<int64_t>(m)), -1);
+    const int64_t n = mesh.size(static_cast<int64_t>(m));
+    if (!group.sends) {  // the other ranks' sizes are unknown
+      const int64_t place = (*mesh.coord())[m], own = local.size(dim);
+      if (own != chunk_sizes(sizes[dim], n)[place])
+        placements[m] = placements[m].with_sizes(
+            lengths_around(planned_interval(sizes[dim], n, place, own), sizes[dim], n, place));
+      continue;
+    }
+    Dims lengths(n, -1);
     for (size_t i = 0; i < all.size(); ++i) {
       int64_t& length = lengths[(*mesh.grid().coord_of(group.ranks[i]))[m]];
       SW_CHECK_VALUE(length == -1 || length == all[i][dim],
@@ -131,7 +151,7 @@ std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const Device
         std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) == sizes[dim],
         "[from_local] the ranks' local tensors have {} indices in dim {}, but the tensor of shape [{}] has {}. {}",
         fmt::join(lengths, " + "), dim, fmt::join(sizes, ", "), sizes[dim], kGiveShape);
-    if (lengths != chunk_sizes(sizes[dim], static_cast<int64_t>(lengths.size())))
+    if (lengths != chunk_sizes(sizes[dim], n))
       placements[m] = Placement::shard(dim, lengths);
   }
   return placements;

@@ -19,6 +19,12 @@ Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const 
 /// True if every Shard has explicit sizes.
 bool are_exact(const std::vector<Placement>& placements);
 
+/// On meta, the lengths of `n` parts of `extent` elements if the part at `place` is `own`: the parts before it share the elements before it, and those
+/// after it the rest.
+std::vector<int64_t> lengths_around(const Interval& own, int64_t extent, int64_t n, int64_t place);
+/// The interval of the part at `place` if it has `length` elements, and all other parts are equal.
+Interval planned_interval(int64_t extent, int64_t n, int64_t place, int64_t length);
+
 /// `placements`, where each Shard without sizes gets the sizes of the ranks' local tensors if they are not torch.chunk's split of `sizes`. Shards
 /// of one dim along several mesh dims stay as they are. Collective over the mesh's members: one small message, which CommTrace leaves out.
 /// Non-members get `placements` unchanged.

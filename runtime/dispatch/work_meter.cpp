@@ -20,6 +20,8 @@ namespace {
 
 using Values = c10::ArrayRef<c10::IValue>;
 
+constexpr const char* kFusedAttention = "shardwise::fused_attention";  // and its backward
+
 int64_t product(c10::IntArrayRef sizes) { return c10::multiply_integers(sizes); }
 c10::IntArrayRef sizes(const c10::IValue& value) { return value.toTensor().sizes(); }
 
@@ -54,7 +56,8 @@ int64_t flops_of(std::string_view op, Values in, const c10::IValue& out) {
   if (op == "aten::convolution" || op == "aten::_convolution" || op == "aten::convolution_overrideable")
     return of_convolution(in[6].toBool() ? in[0] : out, in[1]);  // transposed: each input element meets a filter
   if (op == "aten::convolution_backward") return of_convolution_backward(in);
-  const bool is_attention = op.find("dot_product") != op.npos && op.find("attention") != op.npos;
+  const bool is_attention =
+      op.starts_with(kFusedAttention) || (op.find("dot_product") != op.npos && op.find("attention") != op.npos);
   if (is_attention &&
       op.ends_with(
           "_backward"))  // two products again, and four for the gradients: 2.5 times the forward with flash kernels
@@ -101,7 +104,7 @@ struct WorkMeter::Recording {
     OpFacts& facts = at->second;
     facts.name = std::make_shared<const std::string>(name.name);
     const auto op = c10::Dispatcher::singleton().findSchema(name);
-    const bool is_product = name.name.starts_with("shardwise::grouped_");
+    const bool is_product = name.name.starts_with("shardwise::grouped_") || name.name.starts_with(kFusedAttention);
     facts.is_composed = !op || (name.name.starts_with("shardwise::") && !is_product) ||
                         op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
     facts.is_view = name.name == "aten::_unsafe_view" || name.name == "aten::set_" ||

@@ -1,12 +1,14 @@
 #include "runtime/rules/op_sample.h"
 
 #include "runtime/rules/rule.h"
+#include "runtime/tensor/meta_memory.h"
 #include "text/check.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/full.h>
 #include <c10/util/accumulate.h>
 
+#include <algorithm>
 #include <exception>
 #include <string_view>
 
@@ -44,9 +46,7 @@ bool has_indices(const OpCall& call, const Operand& operand) {
 /// A sample filled with ones, or with zeros for indices, because index 0 always exists.
 at::Tensor sample_of(const OpCall& call, const Operand& operand, const Dims& sizes) {
   const Spec& spec = *operand.spec;
-  const MeshPtr mesh = spec.mesh()->with_memory();
-  const c10::Device device = mesh->is_meta() ? c10::Device(c10::kCPU) : mesh->device();
-  const auto options = at::TensorOptions().dtype(spec.dtype()).device(device);
+  const auto options = at::TensorOptions().dtype(spec.dtype()).device(spec.mesh()->device());
   const Dims strides = sample_strides(sizes, spec);
   return at::full(c10::multiply_integers(sizes), has_indices(call, operand) ? 0 : 1, options)
       .as_strided(sizes, strides);
@@ -82,11 +82,18 @@ void check_sizes(const OpCall& call, const Signature& signature) {
   }
 }
 
+/// Meta if the pieces are on meta: kernels there may give other dtypes than those of the device that is planned for.
+std::optional<c10::Device> planned_device(const OpCall& call) {
+  const auto is_planned = [](const Operand& operand) { return operand.spec && operand.spec->mesh()->is_meta(); };
+  return std::ranges::any_of(call.operands, is_planned) ? std::optional(c10::Device(c10::kMeta)) : std::nullopt;
+}
+
 /// Runs the operator with each distributed operand replaced by a sample of these sizes. Nothing if this fails.
 std::optional<std::vector<at::Tensor>> run(OpCall& call, const std::vector<Dims>& sizes) {
+  const ShapesAlone uncounted;
   const auto sample = [&](size_t operand) { return sample_of(call, call.operands[operand], sizes[operand]); };
   try {
-    return results_with(call, sample);
+    return results_with(call, sample, planned_device(call));
   } catch (const c10::Error&) {
     call.refusal = std::current_exception();
     return std::nullopt;

@@ -4,6 +4,7 @@
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/torch_versions.h"
 #include "runtime/tensor/mesh_families.h"
+#include "runtime/tensor/planned_device.h"
 #include "runtime/tensor/unused_meshes.h"
 #include "text/check.h"
 
@@ -151,8 +152,10 @@ void DeviceMesh::become_meta() {
 
 c10::DeviceType DeviceMesh::planned_type() const {
   const c10::DeviceType type = with_memory_ ? with_memory_->device_type_ : device_type_;
-  return type == c10::DeviceType::Meta ? planned_for.load().value_or(c10::DeviceType::CUDA) : type;
+  return type == c10::DeviceType::Meta ? planned_device_on_meta() : type;
 }
+
+c10::DeviceType planned_device_on_meta() { return planned_for.load().value_or(c10::DeviceType::CUDA); }
 
 void DeviceMesh::plan_for(std::optional<c10::DeviceType> device_type) { planned_for = device_type; }
 

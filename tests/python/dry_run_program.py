@@ -102,7 +102,24 @@ def distributed_activations():
         optimizer.zero_grad()
 
 
-CASES = {each.__name__: each for each in (tensor_parallel, fully_sharded, two_dims, distributed_activations)}
+def distributed_attention():
+    """Scores of all pairs would be most of the memory."""
+    mesh = sw.init_device_mesh("cpu", (N_RANKS,))
+
+    def heads(n):
+        return sw.distribute_tensor(torch.randn(2, n, 256, 16), mesh, [Shard(1)]).requires_grad_()
+
+    mask = sw.distribute_tensor(torch.randn(256, 256), mesh, [sw.Replicate()])
+    for n_keys, options in ((8, {"is_causal": True}), (4, {"enable_gqa": True}), (8, {"attn_mask": mask})):
+        for _ in range(2):
+            result = nn.functional.scaled_dot_product_attention(heads(8), heads(n_keys), heads(n_keys), **options)
+            result.sum().full_tensor().backward()
+
+
+CASES = {
+    each.__name__: each
+    for each in (tensor_parallel, fully_sharded, two_dims, distributed_activations, distributed_attention)
+}
 
 
 def write(folder):

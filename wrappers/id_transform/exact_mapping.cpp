@@ -22,12 +22,13 @@ namespace {
 constexpr const char* kExactMapping = "ExactMapping";
 constexpr int64_t kRowsPerBucket = 256;
 constexpr int64_t kHeaderSize = 4;  // step, n_rows, n_buckets, default_row
+constexpr size_t kVerdictSize = 3;  // reassigned rows, a bucket that is full, the ids there
 
 ExactMappingOptions checked(ExactMappingOptions options, const DeviceMesh& mesh) {
   SW_CHECK_VALUE(mesh.ndim() == 1,
                  "[{}] the mesh {} has {} dims, but buckets are distributed over one. Give a 1-D mesh.", kExactMapping,
                  to_string(mesh), mesh.ndim());
-  SW_CHECK_VALUE(mesh.device_type() == c10::DeviceType::CPU,
+  SW_CHECK_VALUE(mesh.device_type() == c10::DeviceType::CPU || mesh.is_meta(),
                  "[{}] the mesh {} is on {}, and the map lives in host memory. Give a mesh of the same ranks on cpu; "
                  "ids may be anywhere.",
                  kExactMapping, to_string(mesh), c10::DeviceTypeName(mesh.device_type(), true));
@@ -61,7 +62,7 @@ IdOwners owners_of(const ExactMappingOptions& options, const DeviceMesh& mesh) {
 }
 
 Interval own_buckets(const IdOwners& owners, const DeviceMesh& mesh) {
-  if (!mesh.is_member()) return {0, 0};
+  if (!mesh.is_member() || mesh.is_meta()) return {0, 0};  // on meta nothing is mapped
   const int64_t place = (*mesh.coord())[0];
   return {owners.first_bucket[place], owners.first_bucket[place + 1]};
 }
@@ -107,7 +108,7 @@ IdMappingState ExactMapping::new_state() const {
   const auto per_row = [&](int64_t value) { return full({options_.n_rows}, value, mesh_, placements(), at::kLong); };
   IdMappingState state{per_row(0), per_row(-1), per_row(0),
                        full({kHeaderSize}, 0, mesh_, {Placement::replicate()}, at::kLong)};
-  if (mesh_->is_member()) {
+  if (mesh_->is_member() && !mesh_->is_meta()) {
     auto* header = piece_of(state.header).mutable_data_ptr<int64_t>();
     std::ranges::copy(std::initializer_list<int64_t>{0, options_.n_rows, options_.n_buckets, options_.default_row},
                       header);
@@ -195,15 +196,19 @@ at::Tensor ExactMapping::transform(const IdMappingState& state, const at::Tensor
     SW_CHECK_TYPE(is_integer(ids),
                   "[{}] ids of rank {} are {}: they must be integers of up to 64 bits. Convert them, or hash them.",
                   kExactMapping, mesh_->rank(), c10::toString(ids.scalar_type()));
-    refresh(state);
+    if (!mesh_->is_meta()) refresh(state);
   });
   const CommScope scope(kExactMapping, CommScope::Cause::kProgram);
   IdExchange exchange(*mesh_->group(), owners_, is_integer(ids) ? flat_ids(ids) : at::empty({0}, at::kLong));
-  auto* header = piece_of(state.header).mutable_data_ptr<int64_t>();
-  check_headers(exchange.send_headers({static_cast<int64_t>(error.type), header[0], assigns}), error);
+  auto* header = mesh_->is_meta() ? nullptr : piece_of(state.header).mutable_data_ptr<int64_t>();
+  check_headers(exchange.send_headers({static_cast<int64_t>(error.type), header ? header[0] : 0, assigns}), error);
 
-  const IdRowState own = this->own(state);
   const IdUses uses = exchange.send_ids(assigns, counts_here(ids));
+  if (mesh_->is_meta()) {
+    exchange.send_rows(at::empty({uses.ids.numel()}, at::kLong), std::vector<int64_t>(assigns ? kVerdictSize : 0));
+    return laid_out_as(ids, exchange.rows());
+  }
+  const IdRowState own = this->own(state);
   if (!assigns) {
     exchange.send_rows(rows_.find(own, uses.ids, options_.default_row), {});
     return laid_out_as(ids, exchange.rows());

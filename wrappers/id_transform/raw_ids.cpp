@@ -2,6 +2,7 @@
 
 #include "text/check.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <fmt/ranges.h>
 
@@ -10,7 +11,10 @@
 namespace shardwise {
 namespace {
 
-at::Tensor flat(const at::Tensor& ids) { return ids.detach().to(at::kCPU, at::kLong).reshape({-1}).contiguous(); }
+at::Tensor flat(const at::Tensor& ids) {
+  if (ids.is_meta()) return at::arange(ids.numel(), at::kLong);
+  return ids.detach().to(at::kCPU, at::kLong).reshape({-1}).contiguous();
+}
 
 }  // namespace
 

@@ -13,7 +13,7 @@ void check_has_ranks(const char* op, const DeviceMesh& mesh, const DeviceMesh& o
 /// Throws: c10::ValueError for a Partial tensor.
 void check_not_partial(const char* op, const at::Tensor& tensor);
 
-/// This rank's ids, int64 [n] on the CPU.
+/// This rank's ids, int64 [n] on the CPU. Ids on meta count as different ones.
 at::Tensor flat_ids(const at::Tensor& ids);
 
 /// True if this rank's ids are counted: among replicas only one rank counts them.

@@ -124,6 +124,15 @@ def link(text: str) -> tuple[float, float]:
         raise refused(text, "is no link. Write microseconds:GB/s, as in 20:10.") from None
 
 
+def value(text: str) -> tuple[str, float]:
+    """train.py:12=0 is the line and the number; 0 alone, without a line, is for all others."""
+    line, _, number = text.rpartition("=")
+    try:
+        return line, float(number)
+    except ValueError:
+        raise refused(text, "is no value. Write a number, or a line and a number, as in train.py:12=0.") from None
+
+
 def n_bytes(text: str) -> int:
     """1MiB."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B?)", text)

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from shardwise._commands.arguments import MAX_INTEGER, link, whole
+from shardwise._commands.arguments import MAX_INTEGER, link, value, whole
 from shardwise._commands.link_speed import slowest
 from shardwise.debug.printing import printable
 
@@ -29,7 +29,13 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     which.add_argument("--sample", type=COUNT, metavar="N", help="N ranks run, from the first to the last")
     which.add_argument("--all", action="store_true", help="every rank runs")
     add("--device", default="cuda", help="the kind of device that is planned for (default: %(default)s)")
-    add("--value", type=float, help="what a read of a value gives (default: such a read is an error)")
+    add(
+        "--value",
+        type=value,
+        action="append",
+        metavar="[LINE=]NUMBER",
+        help="what a read of a value gives, at one line (train.py:12=0) or elsewhere (default: such a read is an error)",
+    )
     add(
         "--ids",
         default="uniform",
@@ -50,6 +56,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     links.add_argument("--links", type=Path, metavar="FILE", help="the same as measured: what doctor --json printed")
     add("--json", type=Path, metavar="FILE", help="writes the figures for other programs")
     add("--html", type=Path, metavar="FILE", help="writes a page with the report and drawings")
+    add("-m", action="store_true", dest="is_module", help="the program is a module, as in python -m")
     add("program", help="a script")
     add("arguments", nargs=argparse.REMAINDER, help="the program's own")
     command.set_defaults(run=run)
@@ -67,9 +74,10 @@ def run(options: argparse.Namespace) -> list[str]:
         (options.program, *options.arguments),
         options.ranks,
         options.device,
-        options.value,
+        dict(options.value or ()),
         options.ranks_per_host,
         IdModel.of(options.ids),
+        options.is_module,
     )
     if options.all:
         found = run_all(program)

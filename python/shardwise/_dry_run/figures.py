@@ -66,6 +66,18 @@ class Work:
 
 
 @dataclass(frozen=True)
+class FileAccess:
+    """A checkpoint that the program saved or loaded."""
+
+    line: str
+    verb: str  # "save" or "load"
+    path: str
+    n_items: int  # pieces of tensors, and other values, of this rank
+    n_bytes: int  # that this rank writes or reads
+    is_there: bool  # False for a load without a checkpoint, which counts as one of the same layout
+
+
+@dataclass(frozen=True)
 class Machine:
     """A model of one rank's hardware, for estimates of time. A rate of 0 is unknown."""
 
@@ -122,6 +134,7 @@ class RankFigures:
     reads: dict[tuple[str, str], int] = field(default_factory=dict)  # by line and function
     ids: str = ""  # their model, if the run planned for any
     failure: str = ""
+    files: list[FileAccess] = field(default_factory=list)
     pictures: list[str] = field(default_factory=list)  # SVG: the layouts of each model
     grids: list[Any] = field(default_factory=list)  # agreement.Grid: the meshes
     alike: list[int] = field(default_factory=list)  # the ranks that it stands for, itself too
@@ -201,6 +214,7 @@ class RankFigures:
             ],
             "flops": self.flops,
             "works": [asdict(each) for each in self.works],
+            "files": [asdict(each) for each in self.files],
             "reads": [{"line": line, "call": call, "times": n} for (line, call), n in self.reads.items()],
             "ids": self.ids,
             "failure": self.failure,

@@ -3,7 +3,8 @@
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from shardwise._dry_run.figures import RankFigures
 from shardwise._dry_run.ids import EQUAL_SHARES, IdModel
+from shardwise._dry_run.letters import Letters
+from shardwise._dry_run.meta_mode import Value
 from shardwise._dry_run.run import dry_run
 
 N_PROCESSES = os.cpu_count() or 1
@@ -20,16 +23,17 @@ N_PROCESSES = os.cpu_count() or 1
 
 @dataclass(frozen=True)
 class Program:
-    """A script and its arguments, and how it is run."""
+    """A script or a module and its arguments, and how it is run."""
 
     arguments: tuple[str, ...]  # the script first
     n_ranks: int
     device_type: str
-    value: float | None
+    value: Value
     ranks_per_host: int
     ids: IdModel = EQUAL_SHARES
+    is_module: bool = False  # arguments[0] is the name of a module, as in python -m
 
-    def as_rank(self, rank: int, others: Sequence[int] | None) -> dry_run:
+    def as_rank(self, rank: int, others: Sequence[int] | None, letters: Letters | None = None) -> dry_run:
         """The run of one rank, which may stand for `others`. Raises ValueError for settings that no run has."""
         return dry_run(
             self.n_ranks,
@@ -39,7 +43,13 @@ class Program:
             ids=self.ids,
             ranks_per_host=self.ranks_per_host,
             _others=others,
+            _letters=letters,
         )
+
+
+Arguments = tuple[
+    Program, int, bool, Sequence[int] | None
+]  # the rank, whether its output is shown, and the ranks to compare with
 
 
 def run_as(program: Program, ranks: Sequence[int]) -> list[RankFigures]:
@@ -69,63 +79,102 @@ def run_all(program: Program) -> list[RankFigures]:
     return found
 
 
-def _run_each(arguments: Sequence[tuple[Program, int, bool, Sequence[int] | None]]) -> list[RankFigures]:
+def _run_each(arguments: Sequence[Arguments]) -> list[RankFigures]:
     program, rank, _, others = arguments[0]
     program.as_rank(rank, others)
-    script = Path(program.arguments[0])
-    if not script.is_file():
-        raise FileNotFoundError(f"[dry_run] there is no file {str(script)!r}. Give the path of a Python program.")
-    found: list[RankFigures] = []
-    for begin in range(0, len(arguments), N_PROCESSES):
-        started = [_start(each) for each in arguments[begin : begin + N_PROCESSES]]
-        found += [_result(*each) for each in started]
-    return found
-
-
-def _start(arguments: tuple[Program, int, bool, Sequence[int] | None]) -> tuple[int, BaseProcess, Connection]:
-    context = get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(there, arguments))
-    process.start()
-    there.close()
-    return arguments[1], process, here
-
-
-def _send(connection: Connection, arguments: tuple[Program, int, bool, Sequence[int] | None]) -> None:
-    connection.send(_run(*arguments))
-
-
-def _result(rank: int, process: BaseProcess, connection: Connection) -> RankFigures:
+    if not (program.is_module or Path(program.arguments[0]).is_file()):
+        raise FileNotFoundError(
+            f"[dry_run] there is no file {program.arguments[0]!r}. Give the path of a Python program."
+        )
+    office = Office(program, {each[1]: each for each in arguments})
     try:
-        figures: RankFigures = connection.recv()
-    except EOFError:
-        process.join()
-        raise ValueError(
-            f"[dry_run] the process of rank {rank} ended with exit code {process.exitcode} before its program did. A program must "
-            "not end by os._exit()."
-        ) from None
-    process.join()
-    return figures
+        for begin in range(0, len(arguments), N_PROCESSES):
+            ranks = [each[1] for each in arguments[begin : begin + N_PROCESSES]]
+            for rank in ranks:
+                office.start(rank)
+            for rank in ranks:
+                office.serve(rank)
+    finally:
+        office.close()
+    return [office.found[each[1]] for each in arguments]
 
 
-def _run(program: Program, rank: int, is_shown: bool, others: Sequence[int] | None) -> RankFigures:
+class Office:
+    """Processes of ranks. It delivers the objects that they send each other, and starts the senders of those that a rank waits for."""
+
+    def __init__(self, program: Program, arguments: Mapping[int, Arguments]) -> None:
+        self.found: dict[int, RankFigures] = {}
+        self._program, self._arguments = program, arguments
+        self._processes: dict[int, tuple[BaseProcess, Connection]] = {}
+        self._letters: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(deque)  # by sender and receiver
+
+    def start(self, rank: int) -> None:
+        if rank in self._processes:
+            return
+        context = get_context("fork")
+        here, there = context.Pipe()
+        arguments = self._arguments.get(rank, (self._program, rank, False, None))
+        process = context.Process(target=_send, args=(there, arguments))
+        process.start()
+        there.close()
+        self._processes[rank] = process, here
+
+    def serve(self, rank: int, wanted: deque[bytes] | None = None, waiting: tuple[int, ...] = ()) -> None:
+        """Takes what the process of a rank tells until there is a letter in `wanted`, or the figures. `waiting`: ranks that wait for it."""
+        process, connection = self._processes[rank]
+        while rank not in self.found and not wanted:
+            try:
+                told = connection.recv()
+            except EOFError:
+                process.join()
+                raise ValueError(
+                    f"[dry_run] the process of rank {rank} ended with exit code {process.exitcode} before its program did. A program must "
+                    "not end by os._exit()."
+                ) from None
+            if isinstance(told, RankFigures):
+                self.found[rank] = told
+                process.join()
+            elif isinstance(told, tuple):
+                self._letters[rank, told[0]].append(told[1])
+            else:
+                letters = self._letters[told, rank]
+                if not letters and told not in (*waiting, rank) and 0 <= told < self._program.n_ranks:
+                    self.start(told)
+                    self.serve(told, letters, (*waiting, rank))
+                connection.send(letters.popleft() if letters else None)
+
+    def close(self) -> None:
+        for rank, (process, _) in self._processes.items():
+            if rank not in self.found:
+                process.kill()
+                process.join()
+
+
+def _send(connection: Connection, arguments: Arguments) -> None:
+    connection.send(_run(*arguments, Letters(connection)))
+
+
+def _run(program: Program, rank: int, is_shown: bool, others: Sequence[int] | None, letters: Letters) -> RankFigures:
     if not is_shown:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
     sys.argv = list(program.arguments)
-    sys.path[0] = str(Path(program.arguments[0]).resolve().parent)
-    figures = _run_once(program, rank, others)
+    sys.path[0] = "" if program.is_module else str(Path(program.arguments[0]).resolve().parent)
+    figures = _run_once(program, rank, others, letters)
     if "RankNumber" in figures.failure:  # the program, or a library, takes an int alone
-        figures = _run_once(program, rank, None)
+        figures = _run_once(program, rank, None, letters)
     sys.stdout.flush()
     return figures
 
 
-def _run_once(program: Program, rank: int, others: Sequence[int] | None) -> RankFigures:
-    run = program.as_rank(rank, others)
+def _run_once(program: Program, rank: int, others: Sequence[int] | None, letters: Letters) -> RankFigures:
+    run = program.as_rank(rank, others, letters)
     with suppress(Exception, SystemExit), run:  # the figures have the error
-        runpy.run_path(program.arguments[0], run_name="__main__")
+        if program.is_module:
+            runpy.run_module(program.arguments[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(program.arguments[0], run_name="__main__")
     return run.figures
 
 

@@ -3,7 +3,7 @@
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from types import FrameType
 from typing import Any
@@ -20,6 +20,7 @@ from shardwise._dry_run.rank_number import RankNumber
 from shardwise.device_mesh import DeviceMesh
 
 Function = Callable[..., Any]
+Value = float | Mapping[str, float] | None
 
 # Functions whose result is a number of the program, and the number that a value of 1 gives.
 NUMBERS: dict[Function, Callable[[float], Any]] = {
@@ -41,7 +42,8 @@ NUMBERS: dict[Function, Callable[[float], Any]] = {
 NEEDS_VALUES = re.compile(
     "Tensor.item\\(\\) cannot be called on meta|Cannot copy out of meta|nonzero|aten::_?unique|to run this operator with Meta|on cpu, but it's on meta"
 )
-MOST_FEATURES = 256  # of a head, for the fused kernels of attention
+MOST_LINES = 4  # in a sentence
+METHODS = ("torch._tensor", "torch.overrides", "torch.utils._device")  # modules
 TO_A_DEVICE = {torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.xpu, torch.Tensor.to, torch.Tensor.pin_memory}
 HAS_RANKS = "_has_ranks"  # an attribute of tensors that are computed from the ranks of meshes alone
 
@@ -49,16 +51,31 @@ HAS_RANKS = "_has_ranks"  # an attribute of tensors that are computed from the r
 class MetaMode(TorchFunctionMode):
     """A `with` block in which each device that the program names is meta. Attention takes the kernel of `device_type`.
 
-    `value`: the value of each element that the program reads; None makes a read an error. torch's own reads, such as an optimizer's of its number of
+    `value`: the value of each element that the program reads; None makes a read an error. With several, the key is "" or a line, "train.py:12". torch's own reads, such as an optimizer's of its number of
     steps, give 1 if there is no `value`. `reads` counts the others by line of the program.
     """
 
-    def __init__(self, device_type: str, value: float | None) -> None:
+    def __init__(self, device_type: str, value: Value) -> None:
         super().__init__()
         self._device_type = device_type
-        self._value = value
+        self._by_line: Mapping[str, float] = value if isinstance(value, Mapping) else {}
+        self._value = self._by_line.get("") if isinstance(value, Mapping) else value
         self._constructors = _device_constructors()
         self.reads: Counter[tuple[str, str]] = Counter()
+
+    def advice(self) -> str:
+        """A sentence on the values that the program read last, if it read any."""
+        lines = list(dict.fromkeys(place.split(" in ")[0] for place, _ in self.reads))[-MOST_LINES:]
+        if not lines:
+            return ""
+        return (
+            f". Before, the program read values at {', '.join(lines)}. If the error follows from one of them, give another number: "
+            f"`--value {lines[-1]}=NUMBER`"
+        )
+
+    def _value_at(self, place: str) -> float | None:
+        line = place.split(" in ")[0]
+        return next((value for key, value in self._by_line.items() if key and line.endswith(key)), self._value)
 
     def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -76,8 +93,10 @@ class MetaMode(TorchFunctionMode):
             return func(self._filled(args[0], func, sys._getframe(1)), *args[1:], **kwargs)
         if func is torch.Tensor.__format__ and is_on_meta(args[0]) and args[0].dim() == 0:
             return format(self._read(func, sys._getframe(1)), args[1])
-        if func is F.scaled_dot_product_attention and len(args) > 2 and is_fused(*args, **kwargs):
-            return attention(self._device_type, *map(on_meta, args), **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return _C.planned_attention(*map(on_meta, args), **{name: on_meta(each) for name, each in kwargs.items()})
+        if (func is torch.tensor and args == ([],)) or getattr(func, "__name__", "") == "__get__":
+            return func(*args, **kwargs)  # libraries ask an empty tensor for the default device
         if func is F.rms_norm and self._device_type == "cuda" and type(args[0]) is torch.Tensor:
             return rms_norm(*map(on_meta, args), **kwargs)
         if func is torch._grouped_mm and is_of_groups(*args, **kwargs):
@@ -132,18 +151,18 @@ class MetaMode(TorchFunctionMode):
         return of_dtype(tensor, value) if func is torch.Tensor.item else NUMBERS[func](value)
 
     def _read(self, func: Function, caller: FrameType) -> float:
-        while caller.f_globals.get("__name__") in ("torch._tensor", "torch.overrides") and caller.f_back is not None:
-            caller = caller.f_back  # methods in Python
+        caller = caller_of_methods(caller)
         if _C.is_of_a_library(caller.f_code.co_filename):
             return 1 if self._value is None else self._value
         place, name = _C.program_line(), func.__name__
-        if self._value is None:
+        value = self._value_at(place)
+        if value is None:
             raise ValueError(
                 f"[dry_run] {place} reads a value ({name}), and a dry run has none. Give the value that it goes on with: "
                 "`--value 1`, or dry_run(value=1)."
             )
         self.reads[place, name] += 1
-        return self._value
+        return value
 
 
 def with_ranks(tensor: torch.Tensor) -> torch.Tensor:
@@ -170,7 +189,15 @@ def plain_number(value: Any) -> Any:
     return value.__index__() if type(value) is RankNumber else value
 
 
+def caller_of_methods(caller: FrameType) -> FrameType:
+    """The frame that called the method, if `caller` is one of torch's methods in Python, or a block under a device."""
+    while caller.f_globals.get("__name__") in METHODS and caller.f_back is not None:
+        caller = caller.f_back
+    return caller
+
+
 def is_of_meshes(caller: FrameType) -> bool:
+    caller = caller_of_methods(caller)
     name: str = caller.f_globals.get("__name__", "")
     return name.startswith(("torch.distributed.device_mesh", "torch.distributed._mesh_layout"))
 
@@ -180,12 +207,6 @@ def of_dtype(tensor: torch.Tensor, value: float) -> float:
     if tensor.dtype == torch.bool:
         return bool(value)
     return value if tensor.dtype.is_floating_point or tensor.dtype.is_complex else int(value)
-
-
-def is_fused(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> bool:
-    """Whether a fused kernel takes these operands: plain tensors of 4 dims, with as many heads each."""
-    are_plain = all(type(each) is torch.Tensor and each.dim() == 4 for each in (query, key, value))
-    return are_plain and query.shape[1] == key.shape[1] and query.shape[-1] <= MOST_FEATURES
 
 
 def is_of_groups(left: Any, right: Any, *, offs: Any = None, **kwargs: Any) -> bool:
@@ -210,9 +231,11 @@ class GroupedProduct(torch.autograd.Function):
 
 
 def on_meta(value: Any) -> Any:
-    """`value`, with plain tensors of the CPU replaced by tensors on meta; also those in a list or tuple."""
+    """`value`, with plain tensors of the CPU replaced by tensors on meta; also those in a list or tuple. A parameter stays the same object."""
     if type(value) is torch.Tensor and not value.is_meta:
         return value.to("meta")
+    if type(value) is torch.nn.Parameter and not value.is_meta:
+        torch.utils.swap_tensors(value, torch.nn.Parameter(value.to("meta"), value.requires_grad))
     if type(value) in (list, tuple) and any(type(each) is torch.Tensor for each in value):
         return type(value)(map(on_meta, value))
     return value
@@ -223,36 +246,3 @@ def rms_norm(
 ) -> torch.Tensor:
     """rms_norm by the kernel for GPUs. On meta, torch composes it of operators that keep more."""
     return torch.ops.aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
-
-
-def attention(
-    device_type: str,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """scaled_dot_product_attention by the kernel that torch chooses on this kind of device. On meta, torch would choose the one for any device, which
-    keeps the scores of all pairs.
-    """
-    aten = torch.ops.aten
-    if device_type == "cpu":
-        if dropout_p == 0:
-            on_cpu = aten._scaled_dot_product_flash_attention_for_cpu
-            return on_cpu(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
-    elif attn_mask is None and query.dtype in (torch.float16, torch.bfloat16):
-        return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
-    elif device_type == "cuda":
-        bias = attn_mask
-        if bias is not None:
-            bias = bias.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
-        keeps_sums = query.requires_grad
-        efficient = aten._scaled_dot_product_efficient_attention
-        return efficient(query, key, value, bias, keeps_sums, dropout_p, is_causal, scale=scale)[0]
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )

@@ -60,6 +60,7 @@ def text_of(ranks: Sequence[RankFigures], machine: Machine, limit: int = MOST_LI
         communication_by_layer(shown, machine, limit),
         unasked_table([each.span for each in shown.communications], limit),
         work_by_operator(shown, limit),
+        checkpoints(shown),
         times(shown, machine),
         outside_meshes(ranks),
         reads(shown),
@@ -152,6 +153,23 @@ def times(figures: RankFigures, machine: Machine) -> str:
         f"estimated time: {computing * 1e3:,.3f} ms of computation{rate}, {communicating * 1e3:,.3f} ms of communication; "
         f"{max(computing, communicating) * 1e3:,.3f} ms if they overlap fully, {(computing + communicating) * 1e3:,.3f} ms if not\n"
     )
+
+
+def checkpoints(figures: RankFigures) -> str:
+    if not figures.files:
+        return ""
+    rows = [
+        (
+            each.line,
+            each.verb + " (not there)" * (not each.is_there),
+            each.path,
+            f"{each.n_items:,}",
+            in_units(each.n_bytes),
+        )
+        for each in figures.files
+    ]
+    title = "checkpoints, which a dry run does not write"
+    return table_text(title, ["line", "call", "folder", "pieces", "bytes"], rows, 3)
 
 
 def reads(figures: RankFigures) -> str:

@@ -12,12 +12,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_forward_pre_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.optim import optimizer as optimizer_module
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from shardwise import _C
 from shardwise._dry_run.agreement import Grid
+from shardwise._dry_run.checkpoints import changes_of_checkpoints
 from shardwise._dry_run.data_parallel import changes_of_data_parallel
 from shardwise._dry_run.figures import (
     BACKWARD,
@@ -37,7 +42,8 @@ from shardwise._dry_run.figures import (
     Work,
 )
 from shardwise._dry_run.ids import UNIFORM, IdModel
-from shardwise._dry_run.meta_mode import MetaMode, kept_ranks
+from shardwise._dry_run.letters import Letters
+from shardwise._dry_run.meta_mode import MetaMode, Value, kept_ranks, on_meta
 from shardwise._dry_run.rank_number import Fact, noted_ranks
 from shardwise._dry_run.report import Report
 from shardwise._dry_run.world import fake_world
@@ -61,6 +67,7 @@ class dry_run:
 
     In the block every tensor is on meta, whichever device the program names, and every mesh is on meta, too. Communications are planned and counted
     as in a run with memory, and not sent. A read of a value (`loss.item()`) gives `value`; without `value` it is an error that names the line.
+    With `value={"": 1, "train.py:12": 0}` the reads of line 12 give 0, and others 1.
 
     `device_type`: the kind of device that the job is planned for; it decides over kernels and messages. `ids`: the shares of a table's rows in ids,
     and of experts in tokens: "uniform", "zipf:1.05", or a file with a histogram. `ranks_per_host`: for LOCAL_RANK and for links. For estimates of time: `flops` in TFLOP/s, `memory_bandwidth` in GB/s, and `links` within a host and between hosts, in us and GB/s.
@@ -77,13 +84,14 @@ class dry_run:
         rank: int = 0,
         *,
         device_type: str = "cuda",
-        value: float | None = None,
+        value: Value = None,
         ids: str | IdModel = UNIFORM,
         ranks_per_host: int = 8,
         flops: float = 0,
         memory_bandwidth: float = 0,
         links: Sequence[tuple[float, float]] = LINKS,
         _others: Sequence[int] | None = None,
+        _letters: Letters | None = None,
     ) -> None:
         if ranks < 1:
             raise ValueError(f"[dry_run] ranks is {ranks}: a job has at least one rank. Give 1 or more.")
@@ -101,19 +109,24 @@ class dry_run:
         self._device_type = device_type
         self._mode = MetaMode(device_type, value)
         self._others = _others  # the ranks to compare with
+        self._letters = _letters or Letters()
         self._facts: list[Fact] = []
         self._scopes = ExitStack()
 
     def __enter__(self) -> "dry_run":
         with ExitStack() as scopes:
             n_ranks, per_host = self.figures.n_ranks, self.machine.ranks_per_host
-            scopes.enter_context(fake_world(n_ranks, self.figures.rank, per_host, self._device_type))
+            scopes.enter_context(fake_world(n_ranks, self.figures.rank, per_host, self._device_type, self._letters))
             _C.plan_for(self._device_type, self._ids.numbers)
             scopes.callback(_C.plan_for, None)
             scopes.enter_context(kept_ranks())
             if self._others is not None:
                 self._facts = scopes.enter_context(noted_ranks(per_host))
-            for change in (*changes_of_torch(self._device_type), *changes_of_data_parallel()):
+            for change in (
+                *changes_of_torch(self._device_type),
+                *changes_of_data_parallel(),
+                *changes_of_checkpoints(self.figures.files),
+            ):
                 scopes.enter_context(change)
             self._meshes: list[DeviceMesh] = []
             register = DeviceMesh._register
@@ -140,6 +153,8 @@ class dry_run:
             self._begun: list[Counters] = []  # the optimizer steps that run
             self._steps: list[tuple[Counters, Counters]] = []  # the begin and the end of each outermost one
             for hook in (
+                register_module_parameter_registration_hook(lambda module, name, tensor: on_meta(tensor)),
+                register_module_buffer_registration_hook(lambda module, name, tensor: on_meta(tensor)),
                 register_module_forward_pre_hook(self._label_module),
                 register_optimizer_step_pre_hook(self._begin_step),
                 register_optimizer_step_post_hook(self._end_step),
@@ -151,11 +166,20 @@ class dry_run:
 
     def __exit__(self, *error: Any) -> None:
         with self._scopes:
-            self.figures.failure = failure_text(error[1])
+            self.figures.failure = failure_text(error[1], self._advice(error[1]))
             self.figures.alike += self._alike()
             self.figures.ids = self._ids.text if _C.plans_ids() else ""
             self.figures.grids = sorted({Grid.of(mesh) for mesh in self._meshes})
         self._take_figures()
+
+    def _advice(self, error: BaseException | None) -> str:
+        """What a dry run has to do with the program's error, as sentences that go on after it."""
+        if isinstance(error, OSError) and self.figures.files:
+            return f". A dry run writes no checkpoint, and so not {self.figures.files[-1].path}"
+        files = [each.filename for each in traceback.extract_tb(error.__traceback__)] if error else []
+        if any("/torch/distributed/fsdp/" in each or "/torch/distributed/tensor/" in each for each in files):
+            return ". Dry runs are of Shardwise's DTensors. `dry-run ... -m shardwise.compat PROGRAM` puts them in the place of torch's"
+        return self._mode.advice()
 
     def _alike(self) -> list[int]:
         """The other ranks for which this run stands."""
@@ -235,8 +259,15 @@ class dry_run:
 
 
 def changes_of_torch(device_type: str) -> Iterator[AbstractContextManager[Any]]:
-    """Compiled functions run eagerly. Optimizers take the kernels for lists that they take on `device_type`."""
+    """Compiled functions run eagerly. Autocast, and the kernels that optimizers take for lists, are those of `device_type`."""
     yield torch.compiler.set_stance("force_eager")
+    enable = torch.set_autocast_enabled
+
+    def enable_on_meta(*args: Any) -> None:
+        enable(*args)
+        _C.plan_autocast(device_type if torch.is_autocast_enabled(device_type) else None)
+
+    yield mock.patch.object(torch, "set_autocast_enabled", enable_on_meta)
     if device_type == "cuda":
         for kinds in ("foreach", "fused"):
             name = f"_get_{kinds}_kernels_supported_devices"
@@ -251,10 +282,10 @@ def is_device_type(name: str) -> bool:
         return False
 
 
-def failure_text(error: BaseException | None) -> str:
-    """The error that ended the program, with the innermost line of the program; "" for none and for sys.exit(0)."""
+def failure_text(error: BaseException | None, advice: str) -> str:
+    """The error that ended the program, with the innermost line of the program; "" for none and for sys.exit(0). `advice` goes with errors of others."""
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return ""
     lines = [each for each in traceback.extract_tb(error.__traceback__) if not _C.is_of_a_library(each.filename)]
     place = f" at {lines[-1].filename}:{lines[-1].lineno}" if lines else ""
-    return f"{type(error).__name__}: {error}{place}"
+    return f"{type(error).__name__}: {error}{place}{'' if '[dry_run]' in str(error) else advice}"

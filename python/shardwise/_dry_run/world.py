@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from shardwise import _C
+from shardwise._dry_run.letters import Letters, changes_of_letters
 from shardwise._torch_groups import is_rank
 
 OBJECT_COLLECTIVES = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
@@ -20,7 +21,7 @@ BACKEND = "fake"  # torch's: its operations return at once and deliver nothing
 
 
 @contextmanager
-def fake_world(ranks: int, rank: int, ranks_per_host: int, device_type: str) -> Iterator[None]:
+def fake_world(ranks: int, rank: int, ranks_per_host: int, device_type: str, letters: Letters) -> Iterator[None]:
     """A `with` block in which this process is one rank of many, as under torchrun.
 
     The program may initialise torch.distributed, with any backend, or leave that to Shardwise. Calls of torch.cuda that a rank makes at its start do
@@ -41,17 +42,19 @@ def fake_world(ranks: int, rank: int, ranks_per_host: int, device_type: str) -> 
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": 29500,
     }
-    initialise, new_group = c10d.init_process_group, c10d.new_group
+    initialise, new_group, make_group = c10d.init_process_group, c10d.new_group, c10d._new_process_group_helper
 
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         if not dist.is_initialized():
             initialise(BACKEND, rank=rank, world_size=ranks, store=FakeStore())
-            take_meta(dist.group.WORLD)
 
     def new_fake_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
-        group = new_group(ranks, timeout, None, *args, **kwargs)
-        take_meta(group)
-        return group
+        return new_group(ranks, timeout, None, *args, **kwargs)
+
+    def make_fake_group(*args: Any, **kwargs: Any) -> Any:
+        made = make_group(*args, **kwargs)
+        take_meta(made[0])
+        return made
 
     with ExitStack() as changes:
         changes.enter_context(mock.patch.dict(os.environ, {name: str(value) for name, value in variables.items()}))
@@ -60,10 +63,13 @@ def fake_world(ranks: int, rank: int, ranks_per_host: int, device_type: str) -> 
         for module in (c10d, dist):
             changes.enter_context(mock.patch.object(module, "init_process_group", init_process_group))
             changes.enter_context(mock.patch.object(module, "new_group", new_fake_group))
+        changes.enter_context(mock.patch.object(c10d, make_group.__name__, make_fake_group))
         for name in OBJECT_COLLECTIVES:
             function = with_values(getattr(c10d, name))
             for module in (c10d, dist):
                 changes.enter_context(mock.patch.object(module, name, function))
+        for change in changes_of_letters(letters, with_values):
+            changes.enter_context(change)
         changes.enter_context(mock.patch.object(dist, VERIFY_PARAMETERS.__name__, verify_parameters))
         for name, function in cuda_stand_ins(rank % ranks_per_host, ranks_per_host, device_type == "cuda").items():
             changes.enter_context(mock.patch.object(torch.cuda, name, function))
