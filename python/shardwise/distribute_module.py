@@ -64,11 +64,11 @@ def distribute_module(
         )
     mesh = mesh_or_current(device_mesh)
     from_torch(module)
-    places = list(places_of(module))
-    for name, submodule in list(module.named_modules()):
-        if partition_fn is not None:
+    if partition_fn is not None:
+        places = list(places_of(module))
+        for name, submodule in list(module.named_modules()):
             partition_fn(name, submodule, mesh)
-    tie_again("distribute_module", places)
+        tie_again("distribute_module", places)
     _replicate_rest(module, mesh)
     take_plain_values(module)
     if input_fn is not None:

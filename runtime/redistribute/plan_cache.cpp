@@ -35,7 +35,7 @@ int64_t row_bytes(const OwnStep& own, int64_t element_bytes) {
   const std::vector<int64_t>& ranks = own.among->grid().ranks;
   const auto n_ranks = static_cast<int64_t>(is_reduction ? step.n_terms() : ranks.size());
   const int64_t n_rounds = std::bit_width(static_cast<uint64_t>(n_ranks - 1));
-  const std::vector<int64_t> sampled = evenly_spaced(ranks, kSampledRanks);
+  const std::vector<int64_t> sampled = evenly_spaced(ranks, 8);
   int64_t n_messages = 0, most = 0;
   for (const int64_t rank : sampled) n_messages += traffic(step, element_bytes, {}, rank).n_messages;
   const int64_t spare = kBytesPerMessage * (n_messages / static_cast<int64_t>(sampled.size()) - 2 * n_rounds);
