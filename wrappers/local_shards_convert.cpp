@@ -153,7 +153,7 @@ SpecPtr planned_spec(const RankPieces& mine, const MeshPtr& mesh, const Placemen
     const Interval own = mine.boxes.empty() ? planned_interval(shape[dim], n, place, 0) : mine.boxes[0].interval(dim);
     exact[m] = placements[m].with_sizes(lengths_around(own, shape[dim], n, place));
   }
-  const Dims strides = mine.stride              ? *mine.stride
+  const Dims strides = mine.stride          ? *mine.stride
                        : mine.boxes.empty() ? row_major_strides(shape)
                                             : dense_strides(shape, mine.piece_strides);
   SpecPtr spec = Spec::intern(mesh, shape, exact, strides, mine.dtype);
@@ -173,7 +173,8 @@ at::Tensor on_meta(const at::Tensor& wrapper) {
   if (wrapper.is_meta()) return wrapper;
   std::vector<at::Tensor> shards = local_shards(wrapper);
   for (at::Tensor& shard : shards) shard = shard.to(at::kMeta);
-  return make_local_shards(std::move(shards), local_offsets(wrapper), wrapper.options().device(at::kMeta), wrapper.dim());
+  return make_local_shards(std::move(shards), local_offsets(wrapper), wrapper.options().device(at::kMeta),
+                           wrapper.dim());
 }
 
 SpecPtr spec_here(const at::Tensor& wrapper, const MeshPtr& mesh, const Placements& placements,
@@ -195,7 +196,7 @@ SpecPtr spec_here(const at::Tensor& wrapper, const MeshPtr& mesh, const Placemen
   const RankPieces mine = pieces_here(wrapper, *mesh, options);
   const std::vector<RankPieces> all = gather_pieces(mine, *mesh, topic);
   return mesh->is_meta() && mesh->is_member() ? planned_spec(mine, mesh, placements, wrapper)
-                                               : inferred_spec(all, mesh, placements);
+                                              : inferred_spec(all, mesh, placements);
 }
 
 /// The first dim in which a piece is shorter than the tensor; 0 if none is. Pre: shapes are set.

@@ -230,7 +230,8 @@ at::Tensor planned_attention(const at::Tensor& query, const at::Tensor& key, con
     return at::scaled_dot_product_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
   if (backend == SDPBackend::efficient_attention) {
     MaybeTensor terms = mask;
-    if (is_given(mask)) terms = mask->to(query.scalar_type()).expand({query.size(0), query.size(1), query.size(2), key.size(2)});
+    if (is_given(mask))
+      terms = mask->to(query.scalar_type()).expand({query.size(0), query.size(1), query.size(2), key.size(2)});
     return std::get<0>(at::_scaled_dot_product_efficient_attention(query, key, value, terms, records(query), dropout_p,
                                                                    is_causal, scale));
   }

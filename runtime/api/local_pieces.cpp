@@ -134,8 +134,8 @@ std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const Device
     if (!group.sends) {  // the other ranks' sizes are unknown
       const int64_t place = (*mesh.coord())[m], own = local.size(dim);
       if (own != chunk_sizes(sizes[dim], n)[place])
-        placements[m] = placements[m].with_sizes(
-            lengths_around(planned_interval(sizes[dim], n, place, own), sizes[dim], n, place));
+        placements[m] =
+            placements[m].with_sizes(lengths_around(planned_interval(sizes[dim], n, place, own), sizes[dim], n, place));
       continue;
     }
     Dims lengths(n, -1);
@@ -151,8 +151,7 @@ std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const Device
         std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) == sizes[dim],
         "[from_local] the ranks' local tensors have {} indices in dim {}, but the tensor of shape [{}] has {}. {}",
         fmt::join(lengths, " + "), dim, fmt::join(sizes, ", "), sizes[dim], kGiveShape);
-    if (lengths != chunk_sizes(sizes[dim], n))
-      placements[m] = Placement::shard(dim, lengths);
+    if (lengths != chunk_sizes(sizes[dim], n)) placements[m] = Placement::shard(dim, lengths);
   }
   return placements;
 }

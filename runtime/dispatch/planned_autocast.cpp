@@ -110,8 +110,6 @@ void plan_autocast(std::optional<c10::DeviceType> device_type) {
   c10::impl::tls_set_dispatch_key_excluded(kKey, !device_type);  // as threads begin
 }
 
-TORCH_LIBRARY_IMPL(_, AutocastIPU, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&call>());
-}
+TORCH_LIBRARY_IMPL(_, AutocastIPU, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&call>()); }
 
 }  // namespace shardwise
