@@ -73,6 +73,8 @@ ELSEWHERE = {
         "Give the path of a Python program",
         " before its program did",
         ", which needs values, and a dry run has none",
+        ", which sends none. Objects of other ranks",
+        ", and on meta nothing is known of the others' pieces",
     ),
     "a file of a dry run: tests/python/test_dry_run_ids.py": (
         "the histogram of ids has ",
