@@ -98,9 +98,11 @@ def _separate_generators() -> None:
     @functools.wraps(set_process)
     def set_rng_state(new_state: torch.Tensor) -> None:
         n_bytes = min(len(state_of_process()), len(new_state))
-        set_process(new_state[:n_bytes])
+        with torch._C.DisableTorchFunction():  # in a dry run a part of a state would be on meta
+            of_process, of_rank = new_state[:n_bytes], new_state[-n_bytes:].clone()
+        set_process(of_process)
         if _C.is_thread_rank():
-            _C.set_rank_state(new_state[-n_bytes:].clone())
+            _C.set_rank_state(of_rank)
 
     for module in (torch, torch.random):
         module.manual_seed, module.get_rng_state, module.set_rng_state = manual_seed, get_rng_state, set_rng_state  # type: ignore[attr-defined]

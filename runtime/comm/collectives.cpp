@@ -150,10 +150,13 @@ class StartedReduction final : public Reduction {
         return gather_tagged(*communication_, *backend, group, form_.tensor, rows_.unbind());
       }
       if (goes_in_parts(n_bytes) && (is_awaited || form_.tensor.is_cpu())) {
-        const auto parts = std::make_shared<PartsReduction>(communication_, backend, group, form_);
-        const auto rest = [parts] { parts->finish(); };
+        parts_ = std::make_shared<PartsReduction>(communication_, backend, group, form_);
+        auto rest = [parts = parts_]() mutable {
+          parts->finish();
+          parts.reset();  // so that memory returns in the thread that waits
+        };
         // Others may wait for the second round before this rank waits for anything.
-        end_ = is_awaited ? std::async(std::launch::deferred, rest) : run_in_background(rest);
+        end_ = is_awaited ? std::async(std::launch::deferred, std::move(rest)) : run_in_background(std::move(rest));
         return {};
       }
       meet_tagged(*communication_, *backend, group, n_bytes);
@@ -170,8 +173,9 @@ class StartedReduction final : public Reduction {
   ReduceForm form_;
   std::shared_ptr<Communication> communication_;
   TaggedWorks works_;
-  at::Tensor rows_;        // the members' whole terms, if each sends them to all
-  std::future<void> end_;  // of a PartsReduction
+  at::Tensor rows_;  // the members' whole terms, if each sends them to all
+  std::shared_ptr<PartsReduction> parts_;
+  std::future<void> end_;  // of parts_
 };
 
 std::unique_ptr<Reduction> started(const Group& group, const at::Tensor& tensor, Reduce reduce, bool is_awaited) {

@@ -45,7 +45,12 @@ int64_t row_bytes(const OwnStep& own, int64_t element_bytes) {
     for (const Box& box : step.from.boxes(ranks[i])) n_elements += box.numel();
     most = std::max(most, (n_elements * element_bytes + 15) / 16 * 16);
   }
-  return received() <= spare ? most : 0;
+  // A reduction takes a rank's part of the sum from its own term.
+  const auto has_own_part = [&](int64_t rank) {
+    return std::ranges::all_of(step.to.boxes(rank),
+                               [&](const Box& box) { return step.from.boxes(rank)[0].contains(box); });
+  };
+  return received() <= spare && (!is_reduction || std::ranges::all_of(ranks, has_own_part)) ? most : 0;
 }
 
 std::shared_ptr<const OwnPlan> make(const SpecPtr& source, const SpecPtr& destination, const PlanOptions& options) {

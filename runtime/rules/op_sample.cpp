@@ -43,10 +43,17 @@ bool has_indices(const OpCall& call, const Operand& operand) {
   return c10::isIntegralType(operand.spec->dtype(), /*includeBool=*/false) && call.name_of(operand) == "target";
 }
 
+/// Meta if the pieces are on meta: kernels there may give other dtypes than those of the device that is planned for.
+std::optional<c10::Device> planned_device(const OpCall& call) {
+  const auto is_planned = [](const Operand& operand) { return operand.spec && operand.spec->mesh()->is_meta(); };
+  return std::ranges::any_of(call.operands, is_planned) ? std::optional(c10::Device(c10::kMeta)) : std::nullopt;
+}
+
 /// A sample filled with ones, or with zeros for indices, because index 0 always exists.
 at::Tensor sample_of(const OpCall& call, const Operand& operand, const Dims& sizes) {
   const Spec& spec = *operand.spec;
-  const auto options = at::TensorOptions().dtype(spec.dtype()).device(spec.mesh()->device());
+  const auto options =
+      at::TensorOptions().dtype(spec.dtype()).device(planned_device(call).value_or(spec.mesh()->device()));
   const Dims strides = sample_strides(sizes, spec);
   return at::full(c10::multiply_integers(sizes), has_indices(call, operand) ? 0 : 1, options)
       .as_strided(sizes, strides);
@@ -80,12 +87,6 @@ void check_sizes(const OpCall& call, const Signature& signature) {
                call.op.name, dim, fmt::join(sizes, ", "), expected);
     }
   }
-}
-
-/// Meta if the pieces are on meta: kernels there may give other dtypes than those of the device that is planned for.
-std::optional<c10::Device> planned_device(const OpCall& call) {
-  const auto is_planned = [](const Operand& operand) { return operand.spec && operand.spec->mesh()->is_meta(); };
-  return std::ranges::any_of(call.operands, is_planned) ? std::optional(c10::Device(c10::kMeta)) : std::nullopt;
 }
 
 /// Runs the operator with each distributed operand replaced by a sample of these sizes. Nothing if this fails.

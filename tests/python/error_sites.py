@@ -35,6 +35,7 @@ ELSEWHERE = {
     "a GPU for which nothing was built or started": (
         ' tensors. Start the ranks with one: "cpu:gloo,cuda:nccl"',
         ", for which this build of Shardwise has no kernels",
+        ", and the map lives in host memory. Give a mesh",
     ),
     "a build without Gloo": ("this build has no Gloo",),
     "an environment without a package of an extra, or with another torch": (

@@ -15,7 +15,7 @@ from shardwise import _C
 
 
 class Letters:
-    """What a rank sends and wants to receive. `office`: the process that starts ranks, or None; it answers a wish with the objects, or with None."""
+    """Sends and receives a rank's objects. `office`: the process that starts ranks, or None; it answers a wish with the objects, or with None."""
 
     def __init__(self, office: Connection | None = None) -> None:
         self._office = office

@@ -22,7 +22,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from shardwise import _C
 from shardwise._dry_run.agreement import Grid
-from shardwise._dry_run.checkpoints import changes_of_checkpoints
 from shardwise._dry_run.data_parallel import changes_of_data_parallel
 from shardwise._dry_run.figures import (
     BACKWARD,
@@ -114,6 +113,8 @@ class dry_run:
         self._scopes = ExitStack()
 
     def __enter__(self) -> "dry_run":
+        from shardwise._dry_run.checkpoints import changes_of_checkpoints  # imports torch.distributed.tensor
+
         with ExitStack() as scopes:
             n_ranks, per_host = self.figures.n_ranks, self.machine.ranks_per_host
             scopes.enter_context(fake_world(n_ranks, self.figures.rank, per_host, self._device_type, self._letters))
@@ -173,7 +174,7 @@ class dry_run:
         self._take_figures()
 
     def _advice(self, error: BaseException | None) -> str:
-        """What a dry run has to do with the program's error, as sentences that go on after it."""
+        """Sentences that follow the program's error: how a dry run may have caused it, and the way out."""
         if isinstance(error, OSError) and self.figures.files:
             return f". A dry run writes no checkpoint, and so not {self.figures.files[-1].path}"
         files = [each.filename for each in traceback.extract_tb(error.__traceback__)] if error else []

@@ -39,7 +39,6 @@ CASES = [
         "to_rows.load_state_dict(ExactMapping(8, mesh, n_buckets=2, default_row=1).state_dict())\nto_rows(ids)",
         ValueError,
     ),
-    case("a mapping on a mesh without memory", 'ExactMapping(8, sw.DeviceMesh("meta", [0, 1]))', ValueError),
     case("a state of another dtype", "to_rows.counts = to_rows.counts.int()\nto_rows(ids)", ValueError),
     case(
         "a state that is corrupt",
