@@ -46,6 +46,22 @@ def test_a_dry_run_sends_and_holds_what_a_run_does(case, real):
         assert 0.97 * max(without_buffers.bytes_over_time) <= known["peak"] <= 1.03 * max(run.figures.bytes_over_time)
 
 
+def test_writes_to_lists_take_what_torch_takes():
+    with sw.dry_run(2):
+        written = [torch.empty(3, 4), torch.empty(4)]
+        torch._foreach_add_(written, [torch.empty(4), torch.empty(4)])
+        torch._foreach_lerp_(written, [torch.empty(3, 4), torch.empty(4)], 0.5)
+        torch._foreach_mul_([torch.empty(2, dtype=torch.int64)], 2)
+        torch._foreach_mul_(written, torch.empty(()))
+        assert [each.shape for each in written] == [(3, 4), (4,)]
+        with pytest.raises(RuntimeError, match="same number of tensors"):
+            torch._foreach_add_(written, written[:1])
+        with pytest.raises(RuntimeError, match="broadcast"):
+            torch._foreach_addcmul_(written, written, [torch.empty(3), torch.empty(4)])
+        with pytest.raises(RuntimeError, match="dtype"):
+            torch._foreach_lerp_(written, [torch.empty(3, 4, dtype=torch.float64), torch.empty(4)], 0.5)
+
+
 def test_flops_are_those_that_torch_counts():
     def compute():
         x = torch.rand(4, 3, 16, 16, device="meta", requires_grad=True)

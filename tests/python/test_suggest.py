@@ -145,6 +145,10 @@ def test_many_sequences_divide_the_batch_and_little_memory_shards_the_parameters
     assert 'sw.fully_shard(block, mesh=mesh["shard"])' in short.code()
 
 
+def test_ranks_that_are_alike_are_confirmed_by_one_run(over_layers):
+    assert over_layers.search.whole[over_layers.plan].alike == (0, 7)
+
+
 def test_the_least_memory_of_the_error_suffices(llama):
     batch = ids_of(2, 256)
     with pytest.raises(ValueError, match=r"none of \d+ plans fits into 1,000 bytes on a rank: the least is") as error:

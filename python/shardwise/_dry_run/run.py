@@ -42,6 +42,7 @@ from shardwise._dry_run.figures import (
 )
 from shardwise._dry_run.ids import UNIFORM, IdModel
 from shardwise._dry_run.letters import Letters
+from shardwise._dry_run.lists_in_place import lists_in_place
 from shardwise._dry_run.meta_mode import MetaMode, Value, kept_ranks, on_meta
 from shardwise._dry_run.rank_number import Fact, noted_ranks
 from shardwise._dry_run.report import Report
@@ -262,6 +263,7 @@ class dry_run:
 def changes_of_torch(device_type: str) -> Iterator[AbstractContextManager[Any]]:
     """Compiled functions run eagerly. Autocast, and the kernels that optimizers take for lists, are those of `device_type`."""
     yield torch.compiler.set_stance("force_eager")
+    yield lists_in_place()
     enable = torch.set_autocast_enabled
 
     def enable_on_meta(*args: Any) -> None:

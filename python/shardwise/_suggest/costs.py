@@ -32,6 +32,7 @@ class Cost:
     optimizer_bytes: float = 0  # that the optimizer reads and writes
     failure: str = ""
     embeddings: tuple[EmbeddingPlan, ...] = ()
+    alike: tuple[int, ...] = ()  # the ranks that it is of
 
     @property
     def seconds(self) -> float:
@@ -82,10 +83,13 @@ class Meter:
             self.found[plan] = cost
         return self.found[plan]
 
-    def run(self, model: nn.Module, plan: Plan | None, rank: int = 0, n_steps: int = 1) -> Cost:
-        """A step of a copy of `model` as this rank under `plan`; without a plan, as one rank that has the whole batch."""
+    def run(
+        self, model: nn.Module, plan: Plan | None, rank: int = 0, n_steps: int = 1, others: list[int] | None = None
+    ) -> Cost:
+        """A step of a copy of `model` as this rank under `plan`; without a plan, as one rank that has the whole batch. Says which of `others` are
+        alike."""
         n_ranks, per_host = (self.n_ranks if plan else 1), self.machine.ranks_per_host
-        run = dry_run(n_ranks, rank, device_type=self.subject.device_type, ranks_per_host=per_host)
+        run = dry_run(n_ranks, rank, device_type=self.subject.device_type, ranks_per_host=per_host, _others=others)
         begin, code = list[int](), dict[str, Any]()
         try:
             with warnings.catch_warnings(), run:
@@ -109,6 +113,7 @@ class Meter:
             flops=sum(each.flops for each in works),
             optimizer_bytes=sum(each.n_bytes for each in works if each.place.phase == OPTIMIZER),
             embeddings=tuple(each.plan for each in model.modules() if isinstance(each, DistributedEmbedding)),
+            alike=tuple(run.figures.alike),
         )
 
     def _train(self, model: nn.Module, n_parts: int, n_steps: int, before: Callable[[], None]) -> None:

@@ -90,7 +90,12 @@ class Search:
             if plan is None or plan in self.whole:
                 return plan
             ranks = {0, self.meter.n_ranks - 1, *(each.heaviest_rank for each in self.cost(plan).embeddings)}
-            costs = [self.meter.run(self.meter.subject.model, plan, rank, n_steps=2) for rank in sorted(ranks)]
+            costs: list[Cost] = []
+            while ranks:
+                costs.append(
+                    self.meter.run(self.meter.subject.model, plan, min(ranks), n_steps=2, others=sorted(ranks))
+                )
+                ranks -= {min(ranks), *costs[-1].alike}
             slowest = max(costs, key=lambda cost: (bool(cost.failure), cost.seconds))
             self.whole[plan] = replace(slowest, n_bytes=max(cost.n_bytes for cost in costs))
         return self.best(self.whole)
