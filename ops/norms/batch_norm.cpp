@@ -5,7 +5,6 @@
 #include "ops/support/dense_dtypes.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
-#include "ops/support/plain_self.h"
 
 #include <ATen/Functions.h>
 
@@ -92,12 +91,6 @@ void update(const MaybeTensor& running, const at::Tensor& value, double momentum
   if (is_given(running)) running->mul_(1 - momentum).add_(value.to(running->scalar_type()), momentum);
 }
 
-/// A plain weight or bias as a replica without history, so that its gradient stays plain.
-MaybeTensor as_replica(const MaybeTensor& parameter, size_t arg, const at::Tensor& input) {
-  if (!is_given(parameter) || is_dtensor(*parameter) || !is_dtensor(input)) return parameter;
-  return replica_of_plain("native_batch_norm", *parameter, spec_of(input)->mesh(), /*keeps_history=*/false, arg);
-}
-
 MaybeTensor maybe_widened(const MaybeTensor& parameter) {
   return is_given(parameter) ? MaybeTensor(widened(*parameter)) : parameter;
 }
@@ -122,7 +115,8 @@ Three batch_norm(const at::Tensor& input, const MaybeTensor& given_weight, const
     at::native_batch_norm(one, {}, {}, {}, {}, /*training=*/true, /*momentum=*/0, /*eps=*/1);
   });
   const Channels channels(input);
-  const MaybeTensor weight = as_replica(given_weight, 1, input), bias = as_replica(given_bias, 2, input);
+  const MaybeTensor weight = as_replica("native_batch_norm", given_weight, 1, input),
+                    bias = as_replica("native_batch_norm", given_bias, 2, input);
   if (training && is_whole(input) && is_given(running_mean) == is_given(running_var) && may_write(running_mean) &&
       may_write(running_var))
     return is_given(running_mean)

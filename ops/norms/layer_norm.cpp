@@ -77,10 +77,13 @@ bool is_shared(const at::Tensor& input, c10::IntArrayRef normalized, const Maybe
          is_sharded_along(input, Rows(input, normalized).dims);
 }
 
-Three layer_norm(const at::Tensor& input, c10::IntArrayRef normalized, const MaybeTensor& weight,
-                 const MaybeTensor& bias, double eps) {
+Three layer_norm(const at::Tensor& input, c10::IntArrayRef normalized, const MaybeTensor& given_weight,
+                 const MaybeTensor& given_bias, double eps) {
   static const ByRule by_rule("aten::native_layer_norm");
-  if (!is_shared(input, normalized, weight, bias)) return by_rule.tensors<3>(input, normalized, weight, bias, eps);
+  if (!is_shared(input, normalized, given_weight, given_bias))
+    return by_rule.tensors<3>(input, normalized, given_weight, given_bias, eps);
+  const MaybeTensor weight = as_replica("native_layer_norm", given_weight, 2, input),
+                    bias = as_replica("native_layer_norm", given_bias, 3, input);
   const Rows rows(input, normalized);
   const at::Tensor values = widened(reduced(input));
   at::Tensor mean, variance, result;

@@ -3,6 +3,7 @@
 
 #include "ops/support/by_rule.h"
 #include "ops/support/maybe_tensor.h"
+#include "ops/support/plain_self.h"
 #include "placements/placement_list.h"
 #include "runtime/rules/rule.h"
 
@@ -40,6 +41,12 @@ template <class Norm>
 void describe_norm_backward(const OpCall& call, Signature& signature) {
   const Norm norm(call, signature);
   signature.outputs = {norm.all, norm.parameter, norm.parameter};
+}
+
+/// A plain weight or bias, argument `arg` of aten's `op`, as a replica without history, so that its gradient stays plain.
+inline MaybeTensor as_replica(const char* op, const MaybeTensor& parameter, size_t arg, const at::Tensor& input) {
+  if (!is_given(parameter) || is_dtensor(*parameter) || !is_dtensor(input)) return parameter;
+  return replica_of_plain(op, *parameter, spec_of(input)->mesh(), /*keeps_history=*/false, arg);
 }
 
 /// Statistics of a half-precision input have the dtype of the weight, float32 in mixed precision.

@@ -233,3 +233,22 @@ def test_plain_operands_of_arithmetic_get_plain_gradients():
             torch.testing.assert_close(plain.grad, dense.grad)
 
     on_ranks(check)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("placement", [Shard(1), Shard(0), Replicate()], ids=str)
+def test_plain_parameters_of_a_layer_norm_get_plain_gradients(placement, dtype):
+    def body(rank):
+        torch.manual_seed(0)
+        norm, x = torch.nn.LayerNorm(8, dtype=dtype), torch.randn(4, 8, dtype=dtype)
+        norm(x).float().square().sum().backward()
+        expected = [norm.weight.grad, norm.bias.grad]
+        norm.zero_grad()
+        mesh = sw.init_device_mesh("cpu", (2,))
+        with sw.implicit_replication():
+            norm(sw.distribute_tensor(x, mesh, [placement])).float().square().sum().backward()
+        for parameter, grad in zip(norm.parameters(), expected, strict=True):
+            assert type(parameter.grad) is torch.Tensor and parameter.grad.dtype == dtype
+            torch.testing.assert_close(parameter.grad, grad, rtol=0.05, atol=0.05)
+
+    run_ranks(2, body)
