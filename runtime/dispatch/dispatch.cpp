@@ -111,7 +111,13 @@ bool is_plain_with_dims(const c10::IValue& value) {
 /// shapes: torch's formulas for tangents that are zero make such calls on meta to learn the shape of the result.
 void without_meta(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kMetaKey);
-  const auto run = [&] { op.redispatchBoxed((keys & below).remove_backend(c10::BackendComponent::MetaBit), stack); };
+  c10::DispatchKeySet left = (keys & below).remove_backend(c10::BackendComponent::MetaBit);
+  // A redispatch does not skip a fallthrough, as calls do. Plain tensors on meta, whose key has no fallthrough, brought this one here.
+  const auto has_kernel = [&](c10::DispatchKey key) { return op.hasKernelForDispatchKey(key); };
+  if (!has_kernel(kAutogradKey) && !has_kernel(c10::DispatchKey::Autograd) &&
+      !has_kernel(c10::DispatchKey::CompositeImplicitAutograd))
+    left = left.remove(kAutogradKey);
+  const auto run = [&] { op.redispatchBoxed(left, stack); };
   if (std::ranges::none_of(*stack, is_plain_with_dims)) return run();
   const torch::jit::Stack given = *stack;
   try {

@@ -23,6 +23,7 @@ from shardwise._commands.link_speed import LinkSpeed, slowest
 from shardwise._dry_run.agreement import divergences
 from shardwise._dry_run.job import Program, run_all, run_as, sampled
 from shardwise._dry_run.rank_number import RankNumber
+from shardwise.parallel import ColwiseParallel, parallelize_module
 
 
 @pytest.fixture(scope="module")
@@ -423,3 +424,21 @@ def test_a_device_that_torch_does_not_know_is_refused():
     for name in ("foo", "cuda:1"):
         with pytest.raises(ValueError, match=f"device_type is '{name}'.* such as cuda or cpu"):
             sw.dry_run(8, device_type=name)
+
+
+def test_the_backward_of_a_loss_of_sharded_classes_takes_plain_targets():
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = torch.nn.Linear(6, 12)
+
+        def forward(self, x, targets):
+            return torch.nn.functional.cross_entropy(self.head(x), targets)
+
+    with sw.dry_run(4) as run:
+        mesh = sw.init_device_mesh("cuda", (4,))
+        model = Loss()
+        parallelize_module(model, mesh, {"head": ColwiseParallel(use_local_output=False)})
+        model(torch.randn(5, 6), torch.arange(5)).backward()
+    assert run.figures.failure == ""
+    assert model.head.weight.grad.placements == (sw.Shard(0),)
