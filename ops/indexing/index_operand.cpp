@@ -22,12 +22,6 @@
 namespace shardwise {
 namespace {
 
-/// True if no other rank takes part. torch's kernel then refuses a bad index by itself, and the indices are read once.
-bool is_alone(const at::Tensor& index) {
-  const auto* impl = maybe_dtensor(index);
-  return impl && impl->spec()->mesh()->size() == 1;
-}
-
 /// `index`, after `fail` with an error's text if an index is not in [lowest_allowed, size). `op` lives as long as the process.
 at::Tensor within(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest_allowed, int64_t size,
                   void (*fail)(const std::string& text)) {
@@ -42,6 +36,11 @@ at::Tensor within(const char* op, const at::Tensor& index, int64_t dim, int64_t 
 }
 
 }  // namespace
+
+bool is_alone(const at::Tensor& operand) {
+  const auto* impl = maybe_dtensor(operand);
+  return impl && impl->spec()->mesh()->size() == 1;
+}
 
 at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr& mesh) {
   if (!is_dtensor(index)) {

@@ -12,6 +12,9 @@
 
 namespace shardwise {
 
+/// True if no other rank takes part in an operator on distributed `operand`. torch's kernel then refuses bad indices by itself, and they are read once.
+bool is_alone(const at::Tensor& operand);
+
 /// `index` as an operand on `mesh`. A plain tensor counts as a replica; a Partial is reduced.
 /// Throws: c10::ValueError for an index on another mesh, and for a plain one that plain_operand.h objects to.
 at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr& mesh);

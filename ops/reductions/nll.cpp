@@ -223,9 +223,6 @@ void check_operands(const at::Tensor& self, const at::Tensor& target, const Mayb
               weight->scalar_type());
 }
 
-/// True if torch's operator does all work: no other rank has a term.
-bool is_alone(const at::Tensor& self) { return spec_of(self)->mesh()->size() == 1; }
-
 /// True if torch's operator may sum the losses of each rank: classes are whole, and sums keep their digits (in half precision a count stops at
 /// 2,048).
 bool are_summed(const at::Tensor& self, int64_t reduction) {

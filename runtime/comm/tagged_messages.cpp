@@ -172,18 +172,6 @@ void reduce_by_tree(const Communication& communication, c10d::Backend& backend, 
   pass_through(communication, backend, tree, total, terms, combine, total);
 }
 
-/// A wait that times out makes Gloo close all connections of the group; one that fails otherwise closes none.
-void hang_up(const Group& group) noexcept {
-  for (int other = 0; other < group.size(); ++other) try {
-      const auto backend = backend_of(group, "hang up", at::kCPU);
-      if (!goes_tagged(*backend)) return;
-      std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
-      if (other != backend->getRank())
-        backend->recv(nothing, other, kFirstMessageTag - 1)->wait(std::chrono::milliseconds(1));
-    } catch (const std::exception&) {
-    }
-}
-
 void reduce_by_doubling(const Communication& communication, c10d::Backend& backend, const Group& group,
                         const at::Tensor& total, c10d::ReduceOp::RedOpType op) {
   const int64_t n = group.size(), index = group.index;
@@ -211,6 +199,18 @@ void reduce_by_doubling(const Communication& communication, c10d::Backend& backe
     }
     if (has_guest) send(index + n_doubling)->wait();
   });
+}
+
+/// A wait that times out makes Gloo close all connections of the group; one that fails otherwise closes none.
+void hang_up(const Group& group) noexcept {
+  for (int other = 0; other < group.size(); ++other) try {
+      const auto backend = backend_of(group, "hang up", at::kCPU);
+      if (!goes_tagged(*backend)) return;
+      std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
+      if (other != backend->getRank())
+        backend->recv(nothing, other, kFirstMessageTag - 1)->wait(std::chrono::milliseconds(1));
+    } catch (const std::exception&) {
+    }
 }
 
 void reduce_rows(const at::Tensor& rows, c10d::ReduceOp::RedOpType op, const at::Tensor& result) {

@@ -51,9 +51,9 @@ TaggedWorks exchange_tagged(const Communication& communication, c10d::Backend& b
 /// exchange_tagged() of one part for all members.
 TaggedWorks gather_tagged(const Communication& communication, c10d::Backend& backend, const Group& group,
                           const at::Tensor& own, const std::vector<at::Tensor>& places);
-/// The following functions wait. They send messages along a tree in which a member has up to 7 children on a level: to the root, and back. All members
+/// The next two functions wait. They send messages along a tree in which a member has up to 7 children on a level: to the root, and back. All members
 /// send 2 (n - 1) messages together. If more ranks than cores exchange messages with each other, Gloo's threads spin: Note [Messages have a thread].
-/// Four ranks of two cores gather or add up a number in 0.3 ms by the tree, and in 2 ms if each sends to the others, or by doubling.
+/// Four ranks of two cores gather or add up a number in 0.4 ms by the tree, and in 2 ms if each sends to the others, or by doubling.
 
 /// Gathers equally long parts into the rows of `gathered`.
 void gather_rows(const Communication& communication, c10d::Backend& backend, const Group& group, const at::Tensor& own,
@@ -63,16 +63,16 @@ void gather_rows(const Communication& communication, c10d::Backend& backend, con
 void reduce_by_tree(const Communication& communication, c10d::Backend& backend, const Group& group,
                     const at::Tensor& total, c10d::ReduceOp::RedOpType op);
 
-/// Closes this rank's connections in the group, if they are Gloo's, after a communication failed. Members that wait for this rank then fail at once
-/// and do the same. Otherwise only the partners of a rank that has gone would fail at once, and the others at the timeout.
-void hang_up(const Group& group) noexcept;
-
 /// Reduces `total`, contiguous, over the members in rounds (recursive doubling: Optimization of Collective Communication Operations in MPICH, 2005).
 /// In the round of step s = 1, 2, 4, ... member i exchanges its total so far with member i ^ s. So a member sends log2(n) messages, and all
 /// members get the same bits. If n is no power of two, the last members give their terms to others first, and get the result from them.
 /// Waits for all rounds: a round needs its partner, who may be waiting elsewhere if the reduction runs in the background.
 void reduce_by_doubling(const Communication& communication, c10d::Backend& backend, const Group& group,
                         const at::Tensor& total, c10d::ReduceOp::RedOpType op);
+
+/// Closes this rank's connections in the group, if they are Gloo's, after a communication failed. Members that wait for this rank then fail at once
+/// and do the same. Otherwise only the partners of a rank that has gone would fail at once, and the others at the timeout.
+void hang_up(const Group& group) noexcept;
 
 /// Reduces the rows into flat `result`, in order, so that all ranks get the same bits.
 void reduce_rows(const at::Tensor& rows, c10d::ReduceOp::RedOpType op, const at::Tensor& result);
