@@ -1,10 +1,12 @@
 #include "runtime/api/gradients.h"
 
 #include "runtime/api/redistribute.h"
-#include "runtime/redistribute/execute.h"
+#include "runtime/comm/torch_versions.h"
 #include "runtime/tensor/object_lock.h"
 #include "runtime/tensor/subclass.h"
 #include "runtime/tensor/version_counter.h"
+
+#include <algorithm>
 
 namespace shardwise {
 namespace {
@@ -29,6 +31,15 @@ bool is_expanded(const Spec& spec) {
   return false;
 }
 
+/// True if autograd may write to the gradient's memory: the rule by which it adds to a gradient in place.
+bool may_be_written(const at::Tensor& grad) {
+  const auto& impl = *maybe_dtensor(grad);
+  return !c10::GradMode::is_enabled() && impl.is_ready() && !impl.holds_subclass() && is_held_once(grad) &&
+         std::ranges::all_of(impl.shards(), [](const at::Tensor& piece) {
+           return piece.has_storage() && piece.storage().use_count() == 1 && piece.is_non_overlapping_and_dense();
+         });
+}
+
 at::Tensor detached_counted_by(const at::Tensor& piece, const c10::VariableVersion& version) {
   constexpr c10::DispatchKeySet kWrapped(
       {c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Python});
@@ -47,9 +58,15 @@ at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec, const PlanOptio
   const SpecPtr& from = impl->spec();
   if (!is_expanded(*from) || from->mesh() != spec.mesh() || spec.layout().has_terms() || records(grad) ||
       grad._fw_grad(/*level=*/0).defined())
-    return redistribute(grad, spec.mesh(), spec.placements().vec(), {options});
+    return redistribute(grad, spec.mesh(), spec.placements().vec(),
+                        {.plan = options, .memory = may_be_written(grad) ? MoveMemory::kTaken : MoveMemory::kOwn});
   const SpecPtr to = from->placed_in_memory(spec.placements().vec());
   return wrap(to, move(*impl, to, options, MoveMemory::kShared));
+}
+
+bool is_held_once(const at::Tensor& grad) {
+  return is_stealable(grad) && std::ranges::all_of(maybe_dtensor(grad)->shards(),
+                                                   [](const at::Tensor& piece) { return is_stealable(piece); });
 }
 
 void share_version(const at::Tensor& tensor, const at::Tensor& other) {

@@ -14,7 +14,7 @@ at::Tensor laid_out(const at::Tensor& tensor, const std::optional<Placement>& wa
     const auto& present = spec.placements();
     const bool may_be_uneven = target.is_chunk() && !is_local && present[0].block() == 0;
     const bool is_there = present.size() == 1 && (may_be_uneven ? present[0].is_alike(target) : present[0] == target);
-    if (!is_there) result = redistribute(tensor, spec.mesh(), {target}, {.plan = {}, .async_op = true});
+    if (!is_there) result = redistribute(tensor, spec.mesh(), {target}, {.plan = {}, .async_op = !is_local});
   }
   return is_local ? to_local(result) : result;
 }

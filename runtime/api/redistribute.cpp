@@ -4,7 +4,6 @@
 #include "runtime/api/move_dtypes.h"
 #include "runtime/api/to_local.h"
 #include "runtime/comm/comm_scope.h"
-#include "runtime/redistribute/execute.h"
 #include "runtime/redistribute/sparse_move.h"
 #include "runtime/tensor/spec.h"
 #include "runtime/tensor/traced_pieces.h"
@@ -38,7 +37,7 @@ at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const Redistribute
   if (impl->is_sparse()) return wrap_sparse(to, move_sparse(*impl, to), {impl->entries()->sparse_dim});
   const bool is_to_meta = to->mesh()->is_meta() && !impl->spec()->mesh()->is_meta();
   if (!options.async_op || is_to_meta || impl->holds_subclass() || is_traced(impl->shards()))
-    return wrap(to, move(*impl, to, options.plan));
+    return wrap(to, move(*impl, to, options.plan, options.memory));
   auto pending = start_move(impl->spec(), impl->shards(), to, options.plan);
   at::Tensor result = wrap(to, {});
   maybe_dtensor(result)->set_pending(std::move(pending));
@@ -71,8 +70,9 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const SpecPtr spec = to_spec(ctx->saved_data.at("grad_spec"));
     const auto dtype = ctx->saved_data.at("backward_dtype").toOptional<at::ScalarType>();
-    at::Tensor grad = laid_out_as(dtype && grads[0].defined() ? grads[0].to(*dtype) : grads[0], *spec,
-                                  capped(ctx->saved_data.at("memory_cap")));
+    at::Tensor cast;
+    if (dtype && grads[0].defined()) cast = grads[0].to(*dtype);
+    at::Tensor grad = laid_out_as(cast.defined() ? cast : grads[0], *spec, capped(ctx->saved_data.at("memory_cap")));
     if (grad.defined() && grad.scalar_type() != spec->dtype()) grad = grad.to(spec->dtype());
     return {grad, {}, {}, {}};
   }

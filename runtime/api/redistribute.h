@@ -6,6 +6,7 @@
 #pragma once
 
 #include "plans/plan.h"
+#include "runtime/redistribute/execute.h"
 #include "runtime/redistribute/move_many.h"
 #include "runtime/tensor/dtensor_impl.h"
 
@@ -18,6 +19,8 @@ struct RedistributeOptions {
   PlanOptions plan = {};
   /// Returns while the last messages are in flight. The result waits for them at its first use.
   bool async_op = false;
+  /// Not kShared. Pre for kTaken: autograd records nothing.
+  MoveMemory memory = MoveMemory::kOwn;
 };
 
 /// Collective over the mesh. Throws: as Layout, before any message.

@@ -78,18 +78,19 @@ namespace {
 class PartsReduction {
  public:
   PartsReduction(std::shared_ptr<Communication> communication, c10::intrusive_ptr<c10d::Backend> backend,
-                 const Group& group, const ReduceForm& form)
+                 const Group& group, const ReduceForm& terms, const ReduceForm& result)
       : communication_(std::move(communication)),
         backend_(std::move(backend)),
         group_(group),
-        op_(form.op),
-        parts_(form.tensor.view(-1).tensor_split(group.size())),
-        rows_(at::empty({group.size(), parts_[group.index].numel()}, form.tensor.options())),
-        works_(exchange_tagged(*communication_, *backend_, group_, parts_, rows_.unbind())) {}
+        op_(result.op),
+        parts_(result.tensor.view(-1).tensor_split(group.size())),
+        terms_(terms.tensor.view(-1).tensor_split(group.size())),
+        rows_(rows_around(group, terms_[group.index])),
+        works_(exchange_tagged(*communication_, *backend_, group_, terms_, rows_)) {}
 
   void finish() {
     for (const auto& work : works_) work->wait();
-    reduce_rows(rows_, op_, parts_[group_.index]);
+    reduce_rows(group_.index, rows_, op_, parts_[group_.index]);
     for (const auto& work : gather_tagged(*communication_, *backend_, group_, parts_[group_.index], parts_))
       work->wait();
   }
@@ -99,26 +100,30 @@ class PartsReduction {
   c10::intrusive_ptr<c10d::Backend> backend_;
   Group group_;  // a copy: the caller's may end before the reduction does
   c10d::ReduceOp::RedOpType op_;
-  std::vector<at::Tensor> parts_;
-  at::Tensor rows_;  // the members' terms of this rank's part
+  std::vector<at::Tensor> parts_;  // of the result
+  std::vector<at::Tensor> terms_;  // this rank's terms of the parts
+  std::vector<at::Tensor> rows_;   // the members' terms of this rank's part
   TaggedWorks works_;
 };
 
 class StartedReduction final : public Reduction {
  public:
   /// `is_awaited`: finish() follows at once.
-  StartedReduction(const Group& group, const at::Tensor& tensor, Reduce reduce, bool is_awaited)
+  StartedReduction(const Group& group, const at::Tensor& terms, const at::Tensor& result, Reduce reduce,
+                   bool is_awaited)
       : n_members_(group.size()),
-        tensor_(tensor),
+        index_(group.index),
+        result_(result),
         reduce_(reduce),
-        form_(to_reduce_form(tensor, reduce)),
+        terms_(to_reduce_form(terms, reduce)),
+        form_(terms_.tensor.is_alias_of(terms) ? to_reduce_form(result, reduce) : terms_),
         communication_(std::make_shared<Communication>(group, Communication::Call{.name = "all_reduce",
-                                                                                  .dtype = tensor.scalar_type(),
-                                                                                  .length = tensor.numel(),
+                                                                                  .dtype = terms.scalar_type(),
+                                                                                  .length = terms.numel(),
                                                                                   .bytes_sent = n_bytes(),
                                                                                   .bytes_received = n_bytes(),
                                                                                   .counted_as = "all_reduce"})) {
-    const auto backend = backend_of(group, "all_reduce", tensor.device().type());
+    const auto backend = backend_of(group, "all_reduce", terms.device().type());
     works_ = communication_->launch([&] { return start(group, backend, is_awaited); });
   }
 
@@ -130,8 +135,8 @@ class StartedReduction final : public Reduction {
         end_.get();
         return TaggedWorks();
       });
-    if (rows_.defined()) reduce_rows(rows_, form_.op, form_.tensor);
-    from_reduce_form(form_, tensor_, reduce_, n_members_);
+    if (!rows_.empty()) reduce_rows(index_, rows_, form_.op, form_.tensor.view(-1));
+    from_reduce_form(form_, result_, reduce_, n_members_);
   }
 
  private:
@@ -139,18 +144,22 @@ class StartedReduction final : public Reduction {
 
   TaggedWorks start(const Group& group, const c10::intrusive_ptr<c10d::Backend>& backend, bool is_awaited) {
     const auto n_bytes = static_cast<int64_t>(form_.tensor.nbytes());
+    const bool is_doubled = is_awaited && goes_doubling(group, n_bytes);
+    const bool reads_terms =
+        is_awaited && goes_tagged(*backend) && !is_doubled && (goes_whole(group, n_bytes) || goes_in_parts(n_bytes));
+    if (!reads_terms) copy_terms();
     if (goes_tagged(*backend)) {
-      if (is_awaited && goes_doubling(group, n_bytes)) {
+      if (is_doubled) {
         const auto reduce = goes_by_tree(group, n_bytes) ? reduce_by_tree : reduce_by_doubling;
         reduce(*communication_, *backend, group, form_.tensor, form_.op);
         return {};
       }
       if (goes_whole(group, n_bytes)) {
-        rows_ = at::empty({n_members_, form_.tensor.numel()}, form_.tensor.options());
-        return gather_tagged(*communication_, *backend, group, form_.tensor, rows_.unbind());
+        rows_ = rows_around(group, terms_.tensor.view(-1));
+        return gather_tagged(*communication_, *backend, group, rows_[group.index], rows_);
       }
       if (goes_in_parts(n_bytes) && (is_awaited || form_.tensor.is_cpu())) {
-        parts_ = std::make_shared<PartsReduction>(communication_, backend, group, form_);
+        parts_ = std::make_shared<PartsReduction>(communication_, backend, group, terms_, form_);
         auto rest = [parts = parts_]() mutable {
           parts->finish();
           parts.reset();  // so that memory returns in the thread that waits
@@ -167,34 +176,47 @@ class StartedReduction final : public Reduction {
     return {backend->allreduce(tensors, options)};
   }
 
+  /// For a way that reduces in place, or goes on while the program may write to the terms.
+  void copy_terms() {
+    if (!form_.tensor.is_alias_of(terms_.tensor)) form_.tensor.view(-1).copy_(terms_.tensor.view(-1));
+    terms_ = form_;
+  }
+
   int64_t n_members_;
-  at::Tensor tensor_;
+  int64_t index_;  // this rank's
+  at::Tensor result_;
   Reduce reduce_;
-  ReduceForm form_;
+  ReduceForm terms_;
+  ReduceForm form_;  // of the result
   std::shared_ptr<Communication> communication_;
   TaggedWorks works_;
-  at::Tensor rows_;  // the members' whole terms, if each sends them to all
+  std::vector<at::Tensor> rows_;  // the members' whole terms, if each sends them to all
   std::shared_ptr<PartsReduction> parts_;
   std::future<void> end_;  // of parts_
 };
 
-std::unique_ptr<Reduction> started(const Group& group, const at::Tensor& tensor, Reduce reduce, bool is_awaited) {
-  check_contiguous("all_reduce", tensor);
-  check_reducible(tensor, reduce);
-  if (group.size() == 1 || tensor.numel() == 0) return nullptr;
+std::unique_ptr<Reduction> started(const Group& group, const at::Tensor& terms, const at::Tensor& result, Reduce reduce,
+                                   bool is_awaited) {
+  check_contiguous("all_reduce", terms);
+  check_reducible(terms, reduce);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  if (group.size() == 1 || terms.numel() == 0) {
+    if (!result.is_same(terms)) result.copy_(terms);
+    return nullptr;
+  }
   check_policy("all_reduce");
-  return std::make_unique<StartedReduction>(group, tensor, reduce, is_awaited);
+  return std::make_unique<StartedReduction>(group, terms, result, reduce, is_awaited);
 }
 
 }  // namespace
 
-std::unique_ptr<Reduction> start_all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce) {
-  return started(group, tensor, reduce, /*is_awaited=*/false);
+std::unique_ptr<Reduction> start_all_reduce(const Group& group, const at::Tensor& terms, const at::Tensor& result,
+                                            Reduce reduce) {
+  return started(group, terms, result, reduce, /*is_awaited=*/false);
 }
 
-void all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce) {
-  if (const auto reduction = started(group, tensor, reduce, /*is_awaited=*/true)) reduction->finish();
+void all_reduce(const Group& group, const at::Tensor& terms, const at::Tensor& result, Reduce reduce) {
+  if (const auto reduction = started(group, terms, result, reduce, /*is_awaited=*/true)) reduction->finish();
 }
 
 void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index) {

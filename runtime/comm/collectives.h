@@ -26,17 +26,23 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
 class Reduction {
  public:
   virtual ~Reduction() = default;
-  /// Waits, and writes the result into the tensor. Call it once only.
+  /// Waits, and writes the result. Call it once only.
   virtual void finish() = 0;
 };
 
-/// all_reduce() without the wait; null if there is nothing to send. Neither read nor write the tensor before finish().
-std::unique_ptr<Reduction> start_all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce);
+/// all_reduce() without the wait; null if there is nothing to send. Neither read nor write the result before finish(). The terms are read
+/// before this returns.
+std::unique_ptr<Reduction> start_all_reduce(const Group& group, const at::Tensor& terms, const at::Tensor& result,
+                                            Reduce reduce);
 
-/// Reduces contiguous `tensor` over the group, in place, in any dtype (see reduce_dtype.h; a NaN gives NaN).
-/// kAvg is the sum divided by the group's size.
+/// Reduces contiguous `terms` over the group into contiguous `result`, which is alike and may be the same tensor, in any dtype (see
+/// reduce_dtype.h; a NaN gives NaN). kAvg is the sum divided by the group's size.
 /// Throws: c10::TypeError for avg of integers, and for max, min or product of complex numbers.
-void all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce);
+/// Cost: short tensors and those that the backend reduces are copied first, unless the result is the same tensor.
+void all_reduce(const Group& group, const at::Tensor& terms, const at::Tensor& result, Reduce reduce);
+inline void all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce) {
+  all_reduce(group, tensor, tensor, reduce);
+}
 
 /// Copies contiguous `tensor` of the member at `root_index` to all members, in place.
 void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index);

@@ -60,28 +60,28 @@ RedOp red_op(Reduce reduce) {
   TORCH_INTERNAL_ASSERT(false, "unknown Reduce");
 }
 
-void accumulate(at::Tensor total, const at::Tensor& term, RedOp op) {
+void combine(at::Tensor result, const at::Tensor& a, const at::Tensor& b, RedOp op) {
   switch (op) {
     case RedOp::PRODUCT:
-      total.mul_(term);
+      at::mul_out(result, a, b);
       return;
     case RedOp::MIN:
-      at::minimum_out(total, total, term);
+      at::minimum_out(result, a, b);
       return;
     case RedOp::MAX:
-      at::maximum_out(total, total, term);
+      at::maximum_out(result, a, b);
       return;
     case RedOp::BAND:
-      total.bitwise_and_(term);
+      at::bitwise_and_out(result, a, b);
       return;
     case RedOp::BOR:
-      total.bitwise_or_(term);
+      at::bitwise_or_out(result, a, b);
       return;
     case RedOp::BXOR:
-      total.bitwise_xor_(term);
+      at::bitwise_xor_out(result, a, b);
       return;
     default:
-      total.add_(term);
+      at::add_out(result, a, b);
   }
 }
 

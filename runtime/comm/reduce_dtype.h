@@ -25,8 +25,12 @@ c10::Scalar identity_of(Reduce reduce, c10::ScalarType dtype);
 /// The operator of `reduce`: SUM for avg, because not every backend divides.
 c10d::ReduceOp::RedOpType red_op(Reduce reduce);
 
-/// Combines `term` into `total`, which has the same dtype. AVG adds.
-void accumulate(at::Tensor total, const at::Tensor& term, c10d::ReduceOp::RedOpType op);
+/// Writes the combination of `a` and `b` into `result`, which may be one of them. All have one dtype. AVG adds.
+void combine(at::Tensor result, const at::Tensor& a, const at::Tensor& b, c10d::ReduceOp::RedOpType op);
+/// Combines `term` into `total`.
+inline void accumulate(const at::Tensor& total, const at::Tensor& term, c10d::ReduceOp::RedOpType op) {
+  combine(total, total, term, op);
+}
 
 struct ReduceForm {
   at::Tensor tensor;  // contiguous; shares the caller's memory if its dtype is reduced unchanged

@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kMaxSentBytes = 64 << 10;    // above this, the bytes cost more than a second round of messages
 constexpr int64_t kMaxDoubledBytes = 1 << 20;  // in all rounds; above this, the bytes cost more than more messages
 constexpr int64_t kFanOut = 8;                 // of trees: a member sends at most 7 messages on a level
-constexpr int64_t kMaxParts = 1 << 20;         // bytes; above this, a backend that reduces while it receives is faster
+constexpr int64_t kMaxParts = 4 << 20;         // bytes; above this, a backend that reduces while it receives is faster
 
 int tag_of(const Communication& communication, int64_t n_bytes) {
   const auto bits = static_cast<int>(communication.fingerprint(n_bytes) & (kFirstMessageTag - 1));
@@ -213,10 +213,21 @@ void hang_up(const Group& group) noexcept {
     }
 }
 
-void reduce_rows(const at::Tensor& rows, c10d::ReduceOp::RedOpType op, const at::Tensor& result) {
-  const at::Tensor total = result.view({-1});
-  total.copy_(rows[0]);
-  for (int64_t i = 1; i < rows.size(0); ++i) accumulate(total, rows[i], op);
+std::vector<at::Tensor> rows_around(const Group& group, const at::Tensor& own) {
+  auto rows = at::empty({group.size() - 1, own.numel()}, own.options()).unbind();
+  rows.insert(rows.begin() + group.index, own);
+  return rows;
+}
+
+void reduce_rows(int64_t index, const std::vector<at::Tensor>& rows, c10d::ReduceOp::RedOpType op,
+                 const at::Tensor& result) {
+  const at::Tensor& received = rows[index == 0 ? 1 : 0];  // needed in the first step alone
+  at::Tensor total = rows[0];
+  for (size_t i = 1; i < rows.size(); ++i) {
+    const at::Tensor& sum = i + 1 == rows.size() ? result : received;
+    combine(sum, total, rows[i], op);
+    total = sum;
+  }
 }
 
 }  // namespace shardwise

@@ -4,7 +4,6 @@
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/event_stream.h"
 #include "runtime/comm/propagated_value.h"
-#include "runtime/comm/torch_versions.h"
 #include "runtime/dispatch/view_begin.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/tensor/object_lock.h"
@@ -43,12 +42,6 @@ SpecPtr wanted_layout(const DTensorImpl& leaf, const DTensorImpl& grad) {
   if (grad.spec()->mesh() != leaf.spec()->mesh()) return nullptr;
   SpecPtr wanted = leaf.spec()->reduced();
   return grad.spec()->layout() == wanted->layout() ? nullptr : wanted;
-}
-
-/// True if nobody else holds the tensor or its pieces, so that the gradient of a leaf may be its memory.
-bool is_held_once(const at::Tensor& grad) {
-  return is_stealable(grad) && std::ranges::all_of(maybe_dtensor(grad)->shards(),
-                                                   [](const at::Tensor& piece) { return is_stealable(piece); });
 }
 
 /// True in a torch.autograd.grad() that returns the gradient of `leaf`. What it returns may share memory, as torch's gradients may.

@@ -167,7 +167,7 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
   const auto layouts = [&] { return move_words(*source, *destination, options); };
   const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
   const ProfilerSpan span([&] { return fmt::format("shardwise::move {}", layouts()); });
-  Moving moving(source, shards, destination, options);
+  Moving moving(source, shards, destination, options, memory == MoveMemory::kTaken);
   if (memory == MoveMemory::kShared)
     moving.run_for_readers();
   else

@@ -12,8 +12,9 @@ namespace shardwise {
 
 class DTensorImpl;
 
-/// Whether the pieces of a move may be views of the source's pieces: then nobody may write to them.
-enum class MoveMemory : uint8_t { kOwn, kShared };
+/// The memory of a move's result. kOwn: new memory, unless nothing changes. kShared: as much as possible of the source's memory, so nobody may
+/// write to the result. kTaken: the move may write to the source's memory, so nobody may use the source any more.
+enum class MoveMemory : uint8_t { kOwn, kShared, kTaken };
 
 /// This rank's pieces of the tensor laid out as `destination`: the source's own pieces if nothing changes, otherwise new memory. With kShared
 /// a piece whose values this rank has is a view, unless another step of the move makes new memory.

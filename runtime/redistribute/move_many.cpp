@@ -56,18 +56,21 @@ void reduce_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
     });
     const auto layouts = [&] { return words_of(together); };
     const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram, layouts);  // the policy has been checked
-    std::vector<at::Tensor> flats;
+    std::vector<at::Tensor> terms, results;
     for (Moving* moving : together)
-      for (at::Tensor& flat : moving->begin_reduction()) flats.push_back(std::move(flat));
-    if (flats.size() == 1) {
-      all_reduce(*group, flats[0], reduce);
+      for (Terms& row : moving->begin_reduction()) {
+        terms.push_back(std::move(row.terms));
+        results.push_back(std::move(row.result));
+      }
+    if (terms.size() == 1) {
+      all_reduce(*group, terms[0], results[0], reduce);
     } else {
-      const at::Tensor all = at::cat(flats);
+      const at::Tensor all = at::cat(terms);
       all_reduce(*group, all, reduce);
       int64_t begin = 0;
-      for (const at::Tensor& flat : flats) {
-        flat.copy_(all.narrow(0, begin, flat.numel()));
-        begin += flat.numel();
+      for (const at::Tensor& result : results) {
+        result.copy_(all.narrow(0, begin, result.numel()));
+        begin += result.numel();
       }
     }
     for (Moving* moving : together) moving->skip();

@@ -47,11 +47,12 @@ Participants participants_of(const OwnStep& own) {
   return {own.from->mesh()->is_meta() ? without_sending(everyone) : everyone, /*is_whole=*/false};
 }
 
-Moving::Moving(const SpecPtr& source, Shards pieces, const SpecPtr& destination, const PlanOptions& options)
+Moving::Moving(const SpecPtr& source, Shards pieces, const SpecPtr& destination, const PlanOptions& options, bool owns)
     : plan_(PlanCache::of_thread().find_or_make(source, destination, options)),
       pieces_(std::move(pieces)),
       device_(pieces_.empty() ? source->mesh()->device() : pieces_[0].device()),
-      options_(options) {
+      options_(options),
+      owns_(owns) {
   if (plan_->last_sending >= 0)
     check_comm_policy(
         [&] { return fmt::format("moves {} to {}", to_string(*source), to_string(destination->layout())); });
@@ -68,7 +69,8 @@ void Moving::arrive(Shards pieces) {
 
 void Moving::run_in_place() {
   if (next().step.combines_terms()) {
-    for (const at::Tensor& flat : begin_reduction()) all_reduce(*reducing_group(), flat, next().step.reduce);
+    for (const auto& [terms, result] : begin_reduction())
+      all_reduce(*reducing_group(), terms, result, next().step.reduce);
   } else {
     own();
     make_partial(next());
@@ -78,31 +80,38 @@ void Moving::run_in_place() {
 
 std::vector<std::unique_ptr<Reduction>> Moving::start_reduction() {
   std::vector<std::unique_ptr<Reduction>> reductions;
-  for (const at::Tensor& flat : begin_reduction())
-    if (auto reduction = start_all_reduce(*reducing_group(), flat, next().step.reduce))
+  for (const auto& [terms, result] : begin_reduction())
+    if (auto reduction = start_all_reduce(*reducing_group(), terms, result, next().step.reduce))
       reductions.push_back(std::move(reduction));
   ++next_;
   return reductions;
 }
 
-std::vector<at::Tensor> Moving::begin_reduction() {
-  own();
-  if (const Spec& from = *next().from; from.flat_sizes()) {
+std::vector<Terms> Moving::begin_reduction() {
+  const Spec& from = *next().from;
+  if (from.flat_sizes()) {
+    own();
     pieces_ = joined(from, std::move(pieces_));
     at::Tensor flat = flat_part(from, pieces_);
     if (at::Tensor alike = empty_flat_part(from, flat.options()); alike.strides() != flat.strides()) {
       flat = alike.copy_(flat);
       pieces_ = pieces_of(from, flat);
     }
-    return {flat.as_strided({flat.numel()}, {1})};
+    const at::Tensor row = flat.as_strided({flat.numel()}, {1});
+    return {{row, row}};
   }
-  std::vector<at::Tensor> flats;
+  const auto row_of = [](const at::Tensor& piece) { return piece.as_strided({piece.numel()}, {1}); };
+  std::vector<Terms> rows;
   for (at::Tensor& piece : pieces_) {
-    if (piece.strides() != dense_strides(piece.sizes(), next().from->strides()))  // alike on all ranks
-      piece = empty_piece(*next().from, piece.sizes(), device_).copy_(piece);
-    flats.push_back(piece.as_strided({piece.numel()}, {1}));
+    const bool is_row = !piece.is_conj() && !piece.is_neg() &&
+                        piece.strides() == dense_strides(piece.sizes(), from.strides());  // alike on all ranks
+    const at::Tensor result = is_row && owns_ ? piece : empty_piece(from, piece.sizes(), device_);
+    if (!is_row) result.copy_(piece);
+    rows.push_back({row_of(is_row ? piece : result), row_of(result)});
+    piece = result;
   }
-  return flats;
+  owns_ = true;
+  return rows;
 }
 
 void Moving::run(bool stops_at_last_sending) {

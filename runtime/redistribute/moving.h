@@ -29,10 +29,18 @@ bool takes_part(const OwnStep& own);
 /// meshes are absent.
 Participants participants_of(const OwnStep& own);
 
+/// A piece to be reduced, and its result, which may be the same tensor: the elements in a row, in the same order on all ranks.
+struct Terms {
+  at::Tensor terms;
+  at::Tensor result;
+};
+
 class Moving {
  public:
+  /// `owns`: nobody else needs the pieces' memory, and this move may write to it.
   /// Throws: c10::ValueError if the communication policy forbids the move, c10::TypeError if a dtype cannot be reduced.
-  Moving(const SpecPtr& source, Shards pieces, const SpecPtr& destination, const PlanOptions& options);
+  Moving(const SpecPtr& source, Shards pieces, const SpecPtr& destination, const PlanOptions& options,
+         bool owns = false);
 
   const PlanOptions& options() const { return options_; }
 
@@ -55,8 +63,8 @@ class Moving {
     const DeviceMesh& mesh = *next().from->mesh();
     return next().step.mesh_dim < 0 ? mesh.group() : mesh.group(next().step.mesh_dim);
   }
-  /// Prepares an all-reduce: each piece's elements in a row, to be reduced in place.
-  std::vector<at::Tensor> begin_reduction();
+  /// Prepares an all-reduce of each piece. The new pieces have the memory of the results.
+  std::vector<Terms> begin_reduction();
 
   void skip() { ++next_; }
 
@@ -84,7 +92,7 @@ class Moving {
   c10::Device device_;
   PlanOptions options_;
   size_t next_ = 0;
-  bool owns_ = false;
+  bool owns_;  // the pieces' memory
 };
 
 }  // namespace shardwise

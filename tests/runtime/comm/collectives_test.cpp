@@ -108,6 +108,14 @@ at::Tensor dense(int64_t n_ranks, at::ScalarType dtype, Reduce reduce) {
   return {};
 }
 
+/// The reduction of 1, 2, ... n_ranks, in each element of a tensor like `like`.
+at::Tensor dense_of_rank_numbers(int64_t n_ranks, Reduce reduce, const at::Tensor& like) {
+  const double sum = static_cast<double>(n_ranks * (n_ranks + 1)) / 2;
+  return at::full_like(like, reduce == Reduce::kSum   ? sum
+                             : reduce == Reduce::kAvg ? sum / static_cast<double>(n_ranks)
+                                                      : static_cast<double>(n_ranks));
+}
+
 TEST(AllReduceTest, EqualsTheDenseResultForEveryDtype) {
   on_ranks([](World& world) {
     for (const auto dtype : kReducible)
@@ -206,13 +214,34 @@ TEST(AllReduceTest, Uint64WrapsLikeItsBits) {
   });
 }
 
+TEST(AllReduceTest, AnotherResultLeavesTheTermsAlone) {
+  on_ranks([](World& world) {
+    for (const int64_t numel : {10, 50'000, 1'500'000})  // in one round, in two, and by the backend
+      for (const auto dtype : {at::kFloat, at::kHalf, at::kBool, at::kComplexFloat})
+        for (const auto reduce : {Reduce::kSum, Reduce::kAvg, Reduce::kMax}) {
+          if (reduce != Reduce::kSum && (dtype == at::kBool || dtype == at::kComplexFloat)) continue;
+          SCOPED_TRACE(fmt::format("{} of {} {}", to_string(reduce), numel, at::toString(dtype)));
+          const at::Tensor terms = at::full({numel}, world.rank() + 1, dtype), result = at::full_like(terms, 7);
+          const at::Tensor expected = dense_of_rank_numbers(world.size(), reduce, result);
+          all_reduce(*everyone(world), terms, result, reduce);
+          EXPECT_TRUE(result.equal(expected));
+          EXPECT_TRUE(terms.eq(at::full({}, world.rank() + 1, dtype)).all().item<bool>());
+          result.fill_(7);
+          const auto started = start_all_reduce(*everyone(world), terms, result, reduce);
+          terms.fill_(0);  // it has been read
+          started->finish();
+          EXPECT_TRUE(result.equal(expected));
+        }
+  });
+}
+
 TEST(AllReduceTest, StartedOnesAreAwaitedInAnyOrder) {
   on_ranks([](World& world) {
     const auto reduces = [&](int64_t numel) {
       const std::vector<at::Tensor> tensors{at::full({numel}, 1.F), at::full({numel}, 2.F), at::full({numel}, 4.F)};
       std::vector<std::unique_ptr<Reduction>> started;
       for (const at::Tensor& tensor : tensors)
-        started.push_back(start_all_reduce(*everyone(world), tensor, Reduce::kSum));
+        started.push_back(start_all_reduce(*everyone(world), tensor, tensor, Reduce::kSum));
       for (size_t i = 0; i < started.size(); ++i) {
         const size_t own = (i + world.rank()) % started.size();
         started[own]->finish();
@@ -220,7 +249,7 @@ TEST(AllReduceTest, StartedOnesAreAwaitedInAnyOrder) {
         all_gather_numbers(*everyone(world), {world.rank()});  // awaited between them
       }
     };
-    for (const int64_t numel : {10, 50'000, 500'000}) reduces(numel);  // in one round, in two, and by the backend
+    for (const int64_t numel : {10, 50'000, 1'500'000}) reduces(numel);  // in one round, in two, and by the backend
   });
 }
 
