@@ -6,6 +6,7 @@ The rates are measured first, with all ranks at work at once: of products, of me
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -23,6 +24,7 @@ from shardwise._dry_run.report import seconds
 from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 N_RANKS, HEADS = 4, 8
+N_OPERANDS = 24
 
 
 class Block(nn.Module):
@@ -63,19 +65,27 @@ def training(options):
 
 
 def seconds_each(function, repeats):
-    """Seconds of a call while all ranks are at work: as many ranks share a core as in a step."""
+    """Seconds of a call while all ranks are at work, until the last one is done: as many ranks share a core as in a step."""
     function()
     dist.barrier()
     begin = time.perf_counter()
     for _ in range(repeats):
         function()
+    dist.barrier()
     return (time.perf_counter() - begin) / repeats
 
 
-def all_reduces(numel):
-    """A function that adds up a vector over all ranks."""
-    terms = sw.DTensor.from_local(torch.ones(numel), sw.init_device_mesh("cpu", (N_RANKS,)), [sw.Partial()])
-    return lambda: terms.redistribute(placements=[sw.Replicate()])
+def over(function, *operands):
+    """A function that calls `function` on the next operands each time: like a model's, they are not in the cache, and results are new memory."""
+    turns = itertools.cycle(zip(*operands, strict=True))
+    return lambda: function(*next(turns))
+
+
+def all_reduces(numel, count=1):
+    """A function that adds up the next of `count` vectors over all ranks."""
+    mesh = sw.init_device_mesh("cpu", (N_RANKS,))
+    terms = [sw.DTensor.from_local(torch.ones(numel), mesh, [sw.Partial()]) for _ in range(count)]
+    return over(lambda each: each.redistribute(placements=[sw.Replicate()]), terms)
 
 
 def measure(options):
@@ -83,16 +93,17 @@ def measure(options):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     n = options.batch * options.length
-    a, b = torch.randn(n, options.width), torch.randn(options.width, options.width // N_RANKS)
-    x = torch.randn(n, options.width)
-    y = torch.empty_like(x)
+    activations = [torch.randn(n, options.width) for _ in range(N_OPERANDS)]
+    weights = [torch.randn(options.width, options.width // N_RANKS) for _ in range(N_OPERANDS)]
+    x = activations[0]
     latency = seconds_each(all_reduces(1), 400)
     sent = 2 * x.nbytes * (N_RANKS - 1) / N_RANKS
+    product = seconds_each(over(torch.mm, activations, weights), 1000)
     found = {
-        "flops": 2 * n * options.width * (options.width // N_RANKS) / seconds_each(lambda: a @ b, 200),
-        "memory_bandwidth": 3 * x.nbytes / seconds_each(lambda: torch.add(x, x, out=y), 200),
+        "flops": 2 * x.numel() * (options.width // N_RANKS) / product,
+        "memory_bandwidth": 3 * x.nbytes / seconds_each(over(torch.add, activations, activations[::-1]), 1000),
         "latency": latency,
-        "bandwidth": sent / (seconds_each(all_reduces(x.numel()), 40) - latency),
+        "bandwidth": sent / (seconds_each(all_reduces(x.numel(), N_OPERANDS), 40) - latency),
         "step": seconds_each(training(options), options.repeats),
     }
     if dist.get_rank() == 0:
