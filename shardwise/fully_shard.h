@@ -38,7 +38,8 @@ struct FullyShardOptions {
   /// for all modules but the outermost. A number n that divides the number of ranks: each rank keeps one n-th of them after the forward, and gathers
   /// for the backward among n consecutive ranks.
   ReshardAfterForward reshard_after_forward = {};
-  /// Returns the Shard of a parameter, of any dim or of given sizes; nullopt is Shard(0). It must return the same on all ranks.
+  /// Returns the Shard of a parameter, of any dim or of given sizes; nullopt is Shard(0), and Shard(1) if the
+  /// parameter is divided into given sizes along dim 0 already. It must return the same on all ranks.
   std::function<std::optional<Placement>(const at::Tensor& parameter)> shard_placement_fn = {};
   MixedPrecisionPolicy mp_policy = {};
   /// These parameters and their gradients do not change.

@@ -227,21 +227,21 @@ def test_a_flattened_mesh_beside_tensor_parallelism(names):
     run_ranks(8, body)
 
 
-@pytest.mark.parametrize("n_experts", [4, 3])
-def test_experts_that_are_sharded_further(n_experts):
-    """Three experts on two ranks are parts of given sizes along dim 0: the data's ranks split another dim."""
-    given = seeded(lambda: Mixture(n_experts))
+@pytest.mark.parametrize(("n_experts", "n_ranks", "dim"), [(4, 2, 0), (3, 2, 0), (6, 4, 1)])
+def test_experts_that_are_sharded_further(n_experts, n_ranks, dim):
+    """Six experts on four ranks are parts of given sizes along dim 0: the data's ranks split another dim."""
+    given, x = seeded(lambda: Mixture(n_experts)), X.repeat(2, 1)
     dense = copy.deepcopy(given)
-    dense(X).square().mean().backward()
+    dense(x).square().mean().backward()
 
     def body(rank):
-        grid = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
+        grid = sw.init_device_mesh("cpu", (2, n_ranks), mesh_dim_names=("dp", "ep"))
         model = parallelize_module(copy.deepcopy(given), grid["ep"], {"experts": ExpertParallel()})
-        fully_shard(model.experts, mesh=grid["dp"], shard_placement_fn=lambda parameter: Shard(1))
-        model.experts.set_gradient_divide_factor(4)  # tokens are of all ranks, and losses means of them
+        fully_shard(model.experts, mesh=grid["dp"])
+        model.experts.set_gradient_divide_factor(2 * n_ranks)  # tokens are of all ranks, and losses means of them
         fully_shard(model, mesh=grid["dp"])
-        model(X.chunk(4)[rank]).square().mean().backward()
-        assert model.experts.weight.placements[0] == Shard(1)
+        model(x.chunk(2 * n_ranks)[rank]).square().mean().backward()
+        assert model.experts.weight.placements[0].dim == dim
         torch.testing.assert_close(full(model.experts.weight.grad), dense.experts.weight.grad, rtol=1e-4, atol=1e-5)
 
-    run_ranks(4, body)
+    run_ranks(2 * n_ranks, body)

@@ -44,7 +44,7 @@ struct GradientCallbacks {
 class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
  public:
   /// Splits `parameters`: each rank takes its part of its own copy, and nothing is sent. Sizes and dtypes must be equal on all ranks. `along[i]`, a
-  /// Shard, is the split of parameter i; if `along` is empty, parameters are split along their first dim. Without parameters, the methods do nothing.
+  /// Shard, is the split of parameter i; if `along` is empty, it is their default_split(). Without parameters, the methods do nothing.
   /// Throws: as ShardedParameter, before any parameter is split.
   static std::shared_ptr<ParameterGroup> create(const std::vector<std::string>& names,
                                                 const std::vector<at::Tensor>& parameters, const MeshPtr& mesh,

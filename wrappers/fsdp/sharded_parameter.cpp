@@ -104,6 +104,14 @@ DataMesh data_mesh(const MeshPtr& mesh, const std::vector<at::Tensor>& parameter
   return {mesh, root ? root : mesh->root()};
 }
 
+Placement default_split(const at::Tensor& parameter) {
+  for (int64_t dim = 0; is_dtensor(parameter) && dim < parameter.dim(); ++dim)
+    if (std::ranges::all_of(spec_of(parameter)->placements(),
+                            [&](const Placement& each) { return each.split_dim() != dim || each.is_chunk(); }))
+      return Placement::shard(dim);
+  return Placement::shard(0);
+}
+
 ShardedParameter::ShardedParameter(const std::string& name, const at::Tensor& parameter, const DataMesh& data,
                                    const Placement& along) {
   const Placement split = resolved(name, parameter, along);

@@ -45,13 +45,15 @@ struct Split {
   at::Tensor slice(const at::Tensor& whole, int64_t index, int64_t n_slices) const;
 };
 
+/// The split of a parameter for which none is given: along its first dim that is not divided into given sizes, else along dim 0.
+Placement default_split(const at::Tensor& parameter);
+
 class ShardedParameter {
  public:
   /// Splits `parameter` by `along`, a Shard. It is plain, or distributed on dims of data.root other than those of data.mesh. Sends nothing.
   /// Throws, alike on all ranks and naming it as `name`: c10::ValueError for a parameter that is already on data.mesh, or on a mesh of another root,
   /// that is Partial or in pieces, and for an `along` that is no Shard; c10::IndexError for a dim that the parameter does not have.
-  ShardedParameter(const std::string& name, const at::Tensor& parameter, const DataMesh& data,
-                   const Placement& along = Placement::shard(0));
+  ShardedParameter(const std::string& name, const at::Tensor& parameter, const DataMesh& data, const Placement& along);
 
   /// This rank's part of `parameter`, a leaf with memory of its own that requires a gradient if `parameter` does. Sends nothing: each rank takes its
   /// part of its own copy. A tensor subclass is split and copied by its class.

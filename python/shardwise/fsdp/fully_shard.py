@@ -41,8 +41,8 @@ def fully_shard(
     all but the outermost module. A number that divides the number of ranks: each rank keeps one n-th of the gathered parameters after the
     forward, and gathers for the backward among n consecutive ranks, for example those of one machine. The DTensors in the module stay sharded
     over all ranks. 1 is the same as False, and the number of ranks is the same as True.
-    `shard_placement_fn`: returns the Shard of a parameter, of any dim or of given sizes, or None for Shard(0). It must return the same on all
-    ranks.
+    `shard_placement_fn`: returns the Shard of a parameter, of any dim or of given sizes, or None for Shard(0); for Shard(1) if the
+    parameter is divided into given sizes along dim 0 already. It must return the same on all ranks.
 
     `mesh`: of one dim, or of two: then parameters are replicated over the first and sharded over the second. Default: all ranks. If parameters
     are DTensors on another dim already (parallelize_module on mesh["tp"]), give a slice, mesh["dp"]: they are sharded further, and are
@@ -122,13 +122,14 @@ def _modules(module: object) -> list[nn.Module]:
 
 def _along(name: str, places: Places, shard_placement_fn: Callable[[Any], Any] | None) -> Placement:
     (module, key), *_ = places
-    placement = None if shard_placement_fn is None else shard_placement_fn(module._parameters[key])
+    parameter: Any = module._parameters[key]
+    placement = None if shard_placement_fn is None else shard_placement_fn(parameter)
     if placement is not None and not hasattr(placement, "is_shard"):  # our placements and torch's have it
         raise ValueError(
             f"[fully_shard] shard_placement_fn returned {type(placement).__name__} for {name}. Return Shard(dim), or None for Shard(0); for "
             "another mesh call fully_shard on the module that has the parameter."
         )
-    return Shard(0) if placement is None else placement
+    return _C.default_split(parameter) if placement is None else placement
 
 
 def _check_policies(mp_policy: object, offload_policy: object) -> None:

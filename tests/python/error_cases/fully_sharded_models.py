@@ -69,7 +69,7 @@ CASES = [
         "parts of given sizes along dim 0",
         'grid = sw.init_device_mesh("cpu", (1, 2), mesh_dim_names=("rep", "tp"))\nlayer = nn.Linear(2, 4)\n'
         'layer.weight = nn.Parameter(sw.distribute_tensor(layer.weight.detach(), grid["tp"], [Shard(0, sizes=[1, 3])]))\n'
-        'sw.fully_shard(layer, mesh=grid["rep"])',
+        'sw.fully_shard(layer, mesh=grid["rep"], shard_placement_fn=lambda parameter: Shard(0))',
         ValueError,
     ),
     case(
