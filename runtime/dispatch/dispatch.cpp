@@ -18,6 +18,7 @@
 #include "text/check.h"
 
 #include <ATen/EmptyTensor.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -107,8 +108,8 @@ bool is_plain_with_dims(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined() && value.toTensor().dim() > 0 && !is_dtensor(value.toTensor());
 }
 
-/// The kernel of kMetaKey. A call that Shardwise refuses because of plain tensors next to distributed ones is torch's own, on plain tensors of the same
-/// shapes: torch's formulas for tangents that are zero make such calls on meta to learn the shape of the result.
+/// The kernel of kMetaKey. While tangents are computed, a call that Shardwise refuses because of plain tensors next to distributed ones is torch's own,
+/// on plain tensors of the same shapes: torch's formulas for tangents that are zero make such calls on meta to learn the shape of the result.
 void without_meta(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kMetaKey);
   c10::DispatchKeySet left = (keys & below).remove_backend(c10::BackendComponent::MetaBit);
@@ -123,6 +124,7 @@ void without_meta(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
   try {
     run();
   } catch (const c10::ValueError&) {
+    if (!torch::autograd::ForwardADLevel::try_get_by_idx(0)) throw;
     *stack = given;
     for (c10::IValue& value : *stack)
       if (value.isTensor() && value.toTensor().defined() && is_dtensor(value.toTensor())) {

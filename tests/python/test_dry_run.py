@@ -24,6 +24,7 @@ from shardwise._dry_run.agreement import divergences
 from shardwise._dry_run.job import Program, run_all, run_as, sampled
 from shardwise._dry_run.rank_number import RankNumber
 from shardwise.parallel import ColwiseParallel, parallelize_module
+from shardwise.testing import run_ranks
 
 
 @pytest.fixture(scope="module")
@@ -442,3 +443,27 @@ def test_the_backward_of_a_loss_of_sharded_classes_takes_plain_targets():
         model(torch.randn(5, 6), torch.arange(5)).backward()
     assert run.figures.failure == ""
     assert model.head.weight.grad.placements == (sw.Shard(0),)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, plain: x @ plain,
+        lambda x, plain: torch.nn.functional.linear(plain, x),
+        lambda x, plain: x * plain,
+        lambda x, plain: x.add_(plain),
+        lambda x, plain: plain.copy_(x),
+        lambda x, plain: torch.where(plain > 0, x, plain),
+        lambda x, plain: torch.nn.functional.scaled_dot_product_attention(x[None], plain[None], plain[None]),
+    ],
+)
+def test_plain_tensors_are_refused_next_to_distributed_ones_as_by_real_ranks(call):
+    def body(rank):
+        x = sw.ones(4, 4, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[sw.Shard(0)])
+        with pytest.raises(ValueError, match="next to a DTensor") as error:
+            call(x, torch.ones(4, 4))
+        return str(error.value)
+
+    with sw.dry_run(2, device_type="cpu"):
+        found = body(0)
+    assert found == run_ranks(2, body)[0]
