@@ -25,6 +25,9 @@ from shardwise.dtensor import DTensor
 def changes_of_checkpoints(accesses: list[FileAccess]) -> Iterator[AbstractContextManager[Any]]:
     """Notes each save and load in `accesses`."""
 
+    def note(kind: str, storage: Any, plan: Any, n_bytes: int, is_there: bool = True) -> None:
+        accesses.append(FileAccess(_C.program_line(), kind, path_of(storage), len(plan.items), n_bytes, is_there))
+
     def save(
         state_dict: dict[str, Any],
         storage_writer: Any,
@@ -35,11 +38,10 @@ def changes_of_checkpoints(accesses: list[FileAccess]) -> Iterator[AbstractConte
         use_collectives: bool = True,
     ) -> Metadata:
         planner = planner or DefaultSavePlanner()
-        planner.set_up_planner(state_dict=state_dict, storage_meta=None, is_coordinator=True)
-        plan = planner.create_local_plan()
+        plan = plan_of(planner, state_dict)
         n_bytes = sum(share_of(each, state_dict, planner, no_dist, process_group) for each in plan.items)
         exchange(plan, process_group, no_dist or not use_collectives)
-        accesses.append(FileAccess(_C.program_line(), "save", path_of(storage_writer), len(plan.items), n_bytes, True))
+        note("save", storage_writer, plan, n_bytes)
         return Metadata({})
 
     def load(
@@ -55,10 +57,9 @@ def changes_of_checkpoints(accesses: list[FileAccess]) -> Iterator[AbstractConte
         with suppress(OSError):
             metadata = storage_reader.read_metadata()
         if metadata is None:  # the checkpoint of a program that saves these tensors
-            planned = DefaultSavePlanner()
-            planned.set_up_planner(state_dict=state_dict, storage_meta=None, is_coordinator=True)
-            plan: Any = planned.create_local_plan()
-            n_bytes = sum(bytes_of(each, planned) for each in plan.items)
+            saver = DefaultSavePlanner()
+            plan = plan_of(saver, state_dict)
+            n_bytes = sum(bytes_of(each, saver) for each in plan.items)
         else:
             planner = planner or DefaultLoadPlanner()
             planner.set_up_planner(state_dict, metadata, True)
@@ -66,10 +67,7 @@ def changes_of_checkpoints(accesses: list[FileAccess]) -> Iterator[AbstractConte
             plan = planner.create_local_plan()
             n_bytes = sum(bytes_to_read(each, metadata, storage_reader) for each in plan.items)
         exchange(plan, process_group, no_dist or not use_collectives)
-        is_there = metadata is not None
-        accesses.append(
-            FileAccess(_C.program_line(), "load", path_of(storage_reader), len(plan.items), n_bytes, is_there)
-        )
+        note("load", storage_reader, plan, n_bytes, metadata is not None)
 
     write = torch.save
 
@@ -90,6 +88,11 @@ def changes_of_checkpoints(accesses: list[FileAccess]) -> Iterator[AbstractConte
         )
     yield mock.patch.object(state_dict_saver, "_save_state_dict", save)
     yield mock.patch.object(state_dict_loader, "_load_state_dict", load)
+
+
+def plan_of(planner: Any, state_dict: dict[str, Any]) -> Any:
+    planner.set_up_planner(state_dict=state_dict, storage_meta=None, is_coordinator=True)
+    return planner.create_local_plan()
 
 
 def exchange(plan: Any, group: Any, is_alone: bool) -> None:

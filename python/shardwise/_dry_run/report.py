@@ -32,7 +32,23 @@ class Report:
     machine: Machine
 
     def __str__(self) -> str:
-        return text_of(self.ranks, self.machine)
+        """The tables of the rank with the largest peak, after one that compares the ranks if there are several."""
+        ranks, shown = self.ranks, largest(self.ranks)
+        parts = [compared(ranks), agreement(ranks)] if len(ranks) > 1 or len(shown.alike) > 1 else []
+        parts += [
+            memory_by_kind(shown),
+            memory_by_layer(shown),
+            communication_by_layer(shown, self.machine),
+            unasked_table([each.span for each in shown.communications], MOST_LINES),
+            work_by_operator(shown),
+            checkpoints(shown),
+            times(shown, self.machine),
+            outside_meshes(ranks),
+            reads(shown),
+            f"ids and choices of experts are a model: {shown.ids}\n" if shown.ids else "",
+            *(f"on ranks {ranks_text(each.alike)}: {each.failure}\n" for each in ranks if each.failure),
+        ]
+        return "\n".join(part for part in parts if part)
 
     def json(self) -> str:
         return json.dumps([each.as_json(self.machine) for each in self.ranks])
@@ -49,44 +65,23 @@ def largest(ranks: Sequence[RankFigures]) -> RankFigures:
     return max(ranks, key=lambda figures: figures.peak_bytes)
 
 
-def text_of(ranks: Sequence[RankFigures], machine: Machine, limit: int = MOST_LINES) -> str:
-    """The tables of the rank with the largest peak, after one that compares the ranks if there are several."""
-    shown = largest(ranks)
-    parts = [compared(ranks), agreement(ranks)] if len(ranks) > 1 or len(shown.alike) > 1 else []
-    of_rank = f"rank {shown.rank} of {shown.n_ranks:,}"
-    parts += [
-        memory_by_kind(shown, of_rank),
-        memory_by_layer(shown, limit),
-        communication_by_layer(shown, machine, limit),
-        unasked_table([each.span for each in shown.communications], limit),
-        work_by_operator(shown, limit),
-        checkpoints(shown),
-        times(shown, machine),
-        outside_meshes(ranks),
-        reads(shown),
-        f"ids and choices of experts are a model: {shown.ids}\n" if shown.ids else "",
-        *(f"on ranks {ranks_text(each.alike)}: {each.failure}\n" for each in ranks if each.failure),
-    ]
-    return "\n".join(part for part in parts if part)
-
-
-def memory_by_kind(figures: RankFigures, of_rank: str) -> str:
-    kinds = figures.peak_by_kind
+def memory_by_kind(figures: RankFigures) -> str:
+    kinds, of_rank = figures.peak_by_kind, f"rank {figures.rank} of {figures.n_ranks:,}"
     title = f"{of_rank}: peak {in_units(figures.peak_bytes)} in steps, {in_units(figures.setup_peak_bytes)} before them"
     rows = [(kind, in_units(n), f"{100 * n / max(figures.peak_bytes, 1):.1f}") for kind, n in kinds.items()]
     return table_text(title, ["memory at the peak", "bytes", "%"], rows, 1)
 
 
-def memory_by_layer(figures: RankFigures, limit: int) -> str:
+def memory_by_layer(figures: RankFigures) -> str:
     sizes = _grouped(figures.at_peak(), lambda each: (each.kind, each.place.layers, each.op))
     rows = [
         (*key, f"{len(found):,}", in_units(sum(each.n_bytes for each in found)))
-        for key, found in _most_first(sizes, lambda each: each.n_bytes)[:limit]
+        for key, found in _most_first(sizes, lambda each: each.n_bytes)[:MOST_LINES]
     ]
     return table_text("", ["at the peak", "allocated in", "for", "tensors", "bytes"], rows, 3)
 
 
-def communication_by_layer(figures: RankFigures, machine: Machine, limit: int) -> str:
+def communication_by_layer(figures: RankFigures, machine: Machine) -> str:
     if not figures.communications:
         return "no communication\n"
 
@@ -117,7 +112,7 @@ def communication_by_layer(figures: RankFigures, machine: Machine, limit: int) -
         )
         for texts, found in _most_first(
             _grouped(moving, key), lambda each: each.span.bytes_sent + each.span.bytes_received
-        )[:limit]
+        )[:MOST_LINES]
     ]
     title = (
         f"{len(moving):,} communications: {in_units(figures.bytes_sent)} sent, "
@@ -127,14 +122,14 @@ def communication_by_layer(figures: RankFigures, machine: Machine, limit: int) -
     return table_text(title, columns, rows, 7)
 
 
-def work_by_operator(figures: RankFigures, limit: int) -> str:
+def work_by_operator(figures: RankFigures) -> str:
     groups = _grouped(
         figures.works, lambda each: (each.op, each.place.phase, "DTensors" if each.is_on_pieces else "plain tensors")
     )
     ordered = _most_first(groups, lambda each: each.flops * 1e-3 + each.n_bytes)  # a product costs more than its bytes
     rows = [
         (*key, f"{len(found):,}", f"{sum(each.flops for each in found) / 1e9:,.1f}", in_units(_bytes(found)))
-        for key, found in ordered[:limit]
+        for key, found in ordered[:MOST_LINES]
     ]
     title = f"{figures.flops / 1e12:,.3f} TFLOP, {in_units(_bytes(figures.works))} read and written"
     return table_text(title, ["operator", "phase", "on", "calls", "GFLOP", "bytes"], rows, 3)

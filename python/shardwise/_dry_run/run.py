@@ -138,11 +138,9 @@ class dry_run:
                 self._meshes.append(mesh)
 
             scopes.enter_context(mock.patch.object(DeviceMesh, "_register", keep))
-            self._made = _C.MadeSpecs()
-            scopes.callback(self._made.stop)
-            self._memory, self._work = _C.MetaMemory(), _C.WorkMeter()
-            scopes.callback(self._memory.stop)
-            scopes.callback(self._work.stop)
+            self._made, self._memory, self._work = meters = _C.MadeSpecs(), _C.MetaMemory(), _C.WorkMeter()
+            for meter in meters:
+                scopes.callback(meter.stop)
             self._events = _C.EventReader("dry_run", operators=True, details=True, plain_collectives=True)
             self._events.open()
             scopes.callback(self._events.close)
