@@ -164,6 +164,28 @@ def test_experts_are_divided():
     assert "ExpertParallel(input_layouts=Replicate(), use_local_output=False)" in found.code()
 
 
+@pytest.mark.parametrize("mesh", [{"shard": 4, "tp": 2}, {"shard": 2, "tp": 4}], ids=str)
+@pytest.mark.parametrize("n_experts", [8, 6])
+def test_every_plan_of_experts_runs_also_if_they_are_uneven(n_experts, mesh):
+    model = on_meta(lambda: nn.Sequential(nn.Embedding(128, 64), nn.LayerNorm(64), Mixture(64, n_experts)).bfloat16())
+    found = sw.suggest(model, torch.zeros(256, dtype=torch.long), mesh=mesh)
+    assert {cost.failure for cost in found.search.meter.found.values()} == {""}
+    assert any(EXPERT in plan.layouts for plan in found.search.weighed())
+
+
+def test_tables_with_a_fused_optimizer_are_placed_too():
+    def optimizer(parameters):
+        tables = [each for each in parameters if each.shape[-1] == 16 and isinstance(each, sw.DTensor)]
+        result = torch.optim.SGD([each for each in parameters if each.shape[-1] != 16], lr=0.1)
+        result.of_tables = tables and sw.optim.FusedSGD(tables, lr=0.1)
+        return result
+
+    n_rows = [4_000_000, 1000, 3]
+    batch = (torch.zeros(512, 13), [ids_of(512, 1) for _ in n_rows])
+    found = sw.suggest(on_meta(lambda: Ranking(n_rows)), batch, ranks=4, optimizer=optimizer)
+    assert "DistributedEmbedding" in found.code() and "machine=(2000, 0, 0)" in found.code()
+
+
 def test_tables_are_placed_by_the_planner_unless_their_module_does_more():
     n_rows = [1_000_000, 1000, 3]
     batch = (torch.zeros(512, 13), [ids_of(512, 2) for _ in n_rows])
@@ -267,6 +289,22 @@ def test_the_model_stays_as_it_was():
 def test_a_batch_that_the_model_rejects_is_an_error(batch, options, words):
     with pytest.raises(ValueError, match=words):
         sw.suggest(on_meta(lambda: Llama(32, 4, 2)), batch, ranks=2, **options)
+
+
+def test_a_model_that_reads_a_value_goes_on_with_the_one_that_is_given():
+    class Checked(Llama):
+        def forward(self, ids):
+            return super().forward(ids[:, :2] if (ids > 0).all() else ids)
+
+    model, batch = on_meta(lambda: Checked(32, 4, 1)), ids_of(2, 8)
+    with pytest.raises(
+        ValueError, match=r"test_suggest.py:\d+ in .*forward reads a value .* or value=1 of .* and suggest"
+    ):
+        sw.suggest(model, batch, mesh={"shard": 2})
+    line = Checked.forward.__code__.co_firstlineno + 1
+    values = {f"test_suggest.py:{line}": 0}, 1
+    whole, short = (sw.suggest(model, batch, mesh={"shard": 2}, value=value) for value in values)
+    assert short.bound_seconds < whole.bound_seconds
 
 
 def test_a_model_that_no_plan_runs_is_an_error():

@@ -159,7 +159,7 @@ class MetaMode(TorchFunctionMode):
         if value is None:
             raise ValueError(
                 f"[dry_run] {place} reads a value ({name}), and a dry run has none. Give the value that it goes on with: "
-                "`--value 1`, or dry_run(value=1)."
+                "`--value 1` of the command, or value=1 of dry_run() and suggest()."
             )
         self.reads[place, name] += 1
         return value

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from shardwise._dry_run.agreement import Grid, Lines, Ranks, lines_of, text_of_call
+from shardwise._dry_run.agreement import Grid, Ranks, lines_of, text_of_call
 from shardwise._dry_run.figures import RankFigures
 from shardwise.debug.spans import CommunicationSpan
 
@@ -67,7 +67,10 @@ def _calls(figures: RankFigures, grids: Sequence[Grid]) -> Iterator[tuple[int, l
         for number, each in enumerate(figures.communications)
         if each.span.collective in (SEND, RECEIVE) and each.span.peer >= 0
     ]
-    groups = {group: _group_of(lines_of(group, grids)) for group in {span.ranks for _, span in spans}}
+    groups = {
+        ranks: {rank: group for group in lines_of(ranks, grids).groups() for rank in group}
+        for ranks in {span.ranks for _, span in spans}
+    }
     for rank in figures.alike:
         numbers: defaultdict[tuple[Channel, bool], int] = defaultdict(int)
         found = []
@@ -79,10 +82,6 @@ def _calls(figures: RankFigures, grids: Sequence[Grid]) -> Iterator[tuple[int, l
             found.append(Call(rank, channel, numbers[key], span, number in figures.blocking))
             numbers[key] += 1
         yield rank, found
-
-
-def _group_of(lines: Lines) -> dict[int, Ranks]:
-    return {rank: group for group in lines.groups() for rank in group}
 
 
 def _facts(call: Call) -> tuple[str, int]:

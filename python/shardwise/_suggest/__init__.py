@@ -14,6 +14,7 @@ from shardwise._dry_run.figures import Machine
 from shardwise.dtensor import DTensor
 
 if TYPE_CHECKING:
+    from shardwise._dry_run.meta_mode import Value
     from shardwise._suggest.suggestion import Suggestion
 
 
@@ -31,6 +32,7 @@ def suggest(
     links: Sequence[tuple[float, float]] = ((5, 300), (20, 25)),
     ranks_per_host: int = 8,
     device_type: str = "cuda",
+    value: Value = None,
 ) -> Suggestion:
     """Finds the plan for `model` with the shortest training step that fits into `memory`, by dry runs: docs/suggest.md.
 
@@ -42,6 +44,7 @@ def suggest(
     first. The batch is divided over "replicate" and "shard", parameters are fully sharded over "shard", and layers are divided over "tp".
     `memory`: bytes of a rank. `loss`: makes the loss of the model's result; default: its `loss`, or its mean. `optimizer`: makes the optimizer.
     `flops` in TFLOP/s, `memory_bandwidth` in GB/s, `links` in (us, GB/s), within a host and between hosts: the rates of a rank's device.
+    `value`: what the model gets where it reads a value of a tensor, as in dry_run().
 
     The model does not change. Needs a process without ranks. Raises TypeError and ValueError for arguments that do not fit each other; ValueError
     if the model does not take the batch, and if no plan fits, with the least memory of the plans that were weighed.
@@ -78,11 +81,11 @@ def suggest(
     machine = Machine.of(flops, memory_bandwidth, links, ranks_per_host)
     copied = on_meta(model)
     subject = Subject(copied, kinds_of(copied), list(blocks_of(copied)), device_type)
-    meter = Meter(subject, arguments, n_samples, loss or loss_of, optimizer, n_ranks, machine)
+    meter = Meter(subject, arguments, n_samples, loss or loss_of, optimizer, n_ranks, machine, value)
     failure = meter.inspect()
     if failure:
         raise ValueError(
-            f"[suggest] the model does not take the batch: {failure}. Give what the model is called with, and a `loss` of its result."
+            f"[suggest] the model does not take the batch: {failure.rstrip('.')}. Give what the model is called with, and a `loss` of its result."
         )
     search = Search(meter, memory or inf)
     best = search.run(meshes)

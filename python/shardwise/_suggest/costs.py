@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwise._C import EmbeddingPlan
 from shardwise._dry_run.figures import OPTIMIZER, Machine
+from shardwise._dry_run.meta_mode import Value
 from shardwise._dry_run.run import MESSAGES, WORKS, dry_run
 from shardwise._suggest.layers import MEASURED_BLOCKS, lookups_in, with_fewer
 from shardwise._suggest.plans import Plan, Subject
@@ -55,6 +56,7 @@ class Meter:
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     n_ranks: int
     machine: Machine
+    value: Value = None  # of each element that the model reads
     found: dict[Plan | None, Cost] = field(default_factory=dict)
 
     def inspect(self) -> str:
@@ -88,8 +90,8 @@ class Meter:
     ) -> Cost:
         """A step of a copy of `model` as this rank under `plan`; without a plan, as one rank that has the whole batch. Says which of `others` are
         alike."""
-        n_ranks, per_host = (self.n_ranks if plan else 1), self.machine.ranks_per_host
-        run = dry_run(n_ranks, rank, device_type=self.subject.device_type, ranks_per_host=per_host, _others=others)
+        n_ranks, per_host, device = self.n_ranks if plan else 1, self.machine.ranks_per_host, self.subject.device_type
+        run = dry_run(n_ranks, rank, device_type=device, value=self.value, ranks_per_host=per_host, _others=others)
         begin, code = list[int](), dict[str, Any]()
         try:
             with warnings.catch_warnings(), run:
@@ -129,7 +131,7 @@ class Meter:
 
         args, kwargs = tree_map(part, self.batch)
         if n_steps == 1:  # gradients of zeros make the state as well
-            for each in parameters:
+            for each in (each for group in optimizer.param_groups for each in group["params"]):
                 each.grad = torch.zeros_like(each)
             optimizer.step()
             optimizer.zero_grad()

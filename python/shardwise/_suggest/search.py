@@ -48,7 +48,8 @@ class Search:
             starts = [Plan(tuple(first.items()), each) for each in (*layouts, divided)]
             layouts.append(self.improved(self.best(starts)).layouts)
         for mesh in meshes:
-            self.meter.cost(Plan(tuple(mesh.items()), layouts[-1] if TP in mesh else layouts[0]))
+            plan = Plan(tuple(mesh.items()), layouts[-1] if TP in mesh else layouts[0])
+            self.best([plan, *self.changed(plan, len(plan.layouts) + 1)])
         improved: set[tuple[tuple[str, int], ...]] = set()
         for _ in meshes[:N_IMPROVED]:
             plans = [each for each in self.weighed() if each.mesh not in improved]
@@ -77,19 +78,30 @@ class Search:
             return [replace(plan, keeps=not plan.keeps)] if plan.size(SHARD) > 1 else []
         if not subject.lookups or len(plan.mesh) != 1 or plan.size(TP) > 1:
             return []
-        batch = f"batch_per_rank={-(-self.meter.n_samples // plan.n_parts)}"
         limits = [int(self.memory * each) for each in SHARES] if self.memory < inf else []
         options = [*STRATEGIES, *(f"{STRATEGIES[0]}, memory_per_rank={each}" for each in limits)]
-        return [replace(plan, tables=f"{each}, {batch}") for each in options]
+        return [replace(plan, tables=f"{each}, {self.rates()}") for each in options]
+
+    def rates(self) -> str:
+        """The batch and the hardware as options of the planner of tables, if the batch is divided over all ranks."""
+        n_ranks, machine = self.meter.n_ranks, self.meter.machine
+        per_host = machine.ranks_per_host
+        links = f"links=[{machine.links[n_ranks > per_host]}]"
+        if n_ranks > per_host and n_ranks % per_host == 0:
+            links = f"mesh_shape=({n_ranks // per_host}, {per_host}), links={[*machine.links[::-1]]}"
+        batch = f"batch_per_rank={-(-self.meter.n_samples // n_ranks)}"
+        return f"{batch}, {links}, machine=({machine.memory_bandwidth / 1e9:g}, 0, 0)"
 
     def verified(self) -> Plan | None:
-        """The best plan by dry runs of the whole model, as the first rank, the last one and those with the largest tables."""
+        """The best plan by dry runs of the whole model, as the first rank, the last one and those with the largest and the busiest tables."""
         for _ in range(MOST_VERIFIED):
             plans = self.weighed()
             plan = self.best(plans) if plans else None
             if plan is None or plan in self.whole:
                 return plan
-            ranks = {0, self.meter.n_ranks - 1, *(each.heaviest_rank for each in self.cost(plan).embeddings)}
+            ranks = {0, self.meter.n_ranks - 1}
+            for each in self.cost(plan).embeddings:
+                ranks |= {each.heaviest_rank, each.most_loaded_rank}
             costs: list[Cost] = []
             while ranks:
                 costs.append(
