@@ -17,17 +17,16 @@ DATA_PARALLEL, TABLE_WISE, COLUMN_WISE, ROW_WISE = (
 
 
 class TorchRecPlanner:
-    """TorchRec's planner for these tables on the ranks of one host. All ranks have equal batches and ids."""
+    """TorchRec's planner for these tables, on CPUs of one host unless `topology` says otherwise. All ranks have equal batches and ids."""
 
-    def __init__(self, tables, n_ranks, batch):
+    def __init__(self, tables, n_ranks, batch, **topology):
         from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
         from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
         from torchrec.distributed.planner import ParameterConstraints, Topology
 
         self._tables, self._n_ranks, self._batch = tables, n_ranks, batch
-        self._topology = Topology(
-            world_size=n_ranks, local_world_size=n_ranks, compute_device="cpu", ddr_cap=2**50, hbm_cap=2**50
-        )
+        default = {"local_world_size": n_ranks, "compute_device": "cpu", "ddr_cap": 2**50, "hbm_cap": 2**50}
+        self._topology = Topology(world_size=n_ranks, **(default | topology))
         self._constraints = {t.name: ParameterConstraints(pooling_factors=[t.ids_per_sample]) for t in tables}
         configs = [
             EmbeddingBagConfig(name=t.name, embedding_dim=t.n_columns, num_embeddings=t.n_rows, feature_names=[t.name])

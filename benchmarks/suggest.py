@@ -1,27 +1,53 @@
-"""Plans that suggest() finds, beside plans that people publish, all by the same dry runs.
+"""Plans that suggest() finds, beside plans that people and other planners make, all by the same dry runs.
 
     python benchmarks/suggest.py [--layers 32] [--sequences 1]
+    PYTHONPATH=build/torchrec python benchmarks/suggest.py --dlrm 8 16
 
-Llama has the shapes of Llama-3-8B in transformers' model. transformers' plan is its tp_plan. Megatron-LM's differs from it outside of the blocks, where
-it divides the rows of the embedding. The loss is the mean of the logits.
+Llama has the shapes of Llama-3-8B in transformers' model, and its loss. transformers' plan is its tp_plan. Megatron-LM's differs from it outside of the
+blocks, where it divides the rows of the embedding.
+
+DLRM has Criteo's 26 tables and is trained by row-wise Adagrad, fused into the backward, and SGD. TorchRec's planner places the tables for GPUs with 80 GB,
+eight on a host. The figures are those of the slowest rank, and the imbalance is its step over the mean of all ranks. benchmarks/embedding_torchrec.py says
+how to install TorchRec.
 """
 
 import argparse
+import contextlib
+import io
+import itertools
+import logging
 import time
 import warnings
+from collections import Counter
+from dataclasses import replace
+from statistics import fmean
 
+import embedding_torchrec
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from embedding_planners import CRITEO_ROWS
+from embedding_planners_torchrec import TorchRecPlanner
+from torch import nn
 
 import shardwise as sw
 from shardwise._suggest.layers import COLUMN, ROW, WHOLE
 from shardwise._suggest.plans import Plan
 
-N_RANKS = 8
+PER_HOST, MEMORY = 8, 80 * 10**9
+# suggest()'s rates in TorchRec's units: bytes per ms.
+TOPOLOGY = {
+    "local_world_size": PER_HOST,
+    "compute_device": "cuda",
+    "hbm_cap": MEMORY,
+    "hbm_mem_bw": 2e9,
+    "intra_host_bw": 3e8,
+    "inter_host_bw": 2.5e7,
+}
 LAYOUTS = {"colwise": COLUMN, "colwise_gather_output": COLUMN, "rowwise": ROW}
 
 
 def llama(n_layers):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     config = LlamaConfig(
         hidden_size=4096,
         num_attention_heads=32,
@@ -34,47 +60,134 @@ def llama(n_layers):
         return LlamaForCausalLM(config).bfloat16()
 
 
+class Tables(nn.Module):
+    def __init__(self, n_rows, width):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(n, width, mode="sum") for n in n_rows)
+
+    def forward(self, ids):
+        return [table(each) for table, each in zip(self.tables, ids, strict=True)]
+
+
+def perceptron(*widths):
+    layers = [(nn.Linear(a, b), nn.ReLU()) for a, b in itertools.pairwise(widths)]
+    return nn.Sequential(*(each for pair in layers for each in pair))
+
+
+class DLRM(nn.Module):
+    def __init__(self, n_rows, width=128):
+        super().__init__()
+        self.lookups, self.bottom = Tables(n_rows, width), perceptron(13, 512, 256, width)
+        self.pairs = torch.tril_indices(len(n_rows) + 1, len(n_rows) + 1, -1, device="meta")
+        self.top = nn.Sequential(perceptron(width + self.pairs.shape[1], 1024, 1024, 512, 256), nn.Linear(256, 1))
+
+    def forward(self, dense, ids):
+        x = self.bottom(dense)
+        vectors = torch.stack([x, *self.lookups(ids)], 1)
+        products = vectors @ vectors.mT
+        return self.top(torch.cat([x, products[:, self.pairs[0], self.pairs[1]]], 1))
+
+
+def row_wise_adagrad(parameters):
+    """SGD for dense layers; tables are updated in the backward. Without ranks, tables are not updated."""
+    tables = [each for each in parameters if each.shape[0] in CRITEO_ROWS and each.shape[-1] == 128]
+    sharded = [each for each in tables if isinstance(each, sw.DTensor)]
+    known = set(tables)
+    optimizer = torch.optim.SGD([each for each in parameters if each not in known], lr=0.1)
+    optimizer.of_tables = sharded and sw.optim.FusedAdagrad(sharded, lr=0.1, row_wise=True)
+    return optimizer
+
+
 def published(model, kinds, **others):
     """transformers' plan on one dim, with `others` by layer."""
     given = {**model.config.base_model_tp_plan, **(type(model)._tp_plan or {})}
     by_layer = {pattern.split(".")[-1]: LAYOUTS.get(style, WHOLE) for pattern, style in given.items()} | others
-    return Plan((("tp", N_RANKS),), tuple(by_layer.get(kind.names[0].split(".")[-1], WHOLE) for kind in kinds))
+    return Plan((("tp", PER_HOST),), tuple(by_layer.get(kind.names[0].split(".")[-1], WHOLE) for kind in kinds))
 
 
-def row(name, plan, cost, least):
-    if cost.failure:
-        raise RuntimeError(f"{name}: {cost.failure}")
-    figures = f"{cost.seconds * 1e3:,.1f} ms | {cost.seconds / least:.2f} | {cost.n_bytes / 2**30:.1f} GiB"
+def costs_of(meter, plan):
+    """A step by rank."""
+    ranks, costs = set(range(meter.n_ranks)), []
+    while ranks:
+        rank = min(ranks)
+        cost = meter.run(meter.subject.model, plan, rank, n_steps=2, others=sorted(ranks))
+        if cost.failure:
+            raise RuntimeError(f"{plan}: {cost.failure}")
+        costs += [cost] * len({rank, *cost.alike})
+        ranks -= {rank, *cost.alike}
+    return costs
+
+
+def row(name, plan, meter, least):
+    costs = costs_of(meter, plan)
+    slowest, n_bytes = max(each.seconds for each in costs), max(each.n_bytes for each in costs)
+    imbalance = slowest / fmean(each.seconds for each in costs)
+    figures = f"{slowest * 1e3:,.2f} ms | {slowest / least:.2f} | {n_bytes / 2**30:.1f} GiB | {imbalance:.2f}"
     print(f"| {name} | {plan} | {figures} |", flush=True)
+    return costs
 
 
-def compare(model, n_sequences):
-    ids = torch.zeros(n_sequences, 4096, dtype=torch.long)
+def compare(model, batch, n_ranks, others, **options):
     begin = time.process_time()
-    found = sw.suggest(
-        model, {"input_ids": ids}, ranks=N_RANKS, memory=80 * 10**9, loss=lambda result: result.logits.mean()
-    )
+    found = sw.suggest(model, batch, ranks=n_ranks, memory=MEMORY, **options)
     spent, meter = time.process_time() - begin, found.search.meter
-    print(
-        f"\n{n_sequences} x 4096 tokens; found in {spent:.0f} s of CPU time, of {len(found.search.weighed())} plans\n"
-    )
-    print("| Plan | Mesh | Step | Over the bound | Memory |\n|---|---|---|---|---|")
-    row("suggest()", found.plan, meter.cost(found.plan), found.bound_seconds)
-    plans = {
-        "transformers' tp_plan": published(model, meter.subject.kinds),
-        "Megatron-LM's": published(model, meter.subject.kinds, embed_tokens=ROW),
-    }
-    for name, plan in plans.items():
-        row(name, plan, meter.cost(plan), found.bound_seconds)
+    print(f"\nfound in {spent:.0f} s of CPU time, of {len(found.search.weighed())} plans\n")
+    print("| Plan | Mesh | Step | Over the bound | Memory | Imbalance |\n|---|---|---|---|---|---|")
+    row("suggest()", found.plan, meter, found.bound_seconds)
+    for name, plan in others(found).items():
+        row(name, plan, meter, found.bound_seconds)
+
+
+def compare_llama(n_layers, n_sequences):
+    model, ids = llama(n_layers), torch.zeros(n_sequences, 4096, dtype=torch.long)
+
+    def others(found):
+        kinds = found.search.meter.subject.kinds
+        return {
+            "transformers' `tp_plan`": published(model, kinds),
+            "Megatron-LM's": published(model, kinds, embed_tokens=ROW),
+        }
+
+    compare(model, {"input_ids": ids, "labels": ids}, PER_HOST, others)
+
+
+def compare_dlrm(n_ranks, n_samples):
+    with torch.device("meta"):
+        model = DLRM(CRITEO_ROWS)
+        batch = torch.zeros(n_samples, 13), [torch.zeros(n_samples, 1, dtype=torch.long) for _ in CRITEO_ROWS]
+
+    def others(found):
+        tables = [sw.TableConfig(f"table_{i}", n, 128) for i, n in enumerate(CRITEO_ROWS)]
+        planner = TorchRecPlanner(tables, n_ranks, n_samples // n_ranks, **TOPOLOGY)
+        with contextlib.redirect_stdout(io.StringIO()):
+            plan = planner.plan()
+        kinds = Counter(each.reason for each in plan.table_plans)
+        print(f"| (TorchRec: {', '.join(f'{n} {kind}' for kind, n in kinds.items())}) |")
+        return {
+            "TorchRec's planner": replace(found.plan, tables=f"plan=sw.EmbeddingPlan.from_json({plan.to_json()!r})"),
+            "tables by rows": replace(found.plan, tables='strategy="memory_balanced", row_slice_threshold=1'),
+        }
+
+    compare(model, batch, n_ranks, others, optimizer=row_wise_adagrad)
 
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     arguments.add_argument("--layers", type=int, default=32)
     arguments.add_argument("--sequences", type=int, default=1)
+    arguments.add_argument(
+        "--dlrm", type=int, nargs="+", metavar="RANKS", help="DLRM on so many ranks, instead of Llama"
+    )
+    arguments.add_argument("--samples", type=int, default=65536)
     options = arguments.parse_args()
+    logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    compare(llama(options.layers), options.sequences)
+    if options.dlrm and not embedding_torchrec.is_installed():
+        raise SystemExit(f"TorchRec: {embedding_torchrec.HOW_TO_INSTALL}")
+    for n_ranks in options.dlrm or ():
+        compare_dlrm(n_ranks, options.samples)
+    if not options.dlrm:
+        compare_llama(options.layers, options.sequences)
 
 
 if __name__ == "__main__":
