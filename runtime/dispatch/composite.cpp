@@ -16,11 +16,12 @@ bool is_plain(const at::Tensor& tensor) { return tensor.defined() && tensor.dim(
 
 class CompositeKernel final : public c10::OperatorKernel {
  public:
-  explicit CompositeKernel(const c10::OperatorHandle& op) : info_(op) {}
+  CompositeKernel(const c10::OperatorHandle& op, OnPieces on_pieces) : info_(op), on_pieces_(on_pieces) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const MeshPtr mesh =
         examine(c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - info_.n_args(), info_.n_args()));
+    if (mesh && on_pieces_ && on_pieces_(op, mesh, *stack)) return;
     {
       const ImplicitReplication within;
       op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
@@ -70,6 +71,7 @@ class CompositeKernel final : public c10::OperatorKernel {
   }
 
   OpInfo info_;
+  OnPieces on_pieces_;  // may be null
 };
 
 bool returns_tensors(const c10::OperatorHandle& op) {
@@ -81,6 +83,12 @@ bool returns_tensors(const c10::OperatorHandle& op) {
 
 }  // namespace
 
+void register_composite(const c10::OperatorHandle& op, OnPieces on_pieces) {
+  for (const auto key : {kTensorKey, kAutogradKey})
+    register_default(op, key,
+                     c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<CompositeKernel>(op, on_pieces)));
+}
+
 void register_composites(c10::ArrayRef<std::string_view> without_plain) {
   for (const AtenOperator& op : aten_operators()) {
     if (!op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
@@ -89,9 +97,7 @@ void register_composites(c10::ArrayRef<std::string_view> without_plain) {
         std::ranges::count(without_plain, op.handle.operator_name().name) || !returns_tensors(op.handle))
       continue;
     if (op.handle.schema().overload_name().find("name") != std::string::npos) continue;  // named dims cannot be boxed
-    for (const auto key : {kTensorKey, kAutogradKey})
-      register_default(op.handle, key,
-                       c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<CompositeKernel>(op.handle)));
+    register_composite(op.handle, nullptr);
   }
 }
 

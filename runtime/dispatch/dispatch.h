@@ -28,6 +28,13 @@ void add_user_rule(const std::string& op, const Rule& rule);
 /// Throws: c10::ValueError for an operator that torch composes from others above autograd. Pre: torch knows the operator.
 void replace_answer(const std::string& op, const Rule& rule);
 
+/// Runs a call of an operator that torch composes of others in another way, and returns true; or returns false and leaves the stack as it is. `mesh`: that
+/// of the distributed arguments, next to which the plain ones count as replicas.
+using OnPieces = bool (*)(const c10::OperatorHandle& op, const MeshPtr& mesh, torch::jit::Stack& stack);
+
+/// Registers one operator as register_composites() does. `on_pieces`: null, or tried before the composition.
+void register_composite(const c10::OperatorHandle& op, OnPieces on_pieces);
+
 /// Registers the operators that torch composes from others, for which we have neither a rule nor a kernel: the caller's plain tensors are checked as for
 /// any operator, torch's composition runs under ImplicitReplication, and plain results are wrapped as replicas.
 /// `without_plain`: composites that make no plain tensor ("aten::reshape"); torch's own kernel runs them, which is faster.

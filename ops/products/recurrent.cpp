@@ -1,0 +1,116 @@
+// ops/products/recurrent.cpp: RNN, GRU and LSTM layers. torch composes a layer of hundreds of operators, or calls a library's kernel that has no rule.
+//
+// If weights are whole and at most batches are sharded, each rank runs torch's own layer on its batches, forward and backward. The gradients of weights
+// are then Partial sums, as those of the operators. Other calls run as the operators, and so do those with dropout, so that random numbers are the same
+// on any number of ranks.
+#include "ops/families.h"
+#include "ops/support/derivative.h"
+#include "placements/placement_list.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/comm/event_stream.h"
+#include "runtime/dispatch/dispatch.h"
+#include "runtime/dispatch/gradient_layout.h"
+#include "runtime/tensor/traced_pieces.h"
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+using at::Tensor;
+
+/// The arguments of a layer. `states` is a list for an LSTM, and one tensor for others.
+enum LayerArgument {
+  kInput,
+  kStates,
+  kWeights,
+  kHasBiases,
+  kNumLayers,
+  kDropout,
+  kTrain,
+  kBidirectional,
+  kBatchFirst,
+  kNumArguments
+};
+
+/// True if the rank's only piece can stand for the tensor in torch's layer. On meta and in graphs, the operators themselves are counted and traced.
+bool has_plain_piece(const Tensor& tensor, const Spec& input) {
+  const DTensorImpl& impl = *maybe_dtensor(tensor);
+  const Spec& spec = *impl.spec();
+  return spec.mesh() == input.mesh() && spec.dtype() == input.dtype() && spec.is_member() &&
+         spec.layout().has_one_box_each() && !impl.holds_subclass() && !impl.device().is_meta() &&
+         !is_traced(impl.local_tensors()) && !has_tangent(tensor);
+}
+
+Tensor piece_of(const Tensor& tensor, const Placements& of_gradient) {
+  DTensorImpl& impl = *maybe_dtensor(tensor);
+  if (impl.view_link()) impl.refresh();
+  if (wants_gradient_layout(impl)) lay_out_gradient(impl);
+  return to_piece(tensor, of_gradient);
+}
+
+bool run_on_batches(const c10::OperatorHandle& op, const MeshPtr& mesh, torch::jit::Stack& stack) {
+  torch::jit::Stack args(stack.end() - kNumArguments, stack.end());
+  if (args[kTrain].toBool() && args[kDropout].toDouble() > 0 && args[kNumLayers].toInt() > 1) return false;
+  const bool is_lstm = args[kStates].isTensorList();
+  const auto laid_out = [&](std::vector<Tensor> tensors) {
+    for (Tensor& tensor : tensors) tensor = replica_of(tensor, mesh);
+    return tensors;
+  };
+  const Tensor input = replica_of(args[kInput].toTensor(), mesh);
+  std::vector<Tensor> weights = laid_out(args[kWeights].toTensorVector());
+  std::vector<Tensor> states =
+      laid_out(is_lstm ? args[kStates].toTensorVector() : std::vector{args[kStates].toTensor()});
+
+  const Spec& spec = *spec_of(input);
+  const Placements placements = spec.placements().vec();
+  const Placements of_states = renumbered(placements, [](int64_t) { return 1; });
+  const int64_t batch_dim = args[kBatchFirst].toBool() ? 0 : 1;
+  const auto divides_batches = [&](const Placement& each) { return each.is_whole() || each.split_dim() == batch_dim; };
+  const auto is_weight = [&](const Tensor& tensor) {
+    return has_plain_piece(tensor, spec) && spec_of(tensor)->layout().is_replicated();
+  };
+  const auto is_state = [&](const Tensor& tensor) {
+    const Layout& layout = spec_of(tensor)->layout();
+    return has_plain_piece(tensor, spec) && layout.dim() == 3 && layout.sizes()[1] == spec.sizes()[batch_dim] &&
+           (layout.is_replicated() || layout.placements() == c10::ArrayRef(of_states));
+  };
+  if (spec.dim() != 3 || !has_plain_piece(input, spec) || !std::ranges::all_of(placements, divides_batches) ||
+      !std::ranges::all_of(weights, is_weight) || !std::ranges::all_of(states, is_state))
+    return false;
+
+  Placements of_weights = placements;
+  for (Placement& each : of_weights)
+    if (!each.is_whole()) each = Placement::partial();
+  args[kInput] = piece_of(input, placements);
+  for (Tensor& weight : weights) weight = piece_of(weight, of_weights);
+  for (Tensor& state : states) {
+    const bool is_placed = spec_of(state)->placements() == c10::ArrayRef(of_states);
+    state = piece_of(is_placed ? state : redistribute(state, of_states), of_states);
+  }
+  args[kWeights] = weights;
+  args[kStates] = is_lstm ? c10::IValue(states) : c10::IValue(states[0]);
+  const KernelSpan span(op.schema().name());
+  op.callBoxed(args);
+
+  torch::jit::drop(stack, kNumArguments);
+  for (size_t i = 0; i < args.size(); ++i) {
+    const bool is_output = i == 0;
+    const Tensor& piece = args[i].toTensor();
+    Dims sizes(piece.sizes());
+    sizes[is_output ? batch_dim : 1] = spec.sizes()[batch_dim];
+    const Dims strides = dense_strides(sizes, is_output && batch_dim == 0 ? Dims{2, 3, 1} : Dims{3, 2, 1});
+    stack.emplace_back(from_pieces(
+        {piece}, Spec::intern(mesh, sizes, is_output ? placements : of_states, strides, piece.scalar_type())));
+  }
+  return true;
+}
+
+}  // namespace
+
+void register_recurrent(RuleTable& /*table*/) {
+  for (const char* layer : {"aten::rnn_tanh", "aten::rnn_relu", "aten::gru", "aten::lstm"})
+    register_composite(c10::Dispatcher::singleton().findSchemaOrThrow(layer, "input"), &run_on_batches);
+}
+
+}  // namespace shardwise
