@@ -10,6 +10,7 @@
 #include "ops/indexing/index_operand.h"
 #include "ops/indexing/window.h"
 #include "ops/support/derivative.h"
+#include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
 #include "ops/support/plain_self.h"
@@ -169,13 +170,25 @@ struct Scatter {
         index(at_least_1d(index_operand("aten::scatter", of_index, spec_of(self)->mesh()))),
         src(of_src) {
     if (index.numel() == 0) index = index.to(at::kLong);
-    if (is_integer(index)) index = checked_positions("aten::scatter", index, dim, self.dim() == 0 ? 1 : self.size(dim));
   }
 
   Scatter by(std::string_view reduce, bool with_self = true) && {
     mode = reduce;
     include_self = with_self;
     return std::move(*this);
+  }
+
+  /// The index, checked. `stays`: `self` does not move, so the index is whole on the mesh dims that do not shard another dim of `self`; its check then
+  /// sends nothing.
+  at::Tensor positions(const at::Tensor& self, bool stays) const {
+    if (!is_integer(index)) return index;
+    const CommScope scope("aten::scatter");
+    Placements placements = spec_of(index)->placements().vec();
+    for (size_t m = 0; stays && m < placements.size(); ++m)
+      if (const Placement& of_self = spec_of(self)->placements()[m]; of_self.is_whole() || of_self.split_dim() == dim)
+        placements[m] = Placement::replicate();
+    return checked_positions("aten::scatter", moved_to(index, std::move(placements)), dim,
+                             self.dim() == 0 ? 1 : self.size(dim));
   }
 
   bool covers(const at::Tensor& self) const { return sliced_to(self, index.sizes(), dim).sizes() == self.sizes(); }
@@ -185,15 +198,17 @@ struct Scatter {
     check_mode(self, mode, include_self);
     const at::Tensor part = sliced_to(at_least_1d(self), index.sizes(), dim);
     const Layout& layout = spec_of(self)->layout();
-    if (!layout.has_one_box_each() || (layout.has_terms() && mode != "add"))
-      part.copy_(call_scatter(part, index, src, dim, mode, include_self));
+    const bool stays = layout.has_one_box_each() && (!layout.has_terms() || mode == "add");
+    const at::Tensor places = positions(self, stays);
+    if (stays)
+      call_scatter_(part, places, src, dim, mode, include_self);
     else
-      call_scatter_(part, index, src, dim, mode, include_self);
+      part.copy_(call_scatter(part, places, src, dim, mode, include_self));
   }
   at::Tensor written(const at::Tensor& self) const {
     if (self.dim() > 0 && covers(self) && index.numel() > 0) {
       check_mode(self, mode, include_self);
-      return call_scatter(self, index, src, dim, mode, include_self).contiguous();
+      return call_scatter(self, positions(self, /*stays=*/false), src, dim, mode, include_self).contiguous();
     }
     const at::Tensor result = self.clone(at::MemoryFormat::Contiguous);
     write(result);

@@ -7,13 +7,14 @@
 namespace shardwise {
 namespace {
 
-/// Indices relative to a window of `n`, and which of them are not in it. As int64, because `first` may exceed int32.
+/// Indices relative to a window of `n`, moved into it, and which of them are not in it. As int64, because `first` may exceed int32.
 struct Found {
   at::Tensor place, is_elsewhere;
 
   Found(const at::Tensor& index, int64_t first, int64_t n) {
-    place = index.to(at::kLong).sub(first);
-    is_elsewhere = place.lt(0).logical_or_(place.ge(n));
+    const at::Tensor relative = index.to(at::kLong).sub(first);
+    place = relative.clamp(0, n - 1);
+    is_elsewhere = place.ne(relative);
   }
 };
 
@@ -119,7 +120,6 @@ at::Tensor index_window(const at::Tensor& self, at::TensorList indices, c10::Int
   const ResultDims result_dims(self.dim(), dims, is_elsewhere.dim());
   if (self.numel() == 0 || is_elsewhere.numel() == 0)
     return self.new_zeros(sizes_of_result(self, result_dims, is_elsewhere.sizes()));
-  for (size_t i = 0; i < dims.size(); ++i) found.places[i].clamp_(0, self.size(dims[i]) - 1);
   for (int64_t i = result_dims.batch_begin + found.is_elsewhere.dim();
        i < static_cast<int64_t>(result_dims.of_self.size()); ++i)
     is_elsewhere = is_elsewhere.unsqueeze(-1);
@@ -154,7 +154,7 @@ at::Tensor gather_window(const at::Tensor& self, const at::Tensor& index, int64_
   if (self.size(dim) == size) return at::gather(self, dim, index);
   if (self.numel() == 0 || index.numel() == 0) return self.new_zeros(index.sizes());
   Found found(index, first, self.size(dim));
-  return at::gather(self, dim, found.place.clamp_(0, self.size(dim) - 1)).masked_fill_(found.is_elsewhere, 0);
+  return at::gather(self, dim, found.place).masked_fill_(found.is_elsewhere, 0);
 }
 
 void scatter_window(const at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim, int64_t first,
@@ -165,7 +165,7 @@ void scatter_window(const at::Tensor& self, const at::Tensor& index, const at::T
   if (self.numel() == 0 || index.numel() == 0) return;
   Found found(index, first, n);
   if (mode == "add" || (mode == "sum" && include_self)) {
-    self.scatter_add_(dim, found.place.clamp_(0, n - 1), values.masked_fill(found.is_elsewhere, 0));
+    self.scatter_add_(dim, found.place, values.masked_fill(found.is_elsewhere, 0));
     return;
   }
   // One extra index takes the writes outside the window.

@@ -33,6 +33,9 @@ CALLS = {
     "take": lambda x, ids: x.take(ids * 4),
     "gather": lambda x, ids: x.gather(1, places(ids)[:, None]),
     "scatter": lambda x, ids: x.scatter(1, places(ids)[:, None], -1.0),
+    "scatter_": lambda x, ids: x.clone().scatter_(0, ids[:, None], -1.0),
+    "scatter_ of columns": lambda x, ids: x.clone().scatter_(1, places(ids)[:, None], -1.0),
+    "scatter_add_": lambda x, ids: x.clone().scatter_add_(0, ids[:, None].expand(-1, 4), x),
     "index_put_": lambda x, ids: x.clone().index_put_((ids,), x[0, 0], accumulate=True),
     "index_fill_": lambda x, ids: x.clone().index_fill_(0, ids, -1.0),
     "embedding": lambda x, ids: F.embedding(ids, x),
@@ -56,6 +59,13 @@ CASES = [
     ("take", (4,), [ROWS], [ROWS], 1),
     ("gather", (4,), [UNEVEN], [UNEVEN], 1),
     ("scatter", (4,), [ROWS], [ROWS], 1),
+    ("scatter_", (4,), [ROWS], [ROWS], 1),
+    ("scatter_", (4,), [UNEVEN], [UNEVEN], 1),
+    ("scatter_", (4,), [WHOLE], [ROWS], 1),
+    ("scatter_ of columns", (4,), [COLUMNS], [ROWS], 1),
+    ("scatter_ of columns", (4,), [ROWS], [ROWS], 1),  # the check alone
+    ("scatter_add_", (4,), [ROWS], [ROWS], 2),  # one is of the values
+    ("scatter_add_", (2, 2), [ROWS, COLUMNS], [ROWS, WHOLE], 2),
     ("index_put_", (4,), [ROWS], [ROWS], 3),  # two are of x[0, 0]
     ("index_fill_", (4,), [UNEVEN], [ROWS], 1),
     ("embedding", (4,), [WHOLE], [ROWS], 1),
