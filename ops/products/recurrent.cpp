@@ -19,19 +19,8 @@ namespace {
 
 using at::Tensor;
 
-/// The arguments of a layer. `states` is a list for an LSTM, and one tensor for others.
-enum LayerArgument {
-  kInput,
-  kStates,
-  kWeights,
-  kHasBiases,
-  kNumLayers,
-  kDropout,
-  kTrain,
-  kBidirectional,
-  kBatchFirst,
-  kNumArguments
-};
+/// Arguments of a layer, by place. The states are a list for an LSTM, and one tensor for others.
+constexpr int kInput = 0, kStates = 1, kWeights = 2, kLayers = 4, kDropout = 5, kTrain = 6, kBatchFirst = 8, kEnd = 9;
 
 /// True if the rank's only piece can stand for the tensor in torch's layer. On meta and in graphs, the operators themselves are counted and traced.
 bool has_plain_piece(const Tensor& tensor, const Spec& input) {
@@ -50,8 +39,8 @@ Tensor piece_of(const Tensor& tensor, const Placements& of_gradient) {
 }
 
 bool run_on_batches(const c10::OperatorHandle& op, const MeshPtr& mesh, torch::jit::Stack& stack) {
-  torch::jit::Stack args(stack.end() - kNumArguments, stack.end());
-  if (args[kTrain].toBool() && args[kDropout].toDouble() > 0 && args[kNumLayers].toInt() > 1) return false;
+  torch::jit::Stack args(stack.end() - kEnd, stack.end());
+  if (args[kTrain].toBool() && args[kDropout].toDouble() > 0 && args[kLayers].toInt() > 1) return false;
   const bool is_lstm = args[kStates].isTensorList();
   const auto laid_out = [&](std::vector<Tensor> tensors) {
     for (Tensor& tensor : tensors) tensor = replica_of(tensor, mesh);
@@ -67,16 +56,16 @@ bool run_on_batches(const c10::OperatorHandle& op, const MeshPtr& mesh, torch::j
   const Placements of_states = renumbered(placements, [](int64_t) { return 1; });
   const int64_t batch_dim = args[kBatchFirst].toBool() ? 0 : 1;
   const auto divides_batches = [&](const Placement& each) { return each.is_whole() || each.split_dim() == batch_dim; };
-  const auto is_weight = [&](const Tensor& tensor) {
+  const auto is_replica = [&](const Tensor& tensor) {
     return has_plain_piece(tensor, spec) && spec_of(tensor)->layout().is_replicated();
   };
+  const auto is_placed = [&](const Tensor& state) { return spec_of(state)->placements() == c10::ArrayRef(of_states); };
   const auto is_state = [&](const Tensor& tensor) {
-    const Layout& layout = spec_of(tensor)->layout();
-    return has_plain_piece(tensor, spec) && layout.dim() == 3 && layout.sizes()[1] == spec.sizes()[batch_dim] &&
-           (layout.is_replicated() || layout.placements() == c10::ArrayRef(of_states));
+    return tensor.dim() == 3 && tensor.size(1) == input.size(batch_dim) &&
+           (is_replica(tensor) || (has_plain_piece(tensor, spec) && is_placed(tensor)));
   };
   if (spec.dim() != 3 || !has_plain_piece(input, spec) || !std::ranges::all_of(placements, divides_batches) ||
-      !std::ranges::all_of(weights, is_weight) || !std::ranges::all_of(states, is_state))
+      !std::ranges::all_of(weights, is_replica) || !std::ranges::all_of(states, is_state))
     return false;
 
   Placements of_weights = placements;
@@ -84,25 +73,22 @@ bool run_on_batches(const c10::OperatorHandle& op, const MeshPtr& mesh, torch::j
     if (!each.is_whole()) each = Placement::partial();
   args[kInput] = piece_of(input, placements);
   for (Tensor& weight : weights) weight = piece_of(weight, of_weights);
-  for (Tensor& state : states) {
-    const bool is_placed = spec_of(state)->placements() == c10::ArrayRef(of_states);
-    state = piece_of(is_placed ? state : redistribute(state, of_states), of_states);
-  }
+  for (Tensor& state : states) state = piece_of(is_placed(state) ? state : redistribute(state, of_states), of_states);
   args[kWeights] = weights;
   args[kStates] = is_lstm ? c10::IValue(states) : c10::IValue(states[0]);
   const KernelSpan span(op.schema().name());
   op.callBoxed(args);
 
-  torch::jit::drop(stack, kNumArguments);
-  for (size_t i = 0; i < args.size(); ++i) {
-    const bool is_output = i == 0;
-    const Tensor& piece = args[i].toTensor();
+  const auto whole = [&](const Tensor& piece, const Placements& of_result, int64_t dim) {
     Dims sizes(piece.sizes());
-    sizes[is_output ? batch_dim : 1] = spec.sizes()[batch_dim];
-    const Dims strides = dense_strides(sizes, is_output && batch_dim == 0 ? Dims{2, 3, 1} : Dims{3, 2, 1});
-    stack.emplace_back(from_pieces(
-        {piece}, Spec::intern(mesh, sizes, is_output ? placements : of_states, strides, piece.scalar_type())));
-  }
+    sizes[dim] = input.size(batch_dim);
+    const Dims strides = dense_strides(
+        sizes, dim == 0 ? Dims{2, 3, 1} : Dims{3, 2, 1});  // of batches first, steps are outermost in memory
+    return from_pieces({piece}, Spec::intern(mesh, sizes, of_result, strides, piece.scalar_type()));
+  };
+  torch::jit::drop(stack, kEnd);
+  stack.emplace_back(whole(args[0].toTensor(), placements, batch_dim));
+  for (size_t i = 1; i < args.size(); ++i) stack.emplace_back(whole(args[i].toTensor(), of_states, 1));
   return true;
 }
 
