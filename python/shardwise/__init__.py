@@ -39,7 +39,7 @@ from shardwise._C import (
 from shardwise._class_texts import give_texts_a_hash
 from shardwise._handed_over import hand_over
 from shardwise.debug import CommDebugMode, explain, profile, step_report
-from shardwise.device_mesh import DeviceMesh, init_device_mesh, rebuild_mesh, rebuild_related, rebuild_slice
+from shardwise.device_mesh import DeviceMesh, init_device_mesh, rebuild_mesh, rebuild_related
 from shardwise.distribute_module import distribute_module
 from shardwise.dtensor import DTensor, distribute_tensor, rebuild_dtensor
 from shardwise.factories import empty, full, linspace, logspace, ones, rand, randn, zeros
@@ -58,7 +58,7 @@ __version__ = _build_facts.VERSION
 
 # torch.load(weights_only=True) may call these.
 torch.serialization.add_safe_globals(
-    [*placement_types.KINDS, ShardMetadata, rebuild_dtensor, rebuild_mesh, rebuild_related, rebuild_slice]
+    [*placement_types.KINDS, ShardMetadata, rebuild_dtensor, rebuild_mesh, rebuild_related]
 )
 give_texts_a_hash()
 hand_over()

@@ -320,26 +320,6 @@ def rebuild_mesh(
         return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names or None)
 
 
-def rebuild_slice(
-    device_type: str,
-    mesh: Ranks,
-    mesh_dim_names: tuple[str, ...],
-    root: Ranks,
-    root_dim_names: tuple[str, ...],
-    dims: tuple[tuple[str, ...] | str, ...],
-    place: Place = None,
-) -> DeviceMesh:
-    """Unpickles a slice of another mesh, `root`. The groups of all such slices are made, because other ranks unpickle the other slices.
-
-    `dims`: for each dim, the dims of `root` that it consists of; a flat list in older files.
-    """
-    by_dim: Any = [(each,) if isinstance(each, str) else tuple(each) for each in dims]
-    if len(by_dim) != len(mesh_dim_names):
-        by_dim = [tuple(dim for each in by_dim for dim in each)]
-    family = (root, root_dim_names, mesh_dim_names, tuple(by_dim))
-    return rebuild_related(device_type, mesh, mesh_dim_names, [family], place)
-
-
 def rebuild_related(
     device_type: str,
     mesh: Ranks,
