@@ -13,7 +13,7 @@ from shardwise.dtensor import DTensor
 from shardwise.forward_scope import open_around_forward
 from shardwise.interop import from_torch
 from shardwise.interop.state_dicts import take_plain_values
-from shardwise.module_tensors import by_tensor, is_read_by_its_class, places_of, tie_again
+from shardwise.module_tensors import by_tensor, is_read_by_its_class, places_of, put, tie_again
 from shardwise.placement_types import Replicate
 
 PartitionFn = Callable[[str, nn.Module, DeviceMesh], None]
@@ -108,9 +108,4 @@ def _replicate_rest(module: nn.Module, mesh: DeviceMesh) -> None:
     replicated = [[Replicate()] * mesh.ndim] * len(groups)
     replicas = distribute_tensors([group[0].original.detach() for group in groups], mesh, replicated)
     for group, replica in zip(groups, replicas, strict=True):
-        tensor = group[0].original
-        kept = (
-            nn.Parameter(replica, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else replica
-        )
-        for place in group:
-            place.tensor = kept
+        put(replica, group)

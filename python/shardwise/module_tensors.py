@@ -11,28 +11,29 @@ from shardwise import _C
 
 
 class Place:
-    """A place where a module keeps a tensor, and the tensor that was there when this object was made."""
+    """A place where `module` keeps a tensor under `name`, and the tensor that was there when this object was made."""
 
-    def __init__(self, path: str, tensors: dict[str, Any], name: str) -> None:
+    def __init__(self, path: str, module: nn.Module, tensors: dict[str, Any], name: str) -> None:
         self.path = f"{path}.{name}" if path else name
-        self._tensors, self._name = tensors, name
+        self.module, self.name = module, name
+        self._tensors = tensors
         self.original: torch.Tensor = tensors[name]
 
     @property
     def tensor(self) -> torch.Tensor | None:
         """The tensor that is there now; None if it was taken away."""
-        return self._tensors.get(self._name)
+        return self._tensors.get(self.name)
 
     @tensor.setter
     def tensor(self, value: torch.Tensor | None) -> None:
-        self._tensors[self._name] = value
+        self._tensors[self.name] = value
 
 
 def places_of(module: nn.Module) -> Iterator[Place]:
     """The places of all parameters and buffers. A shared tensor has one per submodule and name."""
     for path, submodule in module.named_modules():
         for tensors in (submodule._parameters, submodule._buffers):
-            yield from (Place(path, tensors, name) for name, tensor in tensors.items() if tensor is not None)
+            yield from (Place(path, submodule, tensors, name) for name, tensor in tensors.items() if tensor is not None)
 
 
 def is_read_by_its_class(tensor: torch.Tensor) -> bool:
@@ -48,6 +49,16 @@ def by_tensor(places: list[Place]) -> list[list[Place]]:
     for place in places:
         groups.setdefault(id(place.original), []).append(place)
     return list(groups.values())
+
+
+def put(value: torch.Tensor, places: list[Place]) -> torch.Tensor:
+    """Puts `value` into the places of one tensor, as a parameter if that was one, and returns what is there now."""
+    original = places[0].original
+    if isinstance(original, nn.Parameter):
+        value = nn.Parameter(value, requires_grad=original.requires_grad)
+    for place in places:
+        place.tensor = value
+    return value
 
 
 def tie_again(op: str, places: list[Place]) -> None:

@@ -16,15 +16,8 @@ import torch.distributed as dist
 
 from shardwise.dtensor import DTensor
 from shardwise.fsdp.unit import unit_of
-from shardwise.interop.local_parameters import (
-    Place,
-    check_ranks,
-    distribute_in_forward,
-    dtensor_places,
-    localize,
-    put_back,
-)
-from shardwise.module_tensors import places_of
+from shardwise.interop.local_parameters import check_ranks, distribute_in_forward, dtensor_places, localize, put_back
+from shardwise.module_tensors import Place, places_of
 
 
 def verify_managed_param(original: Any, name: str, parameter: torch.Tensor) -> None:
@@ -58,7 +51,7 @@ def init_with_local_parameters(
     ignored = [place.original for place in places_of(module) if place.path in names]
     places = dtensor_places(module, ignored)
     given = inspect.signature(original).bind(self, module, *arguments, **options).arguments
-    check_ranks(places, _ranks(given) if places else (), "DistributedDataParallel")
+    check_ranks(places, [module], _ranks(given) if places else (), "DistributedDataParallel")
     with _localized(places):
         original(self, module, *arguments, **options)
     distribute_in_forward(module, places)
@@ -69,7 +62,7 @@ def record_init_args(
 ) -> None:
     """Gives replicate() local tensors. It calls this last, so hooks that are registered here come after its own."""
     places = dtensor_places(module, (parameter for part in ignored_modules for parameter in part.parameters()))
-    check_ranks(places, _ranks(options) if places else (), "replicate")
+    check_ranks(places, [module], _ranks(options) if places else (), "replicate")
     localize(places)
     original(self, module, ignored_modules, *arguments, **options)
     distribute_in_forward(module, places)
@@ -96,7 +89,7 @@ def init_param_group(
     by_root = [(root, root.__dict__.pop(_LOCALIZED, [])) for root in modules]
     every = [place for _, places in by_root for place in places]
     try:
-        check_ranks(every, mesh_info.mesh.mesh.flatten().tolist() if every else (), "replicate")
+        check_ranks(every, modules, mesh_info.mesh.mesh.flatten().tolist() if every else (), "replicate")
     except TypeError:
         put_back(every)
         raise

@@ -25,7 +25,7 @@ from shardwise.dtensor import DTensor
 from shardwise.interop import fake_tensors
 from shardwise.interop.facade import torchs_own
 from shardwise.local_shards_wrapper import LocalShardsWrapper
-from shardwise.module_tensors import by_tensor, places_of
+from shardwise.module_tensors import by_tensor, places_of, put
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor as TorchDTensor
@@ -307,14 +307,10 @@ def _convert_module(
     module: nn.Module, is_other: Callable[[object], bool], convert: Callable[[Any], torch.Tensor]
 ) -> nn.Module:
     """Converts all tensors before it changes the module, so that an error changes nothing. Shared tensors stay shared."""
-    places = [place for place in places_of(module) if is_other(place.original)]
-    converted = {}
-    for tensor in (group[0].original for group in by_tensor(places)):
-        result = convert(tensor.detach())
-        if isinstance(tensor, nn.Parameter):
-            result = nn.Parameter(result, requires_grad=tensor.requires_grad)
-        result.grad = convert(tensor.grad) if is_other(tensor.grad) else tensor.grad
-        converted[id(tensor)] = result
-    for place in places:
-        place.tensor = converted[id(place.original)]
+    groups = by_tensor([place for place in places_of(module) if is_other(place.original)])
+    tensors = [group[0].original for group in groups]
+    converted = [convert(tensor.detach()) for tensor in tensors]
+    grads = [convert(tensor.grad) if is_other(tensor.grad) else tensor.grad for tensor in tensors]
+    for group, value, grad in zip(groups, converted, grads, strict=True):
+        put(value, group).grad = grad
     return module

@@ -11,7 +11,9 @@ from shardwise._C import RoutedTokens, combine_tokens, dispatch_tokens
 from shardwise._utils import compute_local_shape_and_global_offset
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
+from shardwise.interop.local_parameters import dtensor_places, put_back
 from shardwise.interop.state_dicts import take_plain_values
+from shardwise.module_tensors import Place
 from shardwise.parallel.style import ParallelStyle, one_dim, shard_parameters
 from shardwise.placement_types import Placement, Shard
 
@@ -132,7 +134,7 @@ class _Call(NamedTuple):
 
     routed: RoutedTokens
     inputs: tuple[torch.Tensor, ...]
-    held: list[tuple[nn.Module, str, DTensor]]  # the parameters that local ones replace during the call
+    held: list[Place]  # of the parameters, which local ones replace during the call
     counter: tuple[str, int] | None  # the attribute with the number of experts, and that number
     is_stand_in: bool  # this rank has no tokens, so its module gets a row of zeros
     gives_plain: bool
@@ -141,13 +143,8 @@ class _Call(NamedTuple):
     def begin(
         layer: nn.Module, attribute: str, tokens: torch.Tensor, of_tokens: list[torch.Tensor], gives_plain: bool
     ) -> "_Call":
-        held: list[tuple[nn.Module, str, Any]] = [
-            (part, key, parameter)
-            for part in layer.modules()
-            for key, parameter in part._parameters.items()
-            if isinstance(parameter, DTensor)
-        ]
-        experts = held[0][2]
+        held = dtensor_places(layer)
+        experts: Any = held[0].original
         is_by_counts = len(of_tokens) == 1
         mistake = None
         if is_by_counts:
@@ -172,8 +169,8 @@ class _Call(NamedTuple):
             inputs = (rows, own[:, None], (weights.new_zeros(1) if is_stand_in else weights)[:, None])
         call = _Call(routed, inputs, held, (attribute, len(experts)), is_stand_in, gives_plain)
         try:
-            for part, key, expert in held:
-                part._parameters[key] = expert.to_local()
+            for place in held:
+                place.tensor = place.original.to_local()  # type: ignore[attr-defined]
             # An attribute computed from the parameters has changed with them.
             if n_own == len(experts) or getattr(layer, attribute, None) != len(experts):
                 return call._replace(counter=None)
@@ -184,8 +181,7 @@ class _Call(NamedTuple):
         return call
 
     def end(self, layer: nn.Module) -> None:
-        for part, key, parameter in self.held:
-            part._parameters[key] = parameter  # type: ignore[assignment]
+        put_back(self.held)
         if self.counter is not None:
             setattr(layer, *self.counter)
 
