@@ -15,7 +15,8 @@ namespace {
 
 /// A plain tensor arrives as at::Tensor too, and spec_of() refuses it.
 using Place = std::variant<at::Tensor, Layout>;
-using Destination = std::variant<at::Tensor, Layout, UserPlacements>;
+using Destination = std::variant<Place, UserPlacements>;
+using Names = std::vector<std::string>;  // of mesh dims
 
 bool is_extents(const py::object& mesh) {
   if (!py::isinstance<py::tuple>(mesh)) return false;
@@ -71,32 +72,24 @@ const Layout& layout_of(const Place& place) {
   return spec_of(std::get<at::Tensor>(place))->layout();
 }
 
-/// The layout of the destination, on the source's own grid if the ranks are the same, so that equal grids have equal addresses.
-Layout layout_of(const Destination& place, const Place& src, const Layout& source) {
-  if (const auto* written = std::get_if<UserPlacements>(&place)) {
-    const auto* tensor = std::get_if<at::Tensor>(&src);
-    if (!tensor) return layout_of(source.sizes(), source.grid_ptr(), *written);
-    PlacedOn placed = placed_on_mesh(user_layout_of(*spec_of(*tensor)).mesh, *written, source.dim());
-    return Layout(source.sizes(), placed.mesh->grid_ptr(), std::move(placed.placements));
-  }
-  const auto* given = std::get_if<Layout>(&place);
-  const Layout& layout = given ? *given : spec_of(std::get<at::Tensor>(place))->layout();
-  if (!(layout.grid() == source.grid())) return layout;
-  return Layout(layout.sizes(), source.grid_ptr(), layout.placements().vec());
-}
-
-std::vector<std::string> names_of(const Place& place) {
+Names names_of(const Place& place) {
   const auto* tensor = std::get_if<at::Tensor>(&place);
-  return tensor ? spec_of(*tensor)->mesh()->names() : std::vector<std::string>{};
+  return tensor ? spec_of(*tensor)->mesh()->names() : Names();
 }
 
-/// The names of the mesh dims of the layout_of() the destination.
-std::vector<std::string> names_of(const Destination& place, const Place& src, const Layout& source) {
-  if (const auto* tensor = std::get_if<at::Tensor>(&place)) return names_of(Place(*tensor));
-  const auto* written = std::get_if<UserPlacements>(&place);
-  const auto* tensor = std::get_if<at::Tensor>(&src);
-  if (!written || !tensor) return {};
-  return placed_on_mesh(user_layout_of(*spec_of(*tensor)).mesh, *written, source.dim()).mesh->names();
+/// The layout of the destination and the names of its mesh dims. The layout is on the source's own grid if the ranks are the same, so that equal
+/// grids have equal addresses.
+std::pair<Layout, Names> resolved_destination(const Destination& dst, const Place& src, const Layout& source) {
+  if (const auto* written = std::get_if<UserPlacements>(&dst)) {
+    const auto* tensor = std::get_if<at::Tensor>(&src);
+    if (!tensor) return {layout_of(source.sizes(), source.grid_ptr(), *written), {}};
+    PlacedOn placed = placed_on_mesh(user_layout_of(*spec_of(*tensor)).mesh, *written, source.dim());
+    return {Layout(source.sizes(), placed.mesh->grid_ptr(), std::move(placed.placements)), placed.mesh->names()};
+  }
+  const auto& place = std::get<Place>(dst);
+  const Layout& layout = layout_of(place);
+  if (!(layout.grid() == source.grid())) return {layout, names_of(place)};
+  return {Layout(layout.sizes(), source.grid_ptr(), layout.placements().vec()), names_of(place)};
 }
 
 at::ScalarType dtype_of(const Place& place) {
@@ -109,13 +102,12 @@ std::shared_ptr<PyPlan> plan_redistribution(const Place& src, const Destination&
                                             const MaybeLinks& links, int64_t memory_cap) {
   const PlanOptions options = plan_options("plan_redistribution", objective, links, memory_cap);
   const Layout& source = layout_of(src);
-  const Layout destination = layout_of(dst, src, source);
+  auto [destination, names] = resolved_destination(dst, src, source);
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(dtype.value_or(dtype_of(src))));
   const auto start = std::chrono::steady_clock::now();
   Plan made = plan(source, destination, element_bytes, options);
   const std::chrono::duration<double, std::micro> planning = std::chrono::steady_clock::now() - start;
-  return std::make_shared<PyPlan>(std::move(made), MeshNames{names_of(src), names_of(dst, src, source)},
-                                  planning.count());
+  return std::make_shared<PyPlan>(std::move(made), MeshNames{names_of(src), std::move(names)}, planning.count());
 }
 
 constexpr const char* kLayout =
