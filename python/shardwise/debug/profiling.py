@@ -95,18 +95,14 @@ class profile:
         A name that ends with .gz is compressed. Raises, on all ranks, TypeError if rank 0 gives no path and OSError if it cannot be written.
         """
         merged = self.merge()
-        if is_alone():
-            assert merged is not None
-            merged.save_trace(path)  # type: ignore[arg-type]  # which raises the error for other types
-            return
         failed: Exception | None = None
         try:
             if merged is not None:
-                merged.save_trace(path)  # type: ignore[arg-type]
+                merged.save_trace(path)  # type: ignore[arg-type]  # which raises the error for other types
         except Exception as error:  # any error: the other ranks wait for its number
             failed = error
         number = NO_PATH if isinstance(failed, TypeError) else getattr(failed, "errno", errno.EIO if failed else 0)
-        number = _C.told_by_rank_0(number)
+        number = number if is_alone() else _C.told_by_rank_0(number)
         if failed is not None:
             raise failed
         if number == NO_PATH:
