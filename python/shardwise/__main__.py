@@ -1,15 +1,7 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Pictures and plans without communication, and what a running or hanging program does.
+"""The command line: pictures and plans without communication, dry runs, and what a running or hanging program does.
 
-python -m shardwise show --shape 10x7 --mesh 2x2 --placements "S0,S1" --file layout.html
-python -m shardwise diff --shape 4097x1023 --mesh 2x2 --from "S0,S1" --to "S1,R"
-python -m shardwise plan --shape 4097x1023 --mesh 2x2 --from "S0,S1" --to "S1,S0"
-python -m shardwise simulate --shape 65536x8192 --mesh 256x256 --from "S0,R" --to "R,S1" --objective time --link 20:10 --link 2:100
-python -m shardwise plan-embeddings tables.json --ranks 64 --memory 80GB --strategy cost_balanced
-python -m shardwise watch
-python -m shardwise hang dumps/*
-python -m shardwise doctor
-
+`python -m shardwise --help` lists the commands. The help of each has an example.
 Shells complete commands and options by argcomplete, if shardwise[cli] is installed: eval "$(register-python-argcomplete --no-defaults shardwise)".
 """
 
