@@ -131,13 +131,13 @@ class _FusedOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"[{type(self).__name__}] a table of shape {list(table.shape)} requires no gradient. Give parameters."
             )
-        # The C++ optimizer holds the hook, so the hook must keep neither of these two alive.
-        owner, weak_rows = weakref.ref(self), weakref.ref(rows)
+        # The C++ optimizer holds the hook, so the hook must keep none of these alive.
+        owner, weak_table, weak_rows = weakref.ref(self), weakref.ref(table), weakref.ref(rows)
 
         def take_over() -> None:
-            optimizer, own = owner(), weak_rows()
-            if optimizer is not None and own is not None:
-                own.set_options(optimizer._options(optimizer._group_of(own), place))
+            optimizer, of, own = owner(), weak_table(), weak_rows()
+            if optimizer is not None and of is not None and own is not None:
+                own.set_options(optimizer._options(optimizer._group_of(of), place))
 
         rows.set_before_step(take_over)
         _C.fuse_optimizer(table, rows)
@@ -159,13 +159,12 @@ class _FusedOptimizer(torch.optim.Optimizer):
             seed=(int(group.get("seed", 0)) + place) % 2**64,
         )
 
-    def _group_of(self, rows: _C.RowOptimizer) -> dict[str, Any]:
+    def _group_of(self, table: torch.Tensor) -> dict[str, Any]:
         for group in self.param_groups:
-            if any(self._rows.get(table) is rows for table in group["params"]):
+            if id(table) in map(id, group["params"]):
                 return group
-        shape = next(list(table.shape) for table, own in self._rows.items() if own is rows)
         raise RuntimeError(
-            f"[{type(self).__name__}] a table of shape {shape} is in none of the optimizer's param_groups any more, so its step has no "
+            f"[{type(self).__name__}] a table of shape {list(table.shape)} is in none of the optimizer's param_groups any more, so its step has no "
             "learning rate. close() the optimizer, after which lookups give gradients, or keep the group with lr=0."
         )
 
