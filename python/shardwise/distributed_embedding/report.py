@@ -8,7 +8,7 @@ import torch
 from shardwise import _C
 from shardwise._utils import on_all_ranks
 from shardwise.debug.memory import local_tensors
-from shardwise.debug.text_tables import in_units, table_text
+from shardwise.debug.text_tables import in_units, ranks_text, table_text
 from shardwise.distributed_embedding.storage import CacheCounts
 from shardwise.distributed_embedding.table_parameters import EmbeddingTables
 
@@ -36,7 +36,7 @@ def explain(layer: EmbeddingTables, *, reasons: bool = False) -> str:
         expected = config.ids_per_sample * layer._n_samples
         numbers.append((n_bytes, layer._core.bytes_here(index), expected, *arrived))
         is_whole = planned.treatment == "replicated"
-        ranks = "all" if is_whole else shortened(sorted({piece.rank for piece in planned.slices}))
+        ranks = "all" if is_whole else ranks_text({piece.rank for piece in planned.slices})
         size = (f"{config.n_rows:,}", f"{config.n_columns:,}")
         rows.append((config.name, *size, config.combiner, planned.treatment, ranks, *shown(*numbers[-1])))
     total = (f"{len(rows)} tables", "", "", "", "", "", *shown(*map(sum, zip(*numbers, strict=True))))
@@ -155,10 +155,3 @@ def caches_text(counts: Mapping[str, CacheCounts]) -> str:
     every = CacheCounts(*map(sum, zip(*counts.values(), strict=True)))
     rows = [row(name, each) for name, each in counts.items()]
     return table_text("", CACHE_HEADER, rows, (0,), total=row(f"{len(counts)} tables", every)).rstrip()
-
-
-def shortened(ranks: list[int]) -> str:
-    """0-3, or 0, 5, 7; if there are many, the first ones and how many more."""
-    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
-        return f"{ranks[0]}-{ranks[-1]}"
-    return ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
