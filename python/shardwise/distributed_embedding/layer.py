@@ -300,9 +300,7 @@ class DistributedEmbedding(EmbeddingTables):
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _count(self, parts: Sequence[Parts | None]) -> None:
-        for table, part in zip(
-            self._tables_of_inputs, parts, strict=False
-        ):  # a lookup that began before counting has no parts
+        for table, part in zip(self._tables_of_inputs, parts, strict=False):  # no parts if counting began later
             if self._counts is not None and part is not None:
                 self._counts.add(table, part[0])
 

@@ -20,8 +20,8 @@ _WAY_OUT = (
 
 
 def dispatch(original: Any, self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """Makes FakeTensorMode know the shapes of moves, and say why it does not take our tensors; torch's error only names the operator. The error is no TypeError, because `x + 1`
-    would replace it by its own."""
+    """Makes FakeTensorMode know the shapes of moves, and say why it does not take our tensors; torch's error only names the operator. The error
+    is no TypeError, because `x + 1` would replace it by its own."""
     if func in steps():
         register_steps()  # a program whose DTensors are made in the graph has called nothing else that registers it
     result = original(self, func, types, args, kwargs)

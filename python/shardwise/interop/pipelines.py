@@ -51,9 +51,8 @@ def compute_input_grads(original: Any, stage: Any, outputs: Any, inputs: Any, *a
 
 def prepare_forward_infra(original: Any, stage: Any, *args: Any, **kwargs: Any) -> Any:
     ours = tuple(parameter for parameter in stage.submod.parameters() if isinstance(parameter, DTensor))
-    if any(
-        parameter.is_meta for parameter in stage.submod.parameters()
-    ):  # nothing is sent: the other stages' votes count as this one's
+    # Nothing is sent for a stage on meta: the other stages' votes count as its own.
+    if any(parameter.is_meta for parameter in stage.submod.parameters()):
         modes = type(stage._inference_mode)
         is_dynamic = modes.needs_dynamic(stage._user_meta, kwargs.get("has_backward", False))
         stage._inference_mode = modes.DYNAMIC if is_dynamic else modes.STATIC

@@ -42,9 +42,8 @@ class Replacement:
     ours: str
     without: str  # what does not work if the name is missing
     since: tuple[int, int] = (2, 11)  # the first version of torch that has the name
-    is_value: bool = (
-        False  # the name is a class or a list, replaced by ours(original). Without a name, ours(module) is called
-    )
+    # True if the name is of a class or a list, which ours(original) replaces. Without a name, ours(module) is called.
+    is_value: bool = False
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}" if self.name else self.module
