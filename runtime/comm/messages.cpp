@@ -53,16 +53,27 @@ int64_t total_bytes(const ByteMessages& messages) {
 
 using Works = std::vector<Messages::WorkPtr>;
 
-/// Starts a receive and a send in turn, as exchange_tagged() does.
+constexpr int64_t kMaxJobBytes = 1 << 20;  // after as many, the thread that writes messages gets another job
+
+/// Starts a receive and a send in turn, as exchange_tagged() does. `write(job)` runs a part of this on the thread that writes messages. Sends are filled
+/// outside of it: Note [Messages have a thread].
+template <class Write>
 Works start_each(const Communication& communication, c10d::Backend& backend, const ByteMessages& sends,
-                 const ByteMessages& receives) {
+                 const ByteMessages& receives, const Write& write) {
   Works works;
-  for (size_t i = 0; i < std::max(sends.size(), receives.size()); ++i) {
-    if (i < receives.size())
-      works.push_back(receive_tagged(communication, backend, receives[i].bytes, receives[i].index));
-    if (i >= sends.size()) continue;
-    if (sends[i].fill) sends[i].fill();
-    works.push_back(send_tagged(communication, backend, sends[i].bytes, sends[i].index));
+  const size_t n = std::max(sends.size(), receives.size());
+  const auto is_filled_now = [&](size_t i) { return i < sends.size() && sends[i].fill; };
+  for (size_t begin = 0, end = 0; begin < n; begin = end) {
+    if (is_filled_now(begin)) sends[begin].fill();
+    for (int64_t n_bytes = 0; end == begin || (end < n && n_bytes < kMaxJobBytes && !is_filled_now(end)); ++end)
+      if (end < sends.size()) n_bytes += sends[end].bytes.numel();
+    write([&] {
+      for (size_t i = begin; i < end; ++i) {
+        if (i < receives.size())
+          works.push_back(receive_tagged(communication, backend, receives[i].bytes, receives[i].index));
+        if (i < sends.size()) works.push_back(send_tagged(communication, backend, sends[i].bytes, sends[i].index));
+      }
+    });
   }
   return works;
 }
@@ -74,7 +85,7 @@ Works start_grouped(const Communication& communication, c10d::Backend& backend, 
     if (const auto fill = std::exchange(message.fill, nullptr)) fill();
   backend.startCoalescing();
   try {
-    start_each(communication, backend, sends, receives);
+    start_each(communication, backend, sends, receives, [](const auto& job) { job(); });
   } catch (...) {
     backend.endCoalescing();
     throw;
@@ -141,10 +152,8 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
     for (const ByteMessage& message : incoming) message.bytes.zero_();
   Works works = communication->launch([&] {
     if (traits.groups_messages) return start_grouped(*communication, *backend, outgoing, incoming);
-    if (!goes_tagged(*backend)) return start_each(*communication, *backend, outgoing, incoming);
-    Works started;
-    run_on_message_thread(device, [&] { started = start_each(*communication, *backend, outgoing, incoming); });
-    return started;
+    return start_each(*communication, *backend, outgoing, incoming,
+                      [&](const auto& job) { goes_tagged(*backend) ? run_on_message_thread(device, job) : job(); });
   });
   std::vector<at::Tensor> tensors;
   for (const ByteMessages* messages : {&outgoing, &incoming})
