@@ -14,30 +14,43 @@
 namespace shardwise {
 namespace {
 
-/// All recorders. Never destroyed, because a backend's threads may outlive static objects.
-struct Recorders {
-  std::mutex mutex;
-  std::map<std::pair<bool, int64_t>, FlightRecorder*> by_rank;  // the bool: whether the rank is a thread
-};
-
-Recorders& recorders() {
-  static auto* const all = new Recorders;
-  return *all;
-}
-
-FlightRecorder& recorder_of(bool is_thread, int64_t rank) {
-  const std::lock_guard lock(recorders().mutex);
-  auto& recorder = recorders().by_rank[{is_thread, rank}];
-  if (!recorder) recorder = new FlightRecorder(rank, is_thread);
-  return *recorder;
-}
-
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr size_t kWaitsSince = offsetof(FlightRecord, waits_since) / sizeof(uint64_t);
 constexpr size_t kEnd = offsetof(FlightRecord, end) / sizeof(uint64_t);
 using Words = std::array<uint64_t, std::tuple_size_v<FlightRecorder::Slot>>;
 
 }  // namespace
+
+struct FlightRecorder::Recorders {
+  std::mutex mutex;
+  std::map<std::pair<bool, int64_t>, FlightRecorder*> by_rank;  // the bool: whether the rank is a thread
+};
+
+/// Never destroyed, because a backend's threads may outlive static objects.
+FlightRecorder::Recorders& FlightRecorder::recorders() {
+  static auto* const all = [] {
+    ::pthread_atfork(&lock_all, &unlock_all, &unlock_all);
+    return new Recorders;
+  }();
+  return *all;
+}
+
+FlightRecorder& FlightRecorder::recorder_of(bool is_thread, int64_t rank) {
+  const std::lock_guard lock(recorders().mutex);
+  auto& recorder = recorders().by_rank[{is_thread, rank}];
+  if (!recorder) recorder = new FlightRecorder(rank, is_thread);
+  return *recorder;
+}
+
+void FlightRecorder::lock_all() {
+  recorders().mutex.lock();
+  for (const auto& [key, recorder] : recorders().by_rank) recorder->mutex_.lock();
+}
+
+void FlightRecorder::unlock_all() {
+  for (const auto& [key, recorder] : recorders().by_rank) recorder->mutex_.unlock();
+  recorders().mutex.unlock();
+}
 
 FlightRecorder& FlightRecorder::find_recorder(CommThread& thread, int64_t rank) {
   forget_thread();

@@ -119,6 +119,13 @@ class FlightRecorder {
   static constexpr uint64_t kBusy = ~uint64_t{0};
 
   static FlightRecorder& find_recorder(CommThread& thread, int64_t rank);
+  /// Around fork(): no other thread holds a lock of the recorders meanwhile, because in the child it would stay locked.
+  static void lock_all();
+  static void unlock_all();
+  /// The recorders of all ranks that this process has had.
+  struct Recorders;
+  static Recorders& recorders();
+  static FlightRecorder& recorder_of(bool is_thread, int64_t rank);
   GroupCalls& calls_of(CommThread& thread, const Group& group);
   GroupCalls& find_calls(CommThread& thread, const Group& group);
   void enter(const std::shared_ptr<World>& world);

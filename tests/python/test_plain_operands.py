@@ -238,9 +238,10 @@ def test_plain_operands_of_arithmetic_get_plain_gradients():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("placement", [Shard(1), Shard(0), Replicate()], ids=str)
 def test_plain_parameters_of_a_layer_norm_get_plain_gradients(placement, dtype):
+    x = torch.randn(4, 8, dtype=dtype)  # the ranks are threads, which share the generator
+
     def body(rank):
-        torch.manual_seed(0)
-        norm, x = torch.nn.LayerNorm(8, dtype=dtype), torch.randn(4, 8, dtype=dtype)
+        norm = torch.nn.LayerNorm(8, dtype=dtype)
         norm(x).float().square().sum().backward()
         expected = [norm.weight.grad, norm.bias.grad]
         norm.zero_grad()

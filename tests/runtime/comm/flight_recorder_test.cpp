@@ -10,8 +10,12 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <string_view>
 #include <thread>
 
@@ -106,6 +110,37 @@ TEST(FlightRecorderTest, ReadersSeeWholeRecordsWhileOthersWrite) {
   is_over = true;
   for (std::thread& writer : writers) writer.join();
   EXPECT_GE(n_seen, 20000U);
+}
+
+/// True if the process ends within a minute; otherwise it is killed.
+bool ends(pid_t child) {
+  for (int i = 0; i < 6000; ++i) {
+    if (::waitpid(child, nullptr, WNOHANG) == child) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  return false;
+}
+
+TEST(FlightRecorderTest, AForkedProcessReadsWhatAnotherThreadWasReading) {
+  run_ranks(4, [](World&) { FlightRecorder::of_thread(0); });
+  std::atomic<bool> is_over = false;
+  std::thread reader([&] {
+    while (!is_over) FlightRecorder::all();
+  });
+  for (int i = 0; i < 100; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      FlightRecorder::all();
+      ::_exit(0);
+    }
+    const bool has_ended = ends(child);
+    EXPECT_TRUE(has_ended) << "process " << i;
+    if (!has_ended) break;
+  }
+  is_over = true;
+  reader.join();
 }
 
 TEST(FlightRecorderTest, EveryCommunicationOfARankIsThere) {
