@@ -178,8 +178,8 @@ struct Scatter {
     return std::move(*this);
   }
 
-  /// The index, checked. `stays`: `self` does not move, so the index is whole on the mesh dims that do not shard another dim of `self`; its check then
-  /// sends nothing.
+  /// The index, checked. `stays`: `self` does not move. The scatter then needs the whole index on the mesh dims that do not shard another dim of `self`.
+  /// So the index is gathered first, and the check of what all ranks have sends nothing.
   at::Tensor positions(const at::Tensor& self, bool stays) const {
     if (!is_integer(index)) return index;
     const CommScope scope("aten::scatter");

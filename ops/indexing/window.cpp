@@ -7,7 +7,7 @@
 namespace shardwise {
 namespace {
 
-/// Indices relative to a window of `n`, moved into it, and which of them are not in it. As int64, because `first` may exceed int32.
+/// Indices relative to a window of `n`, clamped to it, and which of them are not in it. As int64, because `first` may exceed int32.
 struct Found {
   at::Tensor place, is_elsewhere;
 

@@ -1,8 +1,8 @@
 // ops/products/recurrent.cpp: RNN, GRU and LSTM layers. torch composes a layer of hundreds of operators, or calls a library's kernel that has no rule.
 //
-// If weights are whole and at most batches are sharded, each rank runs torch's own layer on its batches, forward and backward. The gradients of weights
-// are then Partial sums, as those of the operators. Other calls run as the operators, and so do those with dropout, so that random numbers are the same
-// on any number of ranks.
+// If weights are whole, at most batches are sharded, and all ranks of the world are in the mesh, each rank runs torch's own layer on its batches, forward
+// and backward. The gradients of weights are then Partial sums. All other calls run as torch's composition of operators. Calls with dropout are such,
+// so that random numbers are the same on any number of ranks.
 #include "ops/families.h"
 #include "ops/support/derivative.h"
 #include "placements/placement_list.h"
@@ -11,6 +11,8 @@
 #include "runtime/dispatch/dispatch.h"
 #include "runtime/dispatch/gradient_layout.h"
 #include "runtime/tensor/traced_pieces.h"
+
+#include <ATen/autocast_mode.h>
 
 #include <algorithm>
 
@@ -22,13 +24,30 @@ using at::Tensor;
 /// Arguments of a layer, by place. The states are a list for an LSTM, and one tensor for others.
 constexpr int kInput = 0, kStates = 1, kWeights = 2, kLayers = 4, kDropout = 5, kTrain = 6, kBatchFirst = 8, kEnd = 9;
 
-/// True if the rank's only piece can stand for the tensor in torch's layer. On meta and in graphs, the operators themselves are counted and traced.
+/// True if the rank's only piece can stand for the tensor in torch's layer. False on meta and in graphs, where operators are counted and traced.
 bool has_plain_piece(const Tensor& tensor, const Spec& input) {
   const DTensorImpl& impl = *maybe_dtensor(tensor);
   const Spec& spec = *impl.spec();
-  return spec.mesh() == input.mesh() && spec.dtype() == input.dtype() && spec.is_member() &&
-         spec.layout().has_one_box_each() && !impl.holds_subclass() && !impl.device().is_meta() &&
-         !is_traced(impl.local_tensors()) && !has_tangent(tensor);
+  return spec.mesh() == input.mesh() && spec.dtype() == input.dtype() && spec.layout().has_one_box_each() &&
+         !impl.holds_subclass() && !impl.device().is_meta() && !is_traced(impl.local_tensors()) && !has_tangent(tensor);
+}
+
+/// True if each rank of the world gets a result from torch's layer, and with it the dtype. Under autocast a rank without batches does not. The answer is
+/// the same on all ranks, so that they choose alike.
+bool every_rank_gets_a_result(const Spec& spec) {
+  const DeviceMesh& mesh = *spec.mesh();
+  if (mesh.size() < mesh.world()->size()) return false;
+  if (!at::autocast::is_autocast_enabled(mesh.device_type())) return true;
+  for (int64_t rank = 0; rank < mesh.size(); ++rank)
+    if (spec.layout().boxes(rank)[0].numel() == 0) return false;
+  return true;
+}
+
+/// True if the sizes fit each other. Otherwise the composition raises the error, with the sizes of whole tensors.
+bool fit(const Tensor& input, const std::vector<Tensor>& states, const std::vector<Tensor>& weights) {
+  if (weights.size() < 2 || weights[0].dim() != 2 || weights[1].dim() != 2) return false;
+  const bool fits_states = states.size() == 1 || states[1].size(2) * 4 == weights[1].size(0);
+  return input.size(2) == weights[0].size(1) && states[0].size(2) == weights[1].size(1) && fits_states;
 }
 
 Tensor piece_of(const Tensor& tensor, const Placements& of_gradient) {
@@ -65,7 +84,8 @@ bool run_on_batches(const c10::OperatorHandle& op, const MeshPtr& mesh, torch::j
            (is_replica(tensor) || (has_plain_piece(tensor, spec) && is_placed(tensor)));
   };
   if (spec.dim() != 3 || !has_plain_piece(input, spec) || !std::ranges::all_of(placements, divides_batches) ||
-      !std::ranges::all_of(weights, is_replica) || !std::ranges::all_of(states, is_state))
+      !std::ranges::all_of(weights, is_replica) || !std::ranges::all_of(states, is_state) ||
+      !fit(input, states, weights) || !every_rank_gets_a_result(spec))
     return false;
 
   Placements of_weights = placements;
@@ -83,7 +103,7 @@ bool run_on_batches(const c10::OperatorHandle& op, const MeshPtr& mesh, torch::j
     Dims sizes(piece.sizes());
     sizes[dim] = input.size(batch_dim);
     const Dims strides = dense_strides(
-        sizes, dim == 0 ? Dims{2, 3, 1} : Dims{3, 2, 1});  // of batches first, steps are outermost in memory
+        sizes, dim == 0 ? Dims{2, 3, 1} : Dims{3, 2, 1});  // steps are outermost in memory, also with batches first
     return from_pieces({piece}, Spec::intern(mesh, sizes, of_result, strides, piece.scalar_type()));
   };
   torch::jit::drop(stack, kEnd);

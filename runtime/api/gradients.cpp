@@ -31,12 +31,14 @@ bool is_expanded(const Spec& spec) {
   return false;
 }
 
-/// True if autograd may write to the gradient's memory: the rule by which it adds to a gradient in place.
+/// True if nobody else can see the gradient's memory. That is autograd's rule to add to a gradient in place, except that memory which torch did not
+/// allocate, such as NumPy's, is left alone.
 bool may_be_written(const at::Tensor& grad) {
   const auto& impl = *maybe_dtensor(grad);
   return !c10::GradMode::is_enabled() && impl.is_ready() && !impl.holds_subclass() && is_held_once(grad) &&
          std::ranges::all_of(impl.shards(), [](const at::Tensor& piece) {
-           return piece.has_storage() && piece.storage().use_count() == 1 && piece.is_non_overlapping_and_dense();
+           return piece.has_storage() && piece.storage().use_count() == 1 && piece.storage().resizable() &&
+                  piece.is_non_overlapping_and_dense();
          });
 }
 

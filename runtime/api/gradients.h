@@ -13,7 +13,7 @@ inline bool records(const at::Tensor& tensor) { return tensor.requires_grad() &&
 bool is_held_once(const at::Tensor& grad);
 
 /// `grad` redistributed to the mesh and placements of `spec`. Slices of an expanded replica stay expanded. Undefined and plain gradients
-/// are returned unchanged. If nobody else holds the gradient or its memory, the result is written there.
+/// are returned unchanged. If nobody else holds the gradient or its memory, an all-reduce writes its result there.
 at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec, const PlanOptions& options = {});
 
 /// Gives `tensor` the version counter of `other`, whose memory it shares: a write to either counts for both. Inference tensors have no

@@ -176,7 +176,7 @@ class StartedReduction final : public Reduction {
     return {backend->allreduce(tensors, options)};
   }
 
-  /// For a way that reduces in place, or goes on while the program may write to the terms.
+  /// Copies the terms into the result. Needed if the reduction is in place, and if it goes on while the program may write to the terms.
   void copy_terms() {
     if (!form_.tensor.is_alias_of(terms_.tensor)) form_.tensor.view(-1).copy_(terms_.tensor.view(-1));
     terms_ = form_;

@@ -35,8 +35,8 @@ class Reduction {
 std::unique_ptr<Reduction> start_all_reduce(const Group& group, const at::Tensor& terms, const at::Tensor& result,
                                             Reduce reduce);
 
-/// Reduces contiguous `terms` over the group into contiguous `result`, which is alike and may be the same tensor, in any dtype (see
-/// reduce_dtype.h; a NaN gives NaN). kAvg is the sum divided by the group's size.
+/// Reduces contiguous `terms` over the group into contiguous `result`, which has the same sizes and dtype and may be the same tensor. Any dtype: see
+/// reduce_dtype.h; a NaN gives NaN. kAvg is the sum divided by the group's size.
 /// Throws: c10::TypeError for avg of integers, and for max, min or product of complex numbers.
 /// Cost: short tensors and those that the backend reduces are copied first, unless the result is the same tensor.
 void all_reduce(const Group& group, const at::Tensor& terms, const at::Tensor& result, Reduce reduce);

@@ -3,7 +3,7 @@
 // Note [Messages have a thread]: Gloo locks a connection while it writes to it, and wakes the thread of the receiver. If ranks share cores, the
 // scheduler may let another thread run in place of the writer. Until the writer runs again it holds the lock, and Gloo's own thread spins if something
 // arrives on the connection, on Linux until the next tick of the scheduler, 4 ms. Three rules keep this rare. A thread that only writes messages is
-// rarely interrupted. Its jobs compute nothing, and large messages are jobs of their own, so that it begins each with a fresh share of the core. Short
+// rarely interrupted. Its jobs compute nothing, and large messages are jobs of their own, so that a job ends before the scheduler lets another thread run. Short
 // messages go along a tree, whose connections carry messages in one direction at a time (tagged_messages.h).
 #pragma once
 

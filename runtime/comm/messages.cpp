@@ -53,7 +53,7 @@ int64_t total_bytes(const ByteMessages& messages) {
 
 using Works = std::vector<Messages::WorkPtr>;
 
-constexpr int64_t kMaxJobBytes = 1 << 20;  // after as many, the thread that writes messages gets another job
+constexpr int64_t kMaxJobBytes = 1 << 20;  // a job of the thread that writes messages ends after so many
 
 /// Starts a receive and a send in turn, as exchange_tagged() does. `write(job)` runs a part of this on the thread that writes messages. Sends are filled
 /// outside of it: Note [Messages have a thread].

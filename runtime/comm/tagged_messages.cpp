@@ -221,7 +221,8 @@ std::vector<at::Tensor> rows_around(const Group& group, const at::Tensor& own) {
 
 void reduce_rows(int64_t index, const std::vector<at::Tensor>& rows, c10d::ReduceOp::RedOpType op,
                  const at::Tensor& result) {
-  const at::Tensor& received = rows[index == 0 ? 1 : 0];  // needed in the first step alone
+  const at::Tensor& received =
+      rows[index == 0 ? 1 : 0];  // holds the sum after the first step, which alone needs its value
   at::Tensor total = rows[0];
   for (size_t i = 1; i < rows.size(); ++i) {
     const at::Tensor& sum = i + 1 == rows.size() ? result : received;

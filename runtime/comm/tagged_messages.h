@@ -74,10 +74,10 @@ void reduce_by_doubling(const Communication& communication, c10d::Backend& backe
 /// and do the same. Otherwise only the partners of a rank that has gone would fail at once, and the others at the timeout.
 void hang_up(const Group& group) noexcept;
 
-/// Memory for a row of each member, all as large as flat `own`, which is this rank's row itself.
+/// The rows of all members, in group order: `own`, which is flat, at this rank's index, and new memory of the same size at the others.
 std::vector<at::Tensor> rows_around(const Group& group, const at::Tensor& own);
-/// Reduces such rows into flat `result`, which may be row `index`, this rank's, in order, so that all ranks get the same bits. Writes to the received
-/// rows.
+/// Reduces the rows of rows_around() in order, so that all ranks get the same bits. `index`: this rank's. `result`: flat; may be this rank's row.
+/// Overwrites a received row.
 void reduce_rows(int64_t index, const std::vector<at::Tensor>& rows, c10d::ReduceOp::RedOpType op,
                  const at::Tensor& result);
 

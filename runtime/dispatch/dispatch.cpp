@@ -108,7 +108,7 @@ bool is_plain_with_dims(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined() && value.toTensor().dim() > 0 && !is_dtensor(value.toTensor());
 }
 
-/// The kernel of kMetaKey. While tangents are computed, a call that Shardwise refuses because of plain tensors next to distributed ones is torch's own,
+/// The kernel of kMetaKey. While a level of forward-mode derivatives is open, a call that Shardwise refuses because of plain tensors next to distributed ones is torch's own,
 /// on plain tensors of the same shapes: torch's formulas for tangents that are zero make such calls on meta to learn the shape of the result.
 void without_meta(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kMetaKey);

@@ -28,8 +28,8 @@ void add_user_rule(const std::string& op, const Rule& rule);
 /// Throws: c10::ValueError for an operator that torch composes from others above autograd. Pre: torch knows the operator.
 void replace_answer(const std::string& op, const Rule& rule);
 
-/// Runs a call of an operator that torch composes of others in another way, and returns true; or returns false and leaves the stack as it is. `mesh`: that
-/// of the distributed arguments, next to which the plain ones count as replicas.
+/// Runs a call without torch's composition and returns true, or returns false and leaves the stack as it is. The answer must be the same on all ranks.
+/// `mesh`: that of the distributed arguments. Plain arguments count as replicas.
 using OnPieces = bool (*)(const c10::OperatorHandle& op, const MeshPtr& mesh, torch::jit::Stack& stack);
 
 /// Registers one operator as register_composites() does. `on_pieces`: null, or tried before the composition.

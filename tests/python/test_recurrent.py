@@ -192,3 +192,27 @@ def test_a_rank_outside_the_mesh_and_a_second_derivative():
             torch.testing.assert_close(second.full_tensor(), wanted)
 
     run_ranks(3, check)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM])
+def test_all_ranks_get_the_same_layout_and_dtype(kind):
+    """A rank outside the mesh, and under autocast one without batches: a later move needs equal ones."""
+    torch.manual_seed(0)
+    layer, x = kind(FEATURES, HIDDEN), torch.randn(LENGTH, 1, FEATURES)
+    found = [None] * 3
+
+    def check(rank):
+        pair, whole = sw.DeviceMesh("cpu", [0, 1]), sw.init_device_mesh("cpu", (3,))
+        results = []
+        for mesh, autocasts in ((pair, False), (whole, False), (whole, True)):
+            ours = distributed(layer, mesh)
+            given = sw.distribute_tensor(x, mesh, [Shard(1)], src_data_rank=None)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocasts), sw.implicit_replication():
+                results.append(ours(given)[0].detach())
+        found[rank] = [(each.placements, each.dtype) for each in results]
+        moved = results[0].redistribute(whole, [Replicate()]).to_local()
+        torch.testing.assert_close(moved, layer(x)[0].detach())
+        torch.testing.assert_close(results[2].full_tensor().float(), layer(x)[0].detach(), rtol=0.05, atol=0.05)
+
+    run_ranks(3, check)
+    assert found[0] == found[1] == found[2]

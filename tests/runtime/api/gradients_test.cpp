@@ -8,7 +8,9 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
 
+#include <array>
 #include <functional>
 
 namespace shardwise::gradients_test {
@@ -60,6 +62,30 @@ TEST(GradientsTest, AHeldGradientKeepsItsValues) {
       EXPECT_TRUE(at::equal(grad, kWhole)) << grad;
       EXPECT_TRUE(at::equal(piece.view({3, 4}), term)) << piece;
     });
+}
+
+/// A gradient in memory that torch did not allocate, such as NumPy's.
+struct WithMemory : torch::autograd::Function<WithMemory> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, float* memory) {
+    ctx->saved_data["memory"] = reinterpret_cast<int64_t>(memory);
+    return x * 1;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 const torch::autograd::variable_list& grads) {
+    auto* memory = reinterpret_cast<float*>(ctx->saved_data.at("memory").toInt());
+    return {from_local(at::from_blob(memory, {2}), spec_of(grads[0])->mesh(), {Placement::partial()}), {}};
+  }
+};
+
+TEST(GradientsTest, MemoryThatTorchDidNotAllocateKeepsItsValues) {
+  run_ranks(2, [](World&) {
+    std::array<float, 2> memory{1, 2};
+    const at::Tensor local = at::ones({2}).requires_grad_();
+    const at::Tensor x = from_local(local, make_mesh({2}), {Placement::replicate()});
+    WithMemory::apply(x, memory.data()).sum().backward();
+    EXPECT_TRUE(at::equal(local.grad(), at::tensor({2.F, 4.F}))) << local.grad();
+    EXPECT_EQ(memory, (std::array<float, 2>{1, 2}));
+  });
 }
 
 }  // namespace
