@@ -284,8 +284,10 @@ def test_the_command_prints_the_report_and_writes_files(tmp_path):
         (["--all", "--device", "gpu"], "device_type is 'gpu', which torch does not know"),
         (["--ids", "zipf:one"], "'one' is no number of 0 or more"),
         (["--ids", "loads.txt"], "no such file"),
-        (["--links", "nothing.json"], "No such file or directory: 'nothing.json'"),
+        (["--links", "nothing.json"], "'nothing.json' has no links. Give what"),
         (["--links", __file__], "has no links. Give what"),
+        (["--link", "20:1"] * 3, "there are 3 links. Give the link within a host"),
+        (["--value", "train.py:x=1"], '"train.py:x=1" is no value. Write a number, or a line'),
         (["--link", "20:0"], "a link of 20.0 us and 0.0 GB/s is none"),
         (["--link", "20:1", "--links", "x.json"], "not allowed with argument"),
         (["--flops", "-1"], "-1.0 TFLOP/s and 0 GB/s are no rates"),
@@ -316,6 +318,27 @@ def test_a_mesh_of_another_number_of_ranks_is_told(tmp_path, shape, words):
     script.write_text(f"import shardwise as sw\nmesh = sw.init_device_mesh('cuda', {shape})\n")
     done = finished_command("dry-run", "--ranks", 32, "--rank", 31, script)
     assert re.search(words, done.stdout)
+
+
+def test_the_status_tells_of_ranks_that_differ(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import torch.distributed as dist, torch\ndist.init_process_group()\n"
+        "if dist.get_rank() != 3:\n    dist.all_reduce(torch.ones(4))\n"
+    )
+    done = [finished_command("dry-run", "--ranks", 8, *which, script) for which in (["--all"], ["--sample", 2])]
+    assert [each.returncode for each in done] == [1, 0]
+    assert "the ranks do not make the same collectives" in done[0].stdout
+
+
+def test_an_error_of_several_ranks_is_told_once(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text("import os\nraise ValueError('no' if int(os.environ['RANK']) < 6 else 'never')\n")
+    done = finished_command("dry-run", "--ranks", 8, "--sample", 4, script)
+    assert [line.split(" at ")[0] for line in done.stdout.splitlines() if "ValueError" in line] == [
+        "on ranks 0, 2, 5: ValueError: no",
+        "on ranks 7: ValueError: never",
+    ]
 
 
 def test_links_are_taken_as_doctor_measured_them(tmp_path):

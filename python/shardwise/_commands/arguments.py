@@ -128,6 +128,8 @@ def value(text: str) -> tuple[str, float]:
     """train.py:12=0 is the line and the number; 0 alone, without a line, is for all others."""
     line, _, number = text.rpartition("=")
     try:
+        if line and not re.fullmatch(r".+:[1-9]\d*", line):
+            raise ValueError
         return line, float(number)
     except ValueError:
         raise refused(text, "is no value. Write a number, or a line and a number, as in train.py:12=0.") from None

@@ -19,7 +19,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "dry-run",
         help="runs a program as ranks of a job of any size, without memory and messages, and says what would happen",
         description="Runs a program, unchanged, as one rank of a job, or as several. Tensors are on meta: they have shapes and no "
-        "memory. Nothing is sent. Prints the memory, the communication and the work of a rank.",
+        "memory. Nothing is sent. Prints the memory, the communication and the work of a rank. The status is 1 if the program fails on a rank, or if "
+        "ranks do not make the same collectives.",
         epilog=EPILOG,
     )
     add = command.add_argument
@@ -89,4 +90,4 @@ def run(options: argparse.Namespace) -> list[str]:
         options.json.write_text(report.json(), encoding="utf-8")
     if options.html is not None:
         options.html.write_text(report.html(), encoding="utf-8")
-    raise SystemExit(int(any(each.failure for each in found)))
+    raise SystemExit(int(report.has_errors()))

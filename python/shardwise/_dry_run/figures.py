@@ -90,7 +90,11 @@ class Machine:
     def of(
         cls, flops: float, memory_bandwidth: float, links: Sequence[tuple[float, float]], ranks_per_host: int
     ) -> Machine:
-        """From TFLOP/s, GB/s, and one link or two. Raises ValueError for rates that no hardware has."""
+        """From TFLOP/s, GB/s, and one link or two. Raises ValueError for rates that no hardware has, and for another number of links."""
+        if not 0 < len(links) < 3:
+            raise ValueError(
+                f"[dry_run] there are {len(links)} links. Give the link within a host, and if it differs the one between hosts."
+            )
         for latency_us, gb_per_second in links:
             if not (latency_us >= 0 and gb_per_second > 0):
                 raise ValueError(

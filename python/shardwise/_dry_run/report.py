@@ -31,6 +31,10 @@ class Report:
     ranks: Sequence[RankFigures]
     machine: Machine
 
+    def has_errors(self) -> bool:
+        """True if the program failed on a rank, or if ranks do not make the same collectives."""
+        return any(each.failure for each in self.ranks) or bool(divergences(self.ranks) or unpaired(self.ranks))
+
     def __str__(self) -> str:
         """The tables of the rank with the largest peak, after one that compares the ranks if there are several."""
         ranks, shown = self.ranks, largest(self.ranks)
@@ -46,7 +50,12 @@ class Report:
             outside_meshes(ranks),
             reads(shown),
             f"ids and choices of experts are a model: {shown.ids}\n" if shown.ids else "",
-            *(f"on ranks {ranks_text(each.alike)}: {each.failure}\n" for each in ranks if each.failure),
+            *(
+                f"on ranks {ranks_text(sorted(rank for each in alike for rank in each.alike))}: {failure}\n"
+                for failure, alike in _grouped(
+                    (each for each in ranks if each.failure), lambda each: each.failure
+                ).items()
+            ),
         ]
         return "\n".join(part for part in parts if part)
 

@@ -59,10 +59,9 @@ def suggest(
     from shardwise._suggest.search import Search, meshes_of
     from shardwise._suggest.suggestion import Suggestion
 
-    if not (flops > 0 and memory_bandwidth > 0 and 0 < len(links) < 3 and ranks_per_host > 0):
+    if not (flops > 0 and memory_bandwidth > 0 and ranks_per_host > 0):
         raise ValueError(
-            f"[suggest] no device has {flops} TFLOP/s, {memory_bandwidth} GB/s, the links {list(links)} and {ranks_per_host} ranks per host. Give "
-            "rates above 0, and one or two links."
+            f"[suggest] no device has {flops} TFLOP/s, {memory_bandwidth} GB/s and {ranks_per_host} ranks per host. Give rates above 0."
         )
     n_ranks = checked(model, ranks, mesh, memory)
     batch = tree_map(lambda each: each.to("meta") if isinstance(each, torch.Tensor) else each, batch)
