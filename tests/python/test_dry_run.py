@@ -169,6 +169,9 @@ def test_times_are_estimated_at_the_rates_that_are_given():
 def test_every_device_is_meta_and_the_world_is_as_large_as_asked():
     with sw.dry_run(512, 3) as run:
         torch.cuda.set_device(3)
+        with torch.random.fork_rng(devices=[3], device_type="cuda"):  # as torch's pipelines do
+            torch.cuda.manual_seed(0)
+        torch.cuda.set_rng_state_all(torch.cuda.get_rng_state_all())
         dist.init_process_group("nccl")
         mesh = sw.init_device_mesh("cuda", (64, 8), mesh_dim_names=("dp", "tp"))
         x = sw.zeros(1024, 64, device_mesh=mesh, placements=[sw.Shard(0), sw.Shard(1)])

@@ -120,9 +120,12 @@ def cuda_stand_ins(device: int, devices: int, is_there: bool) -> dict[str, Calla
     def giving(result: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: result  # one each: torch.compile lists the functions of torch
 
-    names = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "manual_seed", "manual_seed_all")
+    names = ["set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "manual_seed", "manual_seed_all"]
+    names += ["set_rng_state", "set_rng_state_all"]
+    state = torch.zeros(16, dtype=torch.uint8)  # as large as a GPU's
     numbers = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
     found = {name: giving(None) for name in (*names, "init")} | {name: giving(0) for name in numbers}
     answers = {"is_available": is_there, "is_bf16_supported": is_there, "get_device_capability": (9, 0)}
     answers |= {"current_device": device, "device_count": devices}
+    answers |= {"get_rng_state": state, "get_rng_state_all": [state] * devices}
     return found | {name: giving(answer) for name, answer in answers.items()}
