@@ -53,6 +53,7 @@ CASES = [
     case("hosts without ranks", "sw.dry_run(4, ranks_per_host=0)", ValueError),
     case("a dry run for a kind of device that torch does not know", 'sw.dry_run(4, device_type="gpu")', ValueError),
     case("a link without bandwidth", "sw.dry_run(4, links=[(20, 0)])", ValueError),
+    case("three links", "sw.dry_run(4, links=[(20, 1)] * 3)", ValueError),
     case("a rate below zero", "sw.dry_run(4, flops=-1)", ValueError),
     case("an exponent that is no number", 'sw.dry_run(4, ids="zipf:one")', ValueError),
     case("a histogram that is not there", 'sw.dry_run(4, ids="loads.txt")', FileNotFoundError),
