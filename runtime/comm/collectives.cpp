@@ -144,12 +144,10 @@ class StartedReduction final : public Reduction {
 
   TaggedWorks start(const Group& group, const c10::intrusive_ptr<c10d::Backend>& backend, bool is_awaited) {
     const auto n_bytes = static_cast<int64_t>(form_.tensor.nbytes());
-    const bool is_doubled = is_awaited && goes_doubling(group, n_bytes);
-    const bool reads_terms =
-        is_awaited && goes_tagged(*backend) && !is_doubled && (goes_whole(group, n_bytes) || goes_in_parts(n_bytes));
-    if (!reads_terms) copy_terms();
+    if (!is_awaited) copy_terms();  // the program may write to them while the reduction goes on
     if (goes_tagged(*backend)) {
-      if (is_doubled) {
+      if (is_awaited && goes_doubling(group, n_bytes)) {
+        copy_terms();
         const auto reduce = goes_by_tree(group, n_bytes) ? reduce_by_tree : reduce_by_doubling;
         reduce(*communication_, *backend, group, form_.tensor, form_.op);
         return {};
@@ -170,13 +168,14 @@ class StartedReduction final : public Reduction {
       }
       meet_tagged(*communication_, *backend, group, n_bytes);
     }
+    copy_terms();
     std::vector<at::Tensor> tensors{form_.tensor};
     c10d::AllreduceOptions options;
     options.reduceOp = form_.op;
     return {backend->allreduce(tensors, options)};
   }
 
-  /// Copies the terms into the result. Needed if the reduction is in place, and if it goes on while the program may write to the terms.
+  /// Copies the terms into the result, to be reduced there in place.
   void copy_terms() {
     if (!form_.tensor.is_alias_of(terms_.tensor)) form_.tensor.view(-1).copy_(terms_.tensor.view(-1));
     terms_ = form_;

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,23 @@ class Report:
 
     def has_errors(self) -> bool:
         """True if the program failed on a rank, or if ranks do not make the same collectives."""
-        return any(each.failure for each in self.ranks) or bool(divergences(self.ranks) or unpaired(self.ranks))
+        return any(each.failure for each in self.ranks) or bool(self.disagreements)
+
+    @cached_property
+    def disagreements(self) -> str:
+        """Collectives in which ranks differ, and a message between two ranks that does not arrive; empty if there are none."""
+        found, messages = divergences(self.ranks), unpaired(self.ranks)
+        text = (
+            "the ranks do not make the same collectives:\n" + "".join(f"  {each}\n" for each in found) if found else ""
+        )
+        return text + (f"a message between two ranks does not arrive:\n  {messages}\n" if messages else "")
 
     def __str__(self) -> str:
         """The tables of the rank with the largest peak, after one that compares the ranks if there are several."""
         ranks, shown = self.ranks, largest(self.ranks)
-        parts = [compared(ranks), agreement(ranks)] if len(ranks) > 1 or len(shown.alike) > 1 else []
+        parts = (
+            [compared(ranks), self.disagreements or agreement(ranks)] if len(ranks) > 1 or len(shown.alike) > 1 else []
+        )
         parts += [
             memory_by_kind(shown),
             memory_by_layer(shown),
@@ -213,12 +225,7 @@ def compared(ranks: Sequence[RankFigures]) -> str:
 
 
 def agreement(ranks: Sequence[RankFigures]) -> str:
-    found, messages = divergences(ranks), unpaired(ranks)
-    lost = f"a message between two ranks does not arrive:\n  {messages}\n" if messages else ""
-    if found:
-        return "the ranks do not make the same collectives:\n" + "".join(f"  {each}\n" for each in found) + lost
-    if lost:
-        return lost
+    """A sentence for ranks that have no disagreements."""
     if sum(len(each.alike) for each in ranks) < ranks[0].n_ranks:
         return "these ranks make the same collectives in the same order in the groups that they share\n"
     return "all ranks make the same collectives in the same order in every group\n"
