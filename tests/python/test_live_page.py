@@ -567,6 +567,7 @@ def test_processes_that_a_rank_starts_are_not_shown_and_ranks_that_are_started_s
         state = json.loads(ask(port, "GET", "/state")[1])
         assert {each["pid"] for each in state["ranks"]} == pids and len(state["jobs"]) == 1
         assert [each["n_ranks"] for each in state["ranks"]] == [2, 2]
+        assert (tmp_path / "worker-False").exists()
     finally:
         (tmp_path / "over").touch()
         program.wait(60)

@@ -127,7 +127,9 @@ def watch_if_asked() -> None:
     Processes that a rank starts, such as workers of a DataLoader, inherit its environment but are no ranks.
     """
     _torch_groups.on_world = _watch_once
-    if "RANK" in os.environ and multiprocessing.parent_process() is None:
+    # A process that multiprocessing spawns imports the program before it has a parent_process(); `_inheriting` is set until then.
+    is_worker = multiprocessing.parent_process() or hasattr(multiprocessing.current_process(), "_inheriting")
+    if "RANK" in os.environ and not is_worker:
         _watch_once()
 
 
