@@ -88,7 +88,7 @@ at::Tensor from_module(const at::Tensor& local, PlacedOn placed, std::optional<i
                        bool is_layer_input) {
   FromLocalOptions options{.adds_gradients = is_layer_input};
   if (n_features && local.dim() > 0 && shards_features(placed.placements.at(0), local.dim())) {
-    options.shape = Dims(local.sizes());
+    options.shape = sizes_of(local);
     options.shape->back() = *n_features;
   }
   if (is_layer_input && checks_order() && placed.placements == Placements(placed.mesh->ndim()))

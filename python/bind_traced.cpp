@@ -1,5 +1,6 @@
 // Functions by which python/shardwise/_tracing.py takes distributed tensors apart and puts them together, for torch's tracers.
 #include "python/casters.h"
+#include "python/scope.h"
 #include "runtime/api/gradients.h"
 #include "runtime/api/local_form.h"
 #include "runtime/comm/tracing.h"
@@ -22,20 +23,28 @@ struct TensorLayout {
   // How to make a view that a traced program returns, and its offset from the first element of the tensor that it views.
   ViewPathPtr path = {};
   int64_t offset = 0;
+  bool is_symbolic = false;  // sizes of dims that are whole on each rank are those of the pieces
 
   /// A graph does not depend on how a view was made.
-  bool operator==(const TensorLayout& other) const { return spec == other.spec && form == other.form; }  // interned
+  bool operator==(const TensorLayout& other) const {
+    return is_symbolic || other.is_symbolic ? fits_graphs_of(other) : spec == other.spec && form == other.form;  // interned
+  }
+  /// Compares all but the sizes of dims that are whole on each rank: guards of tensors compare sizes.
+  bool fits_graphs_of(const TensorLayout& other) const {
+    return form == other.form && (spec == other.spec || with_whole_sizes(spec, other.spec->sizes()) == other.spec);
+  }
   size_t n_pieces() const { return spec->boxes().size(); }
 
   /// The tensor with these pieces on this rank, aliased, without history. `is_traced`: used if there are no pieces, which would tell otherwise.
   at::Tensor wrap(const std::vector<at::Tensor>& pieces, bool is_traced = false) const {
     TORCH_CHECK_VALUE(pieces.size() == n_pieces(), "[unflatten] got ", pieces.size(), " pieces for ", to_string(*spec),
                       ", but this rank has ", n_pieces(), ". Pass the tensors named by __tensor_flatten__().");
+    const SpecPtr own = is_symbolic ? with_whole_sizes(spec, sizes_of(pieces.at(0))) : spec;
     for (size_t i = 0; i < pieces.size(); ++i)
-      TORCH_CHECK_VALUE(pieces[i].sizes() == c10::IntArrayRef(spec->boxes()[i].sizes), "[unflatten] a piece of sizes ",
-                        pieces[i].sizes(), " does not fit ", to_string(*spec), ", which has ", spec->boxes()[i].sizes,
+      TORCH_CHECK_VALUE(sizes_of(pieces[i]) == own->boxes()[i].sizes, "[unflatten] a piece of sizes ",
+                        sizes_of(pieces[i]), " does not fit ", to_string(*own), ", which has ", own->boxes()[i].sizes,
                         " on this rank. Pass the tensors named by __tensor_flatten__().");
-    at::Tensor tensor = shardwise::wrap(spec, Shards(pieces.begin(), pieces.end()));
+    at::Tensor tensor = shardwise::wrap(own, Shards(pieces.begin(), pieces.end()));
     if (form) keep_local_form(tensor, form);
     set_path(*maybe_dtensor(tensor), path);
     tensor.unsafeGetTensorImpl()->set_storage_offset(offset);
@@ -45,14 +54,15 @@ struct TensorLayout {
 
   /// The values of `tensor` in this layout, strides included. Collective if the layout differs.
   at::Tensor take(const at::Tensor& tensor) const {
-    const at::Tensor moved = laid_out_as(tensor, *spec);
+    const SpecPtr own = is_symbolic ? with_whole_sizes(spec, tensor.sizes()) : spec;
+    const at::Tensor moved = laid_out_as(tensor, *own);
     const auto* const impl = maybe_dtensor(moved);
     const Shards& given = impl->local_tensors();
     if (impl->holds_subclass()) return moved;
     std::vector<at::Tensor> pieces;
     for (size_t i = 0; i < given.size(); ++i) {
-      const Box& box = spec->boxes()[i];
-      const Dims strides = dense_strides(box.sizes, spec->strides());
+      const Box& box = own->boxes()[i];
+      const Dims strides = dense_strides(box.sizes, own->strides());
       const bool fits = given[i].strides() == c10::IntArrayRef(strides) && given[i].scalar_type() == spec->dtype();
       const auto options = given[i].options().dtype(spec->dtype());
       pieces.push_back(fits ? given[i] : at::empty_strided(box.sizes, strides, options).copy_(given[i]));
@@ -72,8 +82,9 @@ at::Tensor as_gradient(const at::Tensor& tensor) {
 TensorLayout tensor_layout_of(const at::Tensor& tensor) {
   DTensorImpl& impl = impl_of(tensor);
   const SpecPtr& spec = impl.spec();
+  const bool is_symbolic = impl.symbols() != nullptr;
   if (is_traced(impl))
-    return {spec, impl.local_form(), path_of(impl), impl.has_symbolic_sizes_strides() ? 0 : impl.storage_offset()};
+    return {spec, impl.local_form(), path_of(impl), is_symbolic || impl.has_symbolic_sizes_strides() ? 0 : impl.storage_offset(), is_symbolic};
   if (wants_gradient_layout(impl)) lay_out_gradient(impl);
   return {spec, impl.local_form()};
 }
@@ -109,10 +120,34 @@ std::vector<PieceMeta> pieces_of_step(const std::string& what) {
   return result;
 }
 
+/// Functions of python/shardwise/_tracing.py, called while a program is traced.
+py::object tracing(const char* name) { return py::module_::import("shardwise._tracing").attr(name); }
+
+std::vector<c10::SymInt> list_of(c10::SymIntArrayRef sizes) { return sizes.vec(); }
+
+constexpr SymbolHooks kSymbolHooks{
+    .values = [](c10::SymIntArrayRef sizes) {
+      const py::gil_scoped_acquire gil;
+      return tracing("values_of")(list_of(sizes)).cast<Dims>();
+    },
+    .fix = [](c10::SymIntArrayRef sizes) {
+      const py::gil_scoped_acquire gil;
+      tracing("numbers")(list_of(sizes));
+    },
+    .without_symbols = [](const at::Tensor& piece) {
+      const py::gil_scoped_acquire gil;
+      return tracing("static")(piece).cast<at::Tensor>();
+    },
+    .evaluate = [](c10::SymIntArrayRef sizes, c10::SymIntArrayRef symbols, c10::IntArrayRef values) {
+      const py::gil_scoped_acquire gil;
+      return tracing("evaluated")(list_of(sizes), list_of(symbols), values.vec()).cast<Dims>();
+    }};
+
 }  // namespace
 
 void bind_traced(py::module_& module) {
   using torch::wrap_pybind_function;
+  set_symbol_hooks(kSymbolHooks);
   py::class_<TensorLayout>(
       module, "TensorLayout",
       "The layout, mesh, strides and dtype of a distributed tensor, for which a graph is compiled.")
@@ -127,8 +162,10 @@ void bind_traced(py::module_& module) {
       .def("take", wrap_pybind_function(&TensorLayout::take),
            "The values of a DTensor in this layout. Collective if the layout differs.", py::arg("tensor"))
       .def(py::self == py::self)
+      .def("fits_graphs_of", &TensorLayout::fits_graphs_of, "Whether a graph for the other layout is one for this, given equal sizes.",
+           py::arg("other"))
       .def("__deepcopy__", [](const TensorLayout& self, const py::object&) { return self; })  // it is immutable
-      .def("__hash__", [](const TensorLayout& self) { return std::hash<void*>()(self.spec.get()); })
+      .def("__hash__", [](const TensorLayout& self) { return std::hash<const void*>()(self.spec->mesh().get()); })  // sizes may differ
       .def("__repr__", [](const TensorLayout& self) { return to_string(*self.spec); });
   define_with_gil(module, "as_gradient", &as_gradient, "A DTensor in the layout of its gradient.", py::arg("tensor"));
   define_with_gil(module, "layout_of", &tensor_layout_of, "Everything of a DTensor but its values.", py::arg("tensor"));
@@ -139,6 +176,13 @@ void bind_traced(py::module_& module) {
          py::arg("base"), py::arg("view"));
   define_with_gil(module, "wrapped_number", &wrapped_number, "A number as an operand next to tensors.",
                   py::arg("number"));
+  bind_scope<KeepsSymbols, std::string, size_t, std::vector<c10::SymInt>>(
+      module, "KeepsSymbols",
+      "A `with` block in which reads of sizes as numbers fix no symbols. `sizes`: an argument of the operator `op`.")
+      .def(py::init<std::string, size_t, std::vector<c10::SymInt>>(), py::arg("op") = "", py::arg("argument") = 0,
+           py::arg("sizes") = std::vector<c10::SymInt>());
+  define_with_gil(module, "has_symbols", [](const at::Tensor& tensor) { return is_dtensor(tensor) && impl_of(tensor).symbols(); },
+                  "Whether `tensor` is a traced DTensor and its sizes are symbols.", py::arg("tensor"));
   define_with_gil(module, "pieces_of_step", &pieces_of_step,
                   "(sizes, strides, dtype, device) of the pieces that the step with this text gives.", py::arg("what"));
 }

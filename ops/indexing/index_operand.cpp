@@ -102,12 +102,16 @@ bool is_traced_index(const at::Tensor& index) {
 at::Tensor checked_in_graph(const at::Tensor& index, const std::string& words, const CheckRange& check,
                             std::optional<int64_t> ignored) {
   const auto* impl = maybe_dtensor(index);
-  const SpecPtr& spec = impl->spec();
-  const auto run = [=](const Shards& pieces) {
-    if (const auto range = range_of(wrap(spec, pieces), ignored)) check(range->first, range->second);
-    return pieces;
+  const std::function<TracedStep(const SpecPtr&)> step_of = [=](const SpecPtr& spec) -> TracedStep {
+    const auto run = [=](const Shards& pieces) {
+      if (const auto range = range_of(wrap(spec, pieces), ignored)) check(range->first, range->second);
+      return pieces;
+    };
+    return {{spec}, {spec}, "check of " + words, run};
   };
-  return wrap(spec, add_step({{spec}, {spec}, "check of " + words, run}, impl->local_tensors()));
+  TracedStep step = step_of(impl->spec());
+  step.for_sizes = [=, spec = impl->spec()](c10::IntArrayRef sizes) { return step_of(with_whole_sizes(spec, sizes)); };
+  return wrap(impl->spec(), add_step(step, impl->local_tensors()));
 }
 
 at::Tensor checked_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest, int64_t size) {

@@ -61,25 +61,27 @@ at::Tensor looked_up(const at::Tensor& self, at::TensorList indices, c10::IntArr
   return self.new_empty(sizes);
 }
 
-std::vector<int64_t> sizes_of_result(const at::Tensor& self, const ResultDims& dims, c10::IntArrayRef batch) {
-  std::vector<int64_t> sizes;
+std::vector<c10::SymInt> sizes_of_result(const at::Tensor& self, const ResultDims& dims, c10::SymIntArrayRef batch) {
+  std::vector<c10::SymInt> sizes;
   for (size_t i = 0; i < dims.of_self.size(); ++i)
     sizes.push_back(dims.of_self[i] < 0 ? batch[static_cast<int64_t>(i) - dims.batch_begin]
-                                        : self.size(dims.of_self[i]));
+                                        : c10::SymInt(self.size(dims.of_self[i])));
   return sizes;
 }
 
 /// `values` with the batch dims flattened into one, before all others.
-at::Tensor by_batch(const at::Tensor& values, const at::Tensor& self, const ResultDims& dims, c10::IntArrayRef batch) {
+at::Tensor by_batch(const at::Tensor& values, const at::Tensor& self, const ResultDims& dims,
+                    c10::SymIntArrayRef batch) {
   const auto sizes = sizes_of_result(self, dims, batch);
-  std::vector<int64_t> order, flat{c10::multiply_integers(batch)};
+  std::vector<int64_t> order;
+  std::vector<c10::SymInt> flat{c10::multiply_integers(batch)};
   for (size_t i = 0; i < batch.size(); ++i) order.push_back(dims.batch_begin + static_cast<int64_t>(i));
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (dims.of_self[i] < 0) continue;
     order.push_back(static_cast<int64_t>(i));
     flat.push_back(sizes[i]);
   }
-  return values.expand(sizes).permute(order).reshape(flat);
+  return values.expand_symint(sizes).permute(order).reshape_symint(flat);
 }
 
 /// `self` with the indexed dims first.
@@ -118,8 +120,8 @@ at::Tensor index_window(const at::Tensor& self, at::TensorList indices, c10::Int
   FoundAll found(self, indices, dims, firsts, sizes, from_end);
   at::Tensor is_elsewhere = found.is_elsewhere;
   const ResultDims result_dims(self.dim(), dims, is_elsewhere.dim());
-  if (self.numel() == 0 || is_elsewhere.numel() == 0)
-    return self.new_zeros(sizes_of_result(self, result_dims, is_elsewhere.sizes()));
+  if (self.numel() == 0 || is_elsewhere.sym_numel() == 0)
+    return self.new_zeros_symint(sizes_of_result(self, result_dims, is_elsewhere.sym_sizes()));
   for (int64_t i = result_dims.batch_begin + found.is_elsewhere.dim();
        i < static_cast<int64_t>(result_dims.of_self.size()); ++i)
     is_elsewhere = is_elsewhere.unsqueeze(-1);
@@ -143,10 +145,10 @@ void put_window(const at::Tensor& self, at::TensorList indices, const at::Tensor
   const at::Tensor is_here = found.is_elsewhere.logical_not(), here = is_here.reshape(-1).nonzero().view(-1);
   c10::List<std::optional<at::Tensor>> places;
   for (const at::Tensor& place : found.places)
-    places.push_back(place.expand(is_here.sizes()).reshape(-1).index_select(0, here));
+    places.push_back(place.expand_as(is_here).reshape(-1).index_select(0, here));
   const ResultDims result_dims(self.dim(), dims, is_here.dim());
   const at::Tensor of_here =
-      values.dim() == 0 ? values : by_batch(values, self, result_dims, is_here.sizes()).index_select(0, here);
+      values.dim() == 0 ? values : by_batch(values, self, result_dims, is_here.sym_sizes()).index_select(0, here);
   indexed_first(self, dims).index_put_(places, of_here, accumulate);
 }
 

@@ -215,7 +215,7 @@ bool takes_cpu_kernels(const at::Tensor& tensor) {
 }
 
 Attended attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const AttentionCall& call) {
-  if (query.numel() == 0 || key.numel() == 0) {
+  if (query.sym_numel() == 0 || key.sym_numel() == 0) {
     const auto dtype = at::toOpMathType(query.scalar_type());
     return {at::zeros({query.size(0), query.size(2), query.size(1), value.size(3)}, query.options()).transpose(1, 2),
             at::zeros({query.size(0), query.size(2), query.size(1)}, query.options().dtype(dtype)).transpose(1, 2),
@@ -235,7 +235,7 @@ Attended attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor
 AttentionGradients attend_backward(const at::Tensor& grad, const at::Tensor& given_query, const at::Tensor& given_key,
                                    const at::Tensor& given_value, const Attended& attended, const AttentionCall& call,
                                    bool with_mask) {
-  if (given_query.numel() == 0 || given_key.numel() == 0)
+  if (given_query.sym_numel() == 0 || given_key.sym_numel() == 0)
     return {at::zeros_like(given_query), at::zeros_like(given_key), at::zeros_like(given_value),
             with_mask ? at::zeros_like(*call.mask) : at::Tensor()};
   const at::Tensor query = with_dense_rows(given_query), key = with_dense_rows(given_key),

@@ -92,7 +92,8 @@ void describe_linear(const OpCall& call, Signature& signature) {
 /// The sizes of both factors, and the factors that gradients need: a factor is undefined unless the other one requires a gradient.
 struct Factors {
   at::Tensor left, right;
-  Dims left_sizes, right_sizes;
+  Dims left_sizes;  // empty if the gradients do not depend on them: `left` is no vector, and `right` one matrix or vector for its whole batch
+  Dims right_sizes;
 };
 
 /// Returns the gradients of left, right and a bias that are `wanted`. Differentiable.
@@ -127,7 +128,7 @@ struct ProductBackward final : torch::autograd::Node {
 /// Returns `product`, computed below autograd, with its history if gradients are recorded. torch's formulas save both factors; this node keeps those
 /// that the gradients need: for x @ w of a frozen w it keeps w, and x may be freed, or written to.
 at::Tensor with_history(at::Tensor product, const char* name, ProductGradients gradients, const at::Tensor& left,
-                        const at::Tensor& right, const at::Tensor& bias = {}) {
+                        const at::Tensor& right, const at::Tensor& bias = {}, bool needs_left_sizes = false) {
   const bool needs_left = left.requires_grad(), needs_right = right.requires_grad();
   if (!c10::GradMode::is_enabled() || !(needs_left || needs_right || (bias.defined() && bias.requires_grad())))
     return product;
@@ -138,7 +139,7 @@ at::Tensor with_history(at::Tensor product, const char* name, ProductGradients g
   node->gradients = gradients;
   if (needs_right) node->left = torch::autograd::SavedVariable(left, /*is_output=*/false);
   if (needs_left) node->right = torch::autograd::SavedVariable(right, /*is_output=*/false);
-  node->left_sizes = Dims(left.sizes());
+  if (needs_left_sizes) node->left_sizes = Dims(left.sizes());
   node->right_sizes = Dims(right.sizes());
   torch::autograd::set_history(product, node);
   return product;
@@ -158,7 +159,8 @@ variable_list matmul_gradients(const at::Tensor& grad, const Factors& factors, c
     const at::Tensor columns = right_is_vector ? factors.right.unsqueeze(1) : factors.right;
     Dims sizes(factors.left_sizes);
     if (left_is_vector) sizes.insert(sizes.begin(), 1);
-    result[0] = grads.matmul(columns.mT().conj_physical()).sum_to_size(sizes).reshape(factors.left_sizes);
+    result[0] = grads.matmul(columns.mT().conj_physical());
+    if (!sizes.empty()) result[0] = result[0].sum_to_size(sizes).reshape(factors.left_sizes);
   }
   if (wanted[1]) {
     const at::Tensor rows = left_is_vector ? factors.left.unsqueeze(0) : factors.left;
@@ -191,7 +193,7 @@ at::Tensor differentiable_matmul(const at::Tensor& left, const at::Tensor& right
     return stack[0].toTensor();
   }
   return with_history(below_derivatives([&] { return at::matmul(left, right); }), "MatmulBackward0", &matmul_gradients,
-                      left, right);
+                      left, right, {}, /*needs_left_sizes=*/left.dim() == 1 || right.dim() > 2);
 }
 
 variable_list linear_gradients(const at::Tensor& grad, const Factors& factors, const Wanted& wanted) {
@@ -214,18 +216,16 @@ variable_list linear_gradients(const at::Tensor& grad, const Factors& factors, c
 std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(const at::Tensor& input, const at::Tensor& grad,
                                                                const at::Tensor& weight, std::array<bool, 3> mask) {
   if (!grad.defined()) return {};
-  auto result =
-      linear_gradients(grad, {input, weight, Dims(input.sizes()), Dims(weight.sizes())}, {mask[0], mask[1], mask[2]});
+  auto result = linear_gradients(grad, {input, weight, {}, Dims(weight.sizes())}, {mask[0], mask[1], mask[2]});
   return {std::move(result[0]), std::move(result[1]), std::move(result[2])};
 }
 
 /// torch multiplies a flattened copy where the weight's gradient is recorded, and batch by batch, which is slower, where it is not. A piece records
 /// none.
 at::Tensor linear_of_rows(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-  Dims sizes(input.sizes());
+  std::vector<c10::SymInt> sizes = input.sym_sizes().vec();
   sizes.back() = weight.size(0);
-  const int64_t n_rows = c10::multiply_integers(sizes.begin(), sizes.end() - 1);
-  return at::linear(input.reshape({n_rows, input.size(-1)}), weight, bias).view(sizes);
+  return at::linear(input.flatten(0, -2), weight, bias).view_symint(sizes);
 }
 
 at::Tensor linear_product(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {

@@ -12,9 +12,10 @@ namespace {
 
 using torch::autograd::variable_list;
 
+at::Tensor rows_of(const at::Tensor& tensor) { return tensor.dim() == 1 ? tensor.unsqueeze(0) : tensor.flatten(0, -2); }
+
 at::Tensor compute_weight_grad(const at::Tensor& grad, const at::Tensor& input) {
-  const int64_t n_rows = c10::multiply_integers(grad.sizes().slice(0, grad.dim() - 1));
-  return grad.reshape({n_rows, grad.size(-1)}).t().mm(input.reshape({n_rows, input.size(-1)}));
+  return rows_of(grad).t().mm(rows_of(input));
 }
 
 at::Tensor differentiable(const at::Tensor& grad, const at::Tensor& input) {

@@ -41,10 +41,10 @@ Rule reduction_of_listed_dims(Reduce reduce) {
       .sampled();
 }
 
-int64_t n_reduced(const at::Tensor& self, at::OptionalIntArrayRef dims) {
-  if (!dims || dims->empty() || self.dim() == 0) return self.numel();
-  int64_t n = 1;
-  for (int64_t dim : *dims) n *= self.size(dim);
+c10::SymInt n_reduced(const at::Tensor& self, at::OptionalIntArrayRef dims) {
+  if (!dims || dims->empty() || self.dim() == 0) return self.sym_numel();
+  c10::SymInt n = 1;
+  for (int64_t dim : *dims) n = n * self.sym_size(dim);
   return n;
 }
 

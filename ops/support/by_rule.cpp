@@ -19,8 +19,9 @@ ByRule::ByRule(const char* name, const char* overload)
 void ByRule::run(torch::jit::Stack& stack) const { dispatch(info_, &stack); }
 
 bool is_sharded_along(const at::Tensor& tensor, c10::IntArrayRef dims) {
-  if (!is_dtensor(tensor) || tensor.numel() == 0) return false;
+  if (!is_dtensor(tensor)) return false;
   const Spec& spec = *spec_of(tensor);
+  if (spec.numel() == 0) return false;
   for (int64_t m = 0; m < spec.mesh()->ndim(); ++m) {
     const int64_t split = spec.mesh()->size(m) > 1 ? spec.placements()[m].split_dim() : -1;
     const auto is_split = [&](int64_t dim) { return c10::maybe_wrap_dim(dim, tensor.dim()) == split; };

@@ -240,6 +240,11 @@ class DTensor(torch.Tensor):
     ) -> torch.Tensor:
         return _tracing.unflatten(inner_tensors, layout)
 
+    @classmethod
+    def __metadata_guard__(cls, traced: _C.TensorLayout, layout: _C.TensorLayout) -> bool:
+        """Whether a graph that was made for one layout is valid for the other, given that the tensors have the sizes that the graph asks for."""
+        return traced.fits_graphs_of(layout)
+
     def _stable_hash_for_caching(self) -> str:
         """Raises the exception that keeps torch from caching graphs of DTensors for other processes."""
         from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache

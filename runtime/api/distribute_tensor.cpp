@@ -116,7 +116,7 @@ at::Tensor distribute_subclass(const at::Tensor& object, const MeshPtr& given_me
 /// True if the tensor was computed from others that require a gradient. The result is a leaf, so the gradient would stop there.
 bool ends_a_gradient(const at::Tensor& tensor) { return tensor.requires_grad() && !tensor.is_leaf(); }
 
-Dims strides_of(const at::Tensor& tensor) {
+Dims dense_strides_of(const at::Tensor& tensor) {
   return tensor.layout() == c10::kStrided ? dense_strides(tensor.sizes(), tensor.strides())
                                           : row_major_strides(tensor.sizes());
 }
@@ -132,7 +132,7 @@ struct Given {
 
   static Given of(const at::Tensor& tensor) {
     return {tensor.layout(),    tensor.scalar_type(),   ends_a_gradient(tensor), Dims(tensor.sizes()),
-            strides_of(tensor), tensor.requires_grad(), tensor.is_meta()};
+            dense_strides_of(tensor), tensor.requires_grad(), tensor.is_meta()};
   }
   static Given of(FactReader& reader) {
     const auto layout = static_cast<c10::Layout>(reader.number());

@@ -141,8 +141,8 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
   SW_CHECK_VALUE(!is_ragged || options.shape,
                  "[from_local] a local tensor of shape [{}] does not determine the global shape under {}. Give shape= "
                  "of the whole tensor.",
-                 fmt::join(local.sizes(), ", "), to_string(placements));
-  const Dims sizes = options.shape ? *options.shape : sizes_of_even_shards(local.sizes(), *mesh, placements);
+                 fmt::join(sizes_of(local), ", "), to_string(placements));
+  const Dims sizes = options.shape ? *options.shape : sizes_of_even_shards(sizes_of(local), *mesh, placements);
   const bool is_sparse = local.is_sparse();
   TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !options.run_check,
                               "[from_local] run_check compares dense tensors. Use run_check=False for a sparse one.");
@@ -151,12 +151,12 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
   SW_CHECK_VALUE(!mesh->is_member() || is_ragged || static_cast<int64_t>(sizes.size()) == local.dim(),
                  "[from_local] shape [{}] has {} dims, but the local tensor of shape [{}] has {}. Give the size of "
                  "each dim of the whole tensor.",
-                 fmt::join(sizes, ", "), sizes.size(), fmt::join(local.sizes(), ", "), local.dim());
+                 fmt::join(sizes, ", "), sizes.size(), fmt::join(sizes_of(local), ", "), local.dim());
   // Partial terms are reduced in memory order, so all ranks need equal strides; other ranks' local tensors may have others.
   const bool is_partial = !mesh_dims_with_terms(placements).empty();
   const bool has_own_strides = !is_sparse && !is_partial && local.dim() == static_cast<int64_t>(sizes.size());
   const Dims strides = options.stride    ? *options.stride
-                       : has_own_strides ? dense_strides(sizes, local.strides())
+                       : has_own_strides ? dense_strides(sizes, strides_of(local))
                                          : row_major_strides(sizes);
   SW_CHECK_NOT_IMPLEMENTED(
       !is_sparse || !is_joined,
@@ -177,7 +177,7 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
     return with_history_of(local, piece, wrap_pieces({piece}, spec, gradient), gradient);
   }
   std::vector<at::Tensor> pieces;
-  if (mesh->is_member() && !(spec->boxes().empty() && local.numel() == 0)) pieces.push_back(piece);
+  if (mesh->is_member() && !(spec->boxes().empty() && local.sym_numel() == 0)) pieces.push_back(piece);
   check_pieces(pieces, *spec);
   if (is_sparse && pieces.empty()) return wrap_sparse(spec, {}, {local.sparse_dim()});
   return with_history_of(local, piece, wrap_pieces(pieces, spec, gradient), gradient);

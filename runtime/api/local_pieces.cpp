@@ -163,9 +163,9 @@ void check_pieces(const std::vector<at::Tensor>& pieces, const Spec& spec) {
                  spec.mesh()->rank(), pieces.size(), to_string(spec), boxes.size());
   for (size_t i = 0; i < boxes.size(); ++i) {
     check_piece(pieces[i], i, spec);
-    SW_CHECK_VALUE(pieces[i].sizes() == boxes[i].sizes,
+    SW_CHECK_VALUE(sizes_of(pieces[i]) == boxes[i].sizes,
                    "[from_local] rank {} gives a piece of shape [{}], but {} has {} on this rank. {}",
-                   spec.mesh()->rank(), fmt::join(pieces[i].sizes(), ", "), to_string(spec), to_string(boxes[i]),
+                   spec.mesh()->rank(), fmt::join(sizes_of(pieces[i]), ", "), to_string(spec), to_string(boxes[i]),
                    kGiveShape);
   }
 }

@@ -26,9 +26,11 @@ using torch::autograd::variable_list;
 
 /// The piece `grad`, in memory in the order of the strides of `spec`: a piece of a channels-last tensor is channels-last.
 at::Tensor in_order_of(const Spec& spec, const at::Tensor& grad) {
-  const Dims strides = dense_strides(grad.sizes(), spec.strides());
-  if (is_subclass(grad) || grad.layout() != at::kStrided || grad.strides().equals(strides)) return grad;
-  return at::empty_strided(grad.sizes(), strides, grad.options()).copy_(grad);
+  if (is_subclass(grad) || grad.layout() != at::kStrided) return grad;
+  const Dims sizes = sizes_of(grad), strides = dense_strides(sizes, spec.strides());
+  if (strides_of(grad) == strides) return grad;
+  fix_symbols(grad.sym_sizes());
+  return at::empty_strided(sizes, strides, grad.options()).copy_(grad);
 }
 
 /// Autograd node. A torch::autograd::Function would cost a microsecond more.
@@ -69,7 +71,7 @@ variable_list with_history(const at::Tensor& tensor, const Shards& shards, const
   for (const at::Tensor& piece : given)
     pieces.push_back(is_subclass(piece) ? alias_of(piece) : detached(piece, *maybe_dtensor(tensor)));
   if (hides_alias)
-    for (at::Tensor& piece : pieces) piece = at::_unsafe_view(piece, piece.sizes());
+    for (at::Tensor& piece : pieces) piece = at::_unsafe_view_symint(piece, piece.sym_sizes());
   if (records(tensor)) {
     auto node = make_node<ToPiecesBackward>();
     node->set_next_edges(torch::autograd::collect_next_edges(tensor));

@@ -167,6 +167,8 @@ class LocalRun {
     }
     if (!decision_.local_args.empty())
       for (const auto& [arg, replacement] : decision_.local_args[piece]) args[arg] = replacement;
+    if (const SymbolicArgument* symbols = KeepsSymbols::argument_of(call_.op.name)) [[unlikely]]
+      args[symbols->index] = with_symbols(*symbols, *propagation_.outputs[0], args[symbols->index]);
   }
 
   void run_only_piece() {
@@ -266,7 +268,7 @@ class LocalRun {
     const c10::IntArrayRef sizes = is_flat ? *spec->flat_sizes() : spec->boxes()[outputs_[i].size()].sizes;
     if (call_.subclass) [[unlikely]]
       check_form(piece, *spec, sizes);
-    TORCH_INTERNAL_ASSERT(piece.sizes() == sizes, "[", call_.op.name, "] gave a piece of sizes ", piece.sizes(),
+    TORCH_INTERNAL_ASSERT(has_sizes(piece, sizes), "[", call_.op.name, "] gave a piece of sizes ", piece.sizes(),
                           " where ", to_string(*spec), " has ", sizes, " on rank ", spec->mesh()->rank());
     TORCH_INTERNAL_ASSERT(piece.scalar_type() == spec->dtype(), "[", call_.op.name, "] gave a piece of ",
                           piece.scalar_type(), " where its meta kernel gives ", spec->dtype());

@@ -106,7 +106,7 @@ class Unboxed<Op, Return(Args...)> {
   static Return call(Args... args) {
     UnboxedKey key(info());
     (key.add(args), ...);
-    if (key.is_simple() && !is_traced_view(args...))
+    if (key.is_simple() && !is_traced_call(args...))
       if (const Decision* decision = DecisionCache::of_thread().find_direct(key.key()); decision && may_view(args...))
         return run(*decision, args...);
     return run_boxed(args...);
@@ -134,10 +134,10 @@ class Unboxed<Op, Return(Args...)> {
                      c10::SymIntArrayRef>;
   static constexpr bool kIsView = std::string_view(Op::schema_str).find("-> Tensor(a)") != std::string_view::npos;
 
-  /// True for a view in a traced program, for which the general path keeps more.
+  /// True in a traced program, for which the general path keeps more.
   template <class First, class... Rest>
-  static bool is_traced_view(const First& first, const Rest&...) {
-    if constexpr (kIsView) return is_traced(*maybe_dtensor(first));
+  static bool is_traced_call(const First& first, const Rest&...) {
+    if constexpr (std::is_convertible_v<First, const at::TensorBase&>) return first.key_set().has(c10::DispatchKey::Python);
     return false;
   }
 
@@ -207,7 +207,7 @@ class Unboxed<Op, Return(Args...)> {
   /// Replaces a piece with the distributed result of `spec`; with nothing if the operator returns none.
   static void put_around(at::Tensor& piece, SpecPtr spec) {
     if (!spec) return piece.reset();
-    TORCH_INTERNAL_ASSERT(piece.sizes() == spec->boxes()[0].sizes, "[", info().name, "] gave a piece of sizes ",
+    TORCH_INTERNAL_ASSERT(has_sizes(piece, spec->boxes()[0].sizes), "[", info().name, "] gave a piece of sizes ",
                           piece.sizes(), " for ", to_string(*spec));
     piece = wrap(std::move(spec), Shards{std::move(piece)});
   }

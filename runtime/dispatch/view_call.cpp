@@ -26,12 +26,19 @@ bool hides_memory(const DTensorImpl& traced) {
 
 ViewCall::ViewCall(const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output)
     : op_(op), args_(args.begin(), args.end()), output_(output) {
+  if (const SymbolicArgument* const symbols = KeepsSymbols::argument_of(op.name)) {
+    symbols_ = *symbols;
+    source_sizes_ = source_in(op, args).sym_sizes().vec();
+  }
   args_[source_arg(op)] = c10::IValue();
 }
 
 at::Tensor ViewCall::of(const at::Tensor& source) const {
   torch::jit::Stack stack = args_;
   stack[source_arg(op_)] = source;
+  if (!symbols_.op.empty())
+    stack[symbols_.index] =
+        c10::IValue(c10::IntArrayRef(symbol_hooks().evaluate(symbols_.sizes, source_sizes_, source.sizes())));
   op_.handle.callBoxed(&stack);
   const c10::IValue& result = stack[0];
   return result.isTensor() ? result.toTensor() : result.toTensorVector()[output_];
@@ -67,7 +74,10 @@ void hide_memory(DTensorImpl& traced) {
 at::Tensor view_again(const at::Tensor& base, const at::Tensor& view) {
   const SpecPtr& spec = spec_of(base);
   const auto path = path_of(*maybe_dtensor(view));
-  const auto begin = path ? std::ranges::find(path->steps.rbegin(), path->steps.rend(), spec, &ViewPath::Step::source)
+  const auto is_of_base = [&](const ViewPath::Step& step) {
+    return with_whole_sizes(step.source, spec->sizes()) == spec;  // the graph may have been made for other sizes
+  };
+  const auto begin = path ? std::ranges::find_if(path->steps.rbegin(), path->steps.rend(), is_of_base)
                           : std::reverse_iterator<std::vector<ViewPath::Step>::iterator>();
   if (!path || begin == path->steps.rend())
     return at::as_strided(base, view.sizes(), view.strides(), base.storage_offset() + view.storage_offset());

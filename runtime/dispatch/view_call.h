@@ -30,6 +30,8 @@ class ViewCall {
   const OpInfo& op_;
   torch::jit::Stack args_;  // without the source
   size_t output_;
+  SymbolicArgument symbols_;  // in terms of source_sizes_
+  std::vector<c10::SymInt> source_sizes_;
 };
 
 /// The calls that made a view, from the first to the last. Tensors of a traced program have them: a compiled program that returns a view of its input

@@ -142,6 +142,38 @@ std::unique_ptr<PendingMove> started_move(const SpecPtr& source, const Shards& s
                                        source->mesh() != destination->mesh(), may_change);
 }
 
+/// True if this rank's piece has its piece of the destination, and symbols in dims alone that neither layout divides.
+bool may_slice(const Shards& pieces, const Spec& source, const Spec& destination) {
+  return keep_symbols(pieces, source, destination) && source.mesh() == destination.mesh() &&
+         !source.layout().has_terms() && !destination.layout().has_terms() &&
+         source.boxes()[0].contains(destination.boxes()[0]);
+}
+
+/// The part of a piece that is in the destination's, in memory of its own. Uses the sizes of divided dims alone.
+at::Tensor sliced(const at::Tensor& piece, const Box& held, const Spec& destination) {
+  const Box& wanted = destination.boxes()[0];
+  at::Tensor part = piece;
+  for (int64_t dim = 0; dim < destination.dim(); ++dim)
+    if (wanted.sizes[dim] != held.sizes[dim])
+      part = part.narrow(dim, wanted.offsets[dim] - held.offsets[dim], wanted.sizes[dim]);
+  return part.clone(at::MemoryFormat::Preserve);
+}
+
+TracedStep traced_move(const SpecPtr& source, const SpecPtr& destination, const PlanOptions& options) {
+  return {.operands = {source},
+          .results = {destination},
+          .words = words_of(options),
+          .start_move =
+              [=](const Shards& pieces) {  // the graph writes to no operand before finish_move
+                return started_move(source, pieces, destination, options, /*may_change=*/false);
+              },
+          .for_sizes =
+              [=](c10::IntArrayRef sizes) {
+                const SpecPtr from = with_whole_sizes(source, sizes);
+                return traced_move(from, with_whole_sizes(destination, from->sizes()), options);
+              }};
+}
+
 }  // namespace
 
 Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination, const PlanOptions& options,
@@ -155,15 +187,15 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
   check_move(source, destination);
   check_no_traced_subclass(shards);
   BelowAutograd guard;
-  if (is_traced(shards) && !is_on_meta && is_opaque(source, destination, options)) [[unlikely]]
-    return add_step({.operands = {source},
-                     .results = {destination},
-                     .words = words_of(options),
-                     .start_move =
-                         [=](const Shards& pieces) {  // the graph writes to no operand before finish_move
-                           return started_move(source, pieces, destination, options, /*may_change=*/false);
-                         }},
-                    shards);
+  if (is_traced(shards) && !is_on_meta) [[unlikely]] {
+    if (is_opaque(source, destination, options))
+      return add_step(traced_move(source, destination, options),
+                      keep_symbols(shards, *source, *destination) ? shards : without_symbols(shards));
+    if (has_symbols(shards)) {
+      if (may_slice(shards, *source, *destination)) return {sliced(shards[0], source->boxes()[0], *destination)};
+      return move(source, without_symbols(shards), destination, options, memory);
+    }
+  }
   const auto layouts = [&] { return move_words(*source, *destination, options); };
   const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
   const ProfilerSpan span([&] { return fmt::format("shardwise::move {}", layouts()); });

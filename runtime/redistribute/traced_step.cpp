@@ -2,6 +2,7 @@
 
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/device_mesh.h"
+#include "runtime/tensor/symbolic_sizes.h"
 #include "text/check.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -68,6 +69,14 @@ const TracedStep& step_of(const std::string& what) {
   return found->second;
 }
 
+/// The step with this text, for these pieces.
+TracedStep step_for(at::TensorList pieces, std::string_view what) {
+  const TracedStep& step = step_of(std::string(what));
+  const bool has_other_sizes =
+      step.for_sizes && pieces.size() == 1 && pieces[0].sizes() != c10::IntArrayRef(step.operands[0]->boxes()[0].sizes);
+  return has_other_sizes ? step.for_sizes(pieces[0].sizes()) : step;
+}
+
 /// The piece as the graph expects it: with the inferred strides, and in memory of its own.
 at::Tensor as_foretold(const at::Tensor& piece, const Box& box, const Spec& spec, at::TensorList given) {
   const Dims strides = dense_strides(box.sizes, spec.strides());
@@ -84,7 +93,7 @@ std::vector<at::Tensor> as_foretold(const TracedStep& step, const Shards& made, 
 }
 
 std::vector<at::Tensor> run_call(at::TensorList pieces, std::string_view what) {
-  const TracedStep& step = step_of(std::string(what));
+  const TracedStep step = step_for(pieces, what);
   const BelowAutograd guard;
   return as_foretold(step, step.call(Shards(pieces.begin(), pieces.end())), pieces);
 }
@@ -92,7 +101,7 @@ std::vector<at::Tensor> run_call(at::TensorList pieces, std::string_view what) {
 void drop_move(void* move) { delete static_cast<PendingMove*>(move); }
 
 at::Tensor run_start(at::TensorList pieces, std::string_view what) {
-  const TracedStep& step = step_of(std::string(what));
+  const TracedStep step = step_for(pieces, what);
   const BelowAutograd guard;
   c10::DataPtr move(nullptr, step.start_move(Shards(pieces.begin(), pieces.end())).release(), &drop_move, c10::kCPU);
   at::Tensor started = at::empty({0}, at::kByte);
@@ -102,7 +111,7 @@ at::Tensor run_start(at::TensorList pieces, std::string_view what) {
 }
 
 std::vector<at::Tensor> run_finish(const at::Tensor& started, at::TensorList pieces, std::string_view what) {
-  const TracedStep& step = step_of(std::string(what));
+  const TracedStep step = step_for(pieces, what);
   const BelowAutograd guard;
   auto* const move = started.storage().data_ptr().cast_context<PendingMove>(&drop_move);
   TORCH_INTERNAL_ASSERT(move, "[torch.compile] the compiler copied the result of shardwise::start_move: ", what);
@@ -134,7 +143,8 @@ Shards add_step(const TracedStep& step, const Shards& pieces) {
   using Tensors = std::vector<at::Tensor>;
   const BelowAutograd guard;
   const std::string what = remember(step);
-  const at::TensorList given(pieces.data(), pieces.size());
+  const Shards operands = step.for_sizes ? pieces : without_symbols(pieces);
+  const at::TensorList given(operands.data(), operands.size());
   Tensors made;
   if (step.call) {
     made = call<Tensors(at::TensorList, std::string_view)>("shardwise::call", given, what);

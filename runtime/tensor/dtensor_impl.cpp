@@ -97,9 +97,51 @@ DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool i
   if (spec_->boxes().empty() && !is_sparse) [[unlikely]]
     storage_ = no_memory_ = c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU),
                                          c10::GetCPUAllocator(), true);
-  if (is_traced(shards_)) [[unlikely]]
+  if (is_traced(shards_)) [[unlikely]] {
     set_python_dispatch(true);
+    take_symbols();
+  }
 }
+
+void DTensorImpl::take_symbols() {
+  symbols_ = symbolic_sizes_of(*spec_, shards_);
+  set_custom_sizes_strides(symbols_ ? SizesStridesPolicy::CustomSizes : SizesStridesPolicy::Default);
+}
+
+void DTensorImpl::fix_symbols() const {
+  if (symbols_ && !KeepsSymbols::is_active()) shardwise::fix_symbols(symbols_->sizes);
+}
+
+// A tracer may set symbols of its own besides, in the base class.
+
+c10::IntArrayRef DTensorImpl::sizes_custom() const {
+  fix_symbols();
+  return symbols_ ? spec_->sizes() : TensorImpl::sizes_custom();
+}
+
+c10::IntArrayRef DTensorImpl::strides_custom() const {
+  fix_symbols();
+  return symbols_ ? spec_->strides() : TensorImpl::strides_custom();
+}
+
+int64_t DTensorImpl::numel_custom() const {
+  fix_symbols();
+  return symbols_ ? spec_->numel() : TensorImpl::numel_custom();
+}
+
+int64_t DTensorImpl::storage_offset_custom() const {
+  return symbols_ && has_symbolic_sizes_strides() ? 0 : TensorImpl::storage_offset_custom();
+}
+
+c10::SymIntArrayRef DTensorImpl::sym_sizes_custom() const {
+  return symbols_ ? c10::SymIntArrayRef(symbols_->sizes) : TensorImpl::sym_sizes_custom();
+}
+
+c10::SymIntArrayRef DTensorImpl::sym_strides_custom() const {
+  return symbols_ ? c10::SymIntArrayRef(symbols_->strides) : TensorImpl::sym_strides_custom();
+}
+
+c10::SymInt DTensorImpl::sym_numel_custom() const { return symbols_ ? symbols_->numel : TensorImpl::sym_numel_custom(); }
 
 void DTensorImpl::set_pending(std::shared_ptr<PendingMove> pending) {
   pending_ = std::move(pending);
@@ -248,6 +290,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   set_memory(other->memory());
   local_form_ = other->local_form_;
   given_ = other->given_;
+  if (symbols_ || other->symbols_) take_symbols();
 }
 
 void DTensorImpl::release_resources() {

@@ -3,6 +3,7 @@
 
 #include "runtime/tensor/shards.h"
 #include "runtime/tensor/spec.h"
+#include "runtime/tensor/symbolic_sizes.h"
 #include "runtime/tensor/tensor_memory.h"
 
 #include <ATen/core/Tensor.h>
@@ -93,6 +94,10 @@ class DTensorImpl final : public c10::TensorImpl {
   /// Called by keep_local_form(), which also sets the form of the gradient.
   void set_local_form(const LocalForm* form) { local_form_ = form; }
 
+  /// For traced pieces whose sizes are symbols; null for all other tensors.
+  const SymbolicSizes* symbols() const { return symbols_.get(); }
+  void fix_symbols() const;
+
   const c10::Storage& storage() const override;
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
                                                          bool allow_change) const override;
@@ -101,7 +106,17 @@ class DTensorImpl final : public c10::TensorImpl {
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) override;
   void release_resources() override;
 
+  // Called if there are symbols. Numbers fix them, except below KeepsSymbols.
+  c10::IntArrayRef sizes_custom() const override;
+  c10::IntArrayRef strides_custom() const override;
+  int64_t numel_custom() const override;
+  int64_t storage_offset_custom() const override;
+  c10::SymIntArrayRef sym_sizes_custom() const override;
+  c10::SymIntArrayRef sym_strides_custom() const override;
+  c10::SymInt sym_numel_custom() const override;
+
  private:
+  void take_symbols();
   template <typename Version>
   c10::intrusive_ptr<TensorImpl> copy(Version&& version, bool allow_change) const;
 
@@ -124,6 +139,7 @@ class DTensorImpl final : public c10::TensorImpl {
   const LocalForm* local_form_ = nullptr;
   bool has_gradient_layout_ = false;
   std::shared_ptr<OwnedRows> owned_rows_;
+  std::unique_ptr<SymbolicSizes> symbols_;
   /// Without pieces: another reference to storage_, as pieces have. Autograd adds gradients in place where it has the only one, and does so on no rank.
   c10::Storage no_memory_;
 };

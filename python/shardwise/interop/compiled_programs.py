@@ -7,9 +7,35 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from shardwise import _C
+from shardwise import _C, _tracing
 from shardwise.dtensor import DTensor
 from shardwise.interop.fake_tensors import has_values
+
+
+def traced_again(original: Any, *args: Any, **options: Any) -> Any:
+    """Traces a program with DTensors again if its backward fixed a size: torch had counted the symbols of the results by then."""
+    divide = options.get("partition_fn")
+    n_fixed, n_traced = _tracing.fixed_symbols(), _tracing.n_traced
+
+    def is_outdated() -> bool:
+        return _tracing.n_traced > n_traced and _tracing.fixed_symbols() > n_fixed
+
+    def check_and_divide(*arguments: Any, **settings: Any) -> Any:
+        if is_outdated():
+            raise RuntimeError("a size was fixed")
+        return divide(*arguments, **settings)
+
+    if divide is not None:
+        options["partition_fn"] = wraps(divide)(check_and_divide)
+    while True:
+        try:
+            result = original(*args, **options)
+            if not is_outdated():
+                return result
+        except Exception:
+            if not is_outdated():
+                raise
+        n_fixed = _tracing.fixed_symbols()
 
 
 def view_of_base(

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C, forward_scope
 from shardwise._torch_versions import register_mesh
-from shardwise._tracing import NO_SYMBOLS, static
+from shardwise._tracing import NO_SYMBOLS, static, with_whole_symbols
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.fsdp import unit
@@ -44,7 +44,7 @@ def register(dynamo: ModuleType) -> None:
 
 
 def mark(original: Any, tensor: Any, *args: Any, **options: Any) -> None:
-    """Ignores a mark of a DTensor's sizes, and warns. `original`: mark_dynamic or mark_unbacked."""
+    """Ignores a mark of a DTensor's sizes for unknown ones, and warns. `original`: mark_unbacked."""
     if not isinstance(tensor, DTensor):
         original(tensor, *args, **options)
         return
@@ -106,7 +106,7 @@ def _from_local_in_graph(
     local_tensor: torch.Tensor, device_mesh: Any, placements: Any, shape: Any, stride: Any, grad_placements: Any
 ) -> torch.Tensor:
     return _C.from_local(
-        static(local_tensor),
+        static(local_tensor) if shape is not None else with_whole_symbols(local_tensor, placements),
         device_mesh,
         placements,
         shape=_numbers(shape),
@@ -120,7 +120,8 @@ def _lay_out(*arguments: Any) -> torch.Tensor:
 
 
 def _lay_out_in_graph(tensor: torch.Tensor, device_mesh: Any, *layouts: Any) -> torch.Tensor:
-    return _C.lay_out(tensor if isinstance(tensor, DTensor) else static(tensor), device_mesh, *layouts)
+    given = tensor if isinstance(tensor, DTensor) else with_whole_symbols(tensor, layouts[0])
+    return _C.lay_out(given, device_mesh, *layouts)
 
 
 def _numbers(sizes: Any) -> list[int] | None:

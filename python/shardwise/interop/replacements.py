@@ -60,14 +60,14 @@ torch.compile of functions with DTensors
   # A graph knows pieces alone, and torch has no protocol for what surrounds it: returned views of inputs, and writes to inputs.
   torch._functorch._aot_autograd.runtime_wrappers gen_alias_from_base compiled_programs.view_of_base
   torch._functorch._aot_autograd.runtime_wrappers _create_runtime_wrapper compiled_programs.runtime_wrapper
+  torch._dynamo.backends.common aot_module_simplified compiled_programs.traced_again
   torch._functorch._aot_autograd.runtime_wrappers _AnalyzeCustomOpInputOutputMode.__torch_dispatch__ compiled_programs.check_operator 2.13
 moves that a compiled program waits for late
   # Inductor's own passes move torch's collectives alone. Tried: its options for passes of others, which belong to the program.
   torch._inductor.compile_fx post_grad_passes graph_order.post_grad_passes
-marks of dynamic dims of DTensors
-  # A mark demands a symbol for the size, and layouts consist of numbers: a program that runs without the mark would fail.
-  torch._dynamo mark_dynamic dynamo.mark
-  torch._dynamo.decorators mark_dynamic,mark_unbacked dynamo.mark
+marks of unbacked dims of DTensors
+  # A mark demands a size without a value, and layouts consist of numbers: a program that runs without the mark would fail.
+  torch._dynamo.decorators mark_unbacked dynamo.mark
 the error for DTensors under FakeTensorMode
   # Errors alone: these modes run before any key of ours, so that a kernel cannot say it.
   torch._subclasses.fake_tensor FakeTensorMode.__torch_dispatch__ fake_tensors.dispatch

@@ -1,0 +1,131 @@
+#include "runtime/tensor/symbolic_sizes.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace shardwise {
+namespace {
+
+SymbolHooks hooks;
+
+bool is_any_symbolic(c10::SymIntArrayRef sizes) {
+  return std::ranges::any_of(sizes, [](const c10::SymInt& size) { return size.is_symbolic(); });
+}
+
+Dims values_of(c10::SymIntArrayRef sizes) {
+  if (const auto numbers = c10::asIntArrayRefSlowOpt(sizes)) return Dims(*numbers);
+  return hooks.values(sizes);
+}
+
+bool is_whole(const Spec& spec, int64_t dim) {
+  return std::ranges::all_of(spec.placements(), [&](const Placement& each) {
+    return !each.divides() || (each.divided_dim() >= 0 && each.divided_dim() != dim);
+  });
+}
+
+/// Strides of `sizes`, with dims in the order in memory that `like` has: dense, except that dims of stride 0 keep it.
+template <class Size>
+std::vector<Size> ordered_strides(c10::ArrayRef<Size> sizes, c10::IntArrayRef like) {
+  std::vector<size_t> inner_first(sizes.size());
+  std::iota(inner_first.rbegin(), inner_first.rend(), 0);
+  std::ranges::stable_sort(inner_first, {}, [&](size_t dim) { return like[dim]; });
+  std::vector<Size> strides(sizes.size(), Size(0));
+  Size next(1);
+  for (const size_t dim : inner_first) {
+    if (like[dim] == 0) continue;
+    strides[dim] = next;
+    next = next * sizes[dim];
+  }
+  return strides;
+}
+
+/// True if the strides follow from the sizes and the order of the dims.
+bool are_ordered(const Spec& spec) {
+  const std::vector<int64_t> strides = ordered_strides(spec.sizes(), spec.strides());
+  for (int64_t dim = 0; dim < spec.dim(); ++dim)
+    if (spec.sizes()[dim] != 1 && strides[dim] != spec.strides()[dim]) return false;
+  return true;
+}
+
+}  // namespace
+
+std::unique_ptr<SymbolicSizes> symbolic_sizes_of(const Spec& spec, const Shards& pieces) {
+  if (pieces.size() != 1 || !is_any_symbolic(pieces[0].sym_sizes())) return nullptr;
+  const c10::SymIntArrayRef local = pieces[0].sym_sizes();
+  auto result = std::make_unique<SymbolicSizes>();
+  for (int64_t dim = 0; dim < spec.dim(); ++dim) {
+    const bool is_free = local[dim].is_symbolic() && is_whole(spec, dim);
+    if (local[dim].is_symbolic() && !is_free) fix_symbols(local.slice(dim, 1));
+    result->sizes.push_back(is_free ? local[dim] : c10::SymInt(spec.sizes()[dim]));
+    result->numel = result->numel * result->sizes.back();
+  }
+  if (are_ordered(spec)) {
+    result->strides = ordered_strides<c10::SymInt>(result->sizes, spec.strides());
+  } else {
+    fix_symbols(result->sizes);
+    for (const int64_t stride : spec.strides()) result->strides.emplace_back(stride);
+  }
+  return result;
+}
+
+bool has_symbols(const at::TensorBase& tensor) { return is_any_symbolic(tensor.sym_sizes()); }
+bool has_symbols(const Shards& pieces) {
+  return std::ranges::any_of(pieces, [](const at::Tensor& piece) { return has_symbols(piece); });
+}
+
+Dims sizes_of(const at::TensorBase& tensor) { return values_of(tensor.sym_sizes()); }
+Dims strides_of(const at::TensorBase& tensor) { return values_of(tensor.sym_strides()); }
+
+void fix_symbols(c10::SymIntArrayRef sizes) {
+  if (is_any_symbolic(sizes)) hooks.fix(sizes);
+}
+
+Shards without_symbols(const Shards& pieces) {
+  Shards result;
+  for (const at::Tensor& piece : pieces) result.push_back(has_symbols(piece) ? hooks.without_symbols(piece) : piece);
+  return result;
+}
+
+bool keep_symbols(const Shards& pieces, const Spec& from, const Spec& to) {
+  if (pieces.size() != 1 || from.boxes().size() != 1 || to.boxes().size() != 1) return false;
+  for (int64_t dim = 0; dim < from.dim(); ++dim)
+    if (pieces[0].sym_size(dim).is_symbolic() && !(is_whole(from, dim) && is_whole(to, dim))) return false;
+  return true;
+}
+
+SpecPtr with_whole_sizes(const SpecPtr& spec, c10::IntArrayRef sizes) {
+  if (spec->sizes().equals(sizes) || spec->sizes().size() != sizes.size()) return spec;
+  Dims own(spec->sizes());
+  for (int64_t dim = 0; dim < spec->dim(); ++dim)
+    if (is_whole(*spec, dim)) own[dim] = sizes[dim];
+  return Spec::intern(spec->mesh(), own, spec->placements().vec(), ordered_strides<int64_t>(own, spec->strides()), spec->dtype());
+}
+
+thread_local const KeepsSymbols* KeepsSymbols::current_ = nullptr;
+
+KeepsSymbols::KeepsSymbols(std::string op, size_t argument, std::vector<c10::SymInt> sizes)
+    : argument_{std::move(op), argument, std::move(sizes)}, before_(std::exchange(current_, this)) {}
+KeepsSymbols::~KeepsSymbols() { current_ = before_; }
+
+const SymbolicArgument* KeepsSymbols::argument_of(const std::string& op) {
+  return current_ && current_->argument_.op == op ? &current_->argument_ : nullptr;
+}
+
+c10::IValue with_symbols(const SymbolicArgument& argument, const Spec& spec, const c10::IValue& number) {
+  if (!number.isIntList()) return at::Scalar(argument.sizes[0]);
+  const Dims local = number.toDimVector();
+  std::vector<c10::SymInt> result;
+  for (size_t dim = 0; dim < local.size(); ++dim) {
+    const c10::SymInt& size = argument.sizes[dim];
+    const bool is_free = size.is_symbolic() && is_whole(spec, static_cast<int64_t>(dim));
+    if (size.is_symbolic() && !is_free) fix_symbols(size);
+    result.push_back(is_free ? size : c10::SymInt(local[dim]));
+  }
+  return c10::IValue(c10::SymIntArrayRef(result));
+}
+
+void set_symbol_hooks(const SymbolHooks& given) { hooks = given; }
+const SymbolHooks& symbol_hooks() { return hooks; }
+
+}  // namespace shardwise
