@@ -1,5 +1,7 @@
 #include "ops/indexing/window.h"
 
+#include "runtime/comm/tracing.h"
+
 #include <ATen/Functions.h>
 
 #include <algorithm>
@@ -92,6 +94,24 @@ at::Tensor indexed_first(const at::Tensor& self, c10::IntArrayRef dims) {
   return self.permute(order);
 }
 
+/// Writes the values whose indices are in the window. For graphs, in which no size may depend on values: one more place in the first indexed dim takes
+/// the others.
+void put_in_graph(const at::Tensor& self, const FoundAll& found, const at::Tensor& values, c10::IntArrayRef dims,
+                  bool accumulate) {
+  const int64_t n = self.size(dims[0]);
+  std::vector<at::Tensor> places = found.places;
+  places[0] = places[0].masked_fill(found.is_elsewhere, n);
+  std::vector<int64_t> sizes = self.sizes().vec();
+  sizes[dims[0]] = n + 1;
+  const at::Tensor padded = self.new_zeros(sizes), part = padded.narrow(dims[0], 0, n);
+  if (!accumulate) part.copy_(self);
+  padded.index_put_(listed(self.dim(), places, dims), values, accumulate);
+  if (accumulate)
+    self.add_(part);
+  else
+    self.copy_(part);
+}
+
 void scatter_whole(const at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim,
                    std::string_view mode, bool include_self) {
   if (mode.empty())
@@ -142,6 +162,7 @@ void put_window(const at::Tensor& self, at::TensorList indices, const at::Tensor
   }
   if (self.numel() == 0 || self.is_meta()) return;
   const FoundAll found(self, indices, dims, firsts, sizes, from_end);
+  if (is_tracing()) return put_in_graph(self, found, values, dims, accumulate);
   const at::Tensor is_here = found.is_elsewhere.logical_not(), here = is_here.reshape(-1).nonzero().view(-1);
   c10::List<std::optional<at::Tensor>> places;
   for (const at::Tensor& place : found.places)

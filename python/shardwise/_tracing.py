@@ -35,16 +35,11 @@ NO_SYMBOLS = (
     "has no effect on this dim of a DTensor: it is divided between ranks, or an operator needs its size. A call with another size makes another graph."
 )
 # Words of the errors that a tracer raises if the memory of a tensor is read.
-_NO_VALUES = ("data pointer", "doesn't have storage", "data_ptr")
-
-
-n_traced = 0  # operators so far
+_NO_VALUES = ("data pointer", "doesn't have storage", "data_ptr", "data is not allocated")
 
 
 def run_traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operator on traced DTensors. Raises NotImplementedError if it needs values."""
-    global n_traced
-    n_traced += 1
     register_steps()
     if any(isinstance(value, torch.SymInt) for value in args) and "Scalar" in func.overloadpacket.overloads() and func._overloadname == "Tensor":
         func = func.overloadpacket.Scalar  # which takes a symbol
@@ -203,15 +198,16 @@ def static(piece: torch.Tensor) -> torch.Tensor:
     return piece.view(shape) if piece.is_contiguous() else piece.as_strided(shape, strides)
 
 
+def divides(placements: Sequence[Any], dim: int, n_dims: int) -> bool:
+    """Whether a placement divides the dim between ranks."""
+    divided = (each for each in placements if not each.is_replicate() and not each.is_partial())
+    return any(not each.is_shard() or each.dim % n_dims == dim % n_dims for each in divided)
+
+
 def with_whole_symbols(piece: torch.Tensor, placements: Sequence[Any] | None) -> torch.Tensor:
     """`piece`, whose symbols are fixed if a placement divides a dim that has one."""
-
-    def divides_symbol(each: Any) -> bool:
-        if each.is_replicate() or each.is_partial():
-            return False
-        return not each.is_shard() or isinstance(piece.shape[each.dim], torch.SymInt)
-
-    return static(piece) if any(map(divides_symbol, placements or ())) else piece
+    symbolic = (dim for dim, size in enumerate(piece.shape) if isinstance(size, torch.SymInt))
+    return static(piece) if any(divides(placements or (), dim, piece.dim()) for dim in symbolic) else piece
 
 
 def fixed_symbols() -> int:

@@ -48,7 +48,8 @@ class LocalRun {
     const size_t n_pieces = leader_->boxes().size();
     is_flat_ = (propagation_.joined && leader_->is_member() && !writes_traced_pieces()) ||
                (propagation_.by_box && n_pieces > 1 && may_run_flat());
-    if (decision_.is_skipped)
+    const bool has_symbols = KeepsSymbols::is_active() && n_pieces == 1;  // the sizes of results follow from those of pieces
+    if (decision_.is_skipped && !has_symbols)
       run_without_elements();
     else if (n_pieces == 1 || is_flat_)
       run_only_piece();

@@ -16,6 +16,14 @@ size_t source_arg(const OpInfo& op) {
   return arg;
 }
 
+std::vector<int64_t> symbolic_dims_of(const DTensorImpl& tensor) {
+  std::vector<int64_t> dims;
+  if (const SymbolicSizes* const symbols = tensor.symbols())
+    for (size_t dim = 0; dim < symbols->sizes.size(); ++dim)
+      if (symbols->sizes[dim].is_symbolic()) dims.push_back(static_cast<int64_t>(dim));
+  return dims;
+}
+
 /// True after hide_memory().
 bool hides_memory(const DTensorImpl& traced) {
   const auto& pieces = traced.local_tensors();
@@ -61,7 +69,7 @@ void note_traced_view(const at::Tensor& view, const DTensorImpl& source, const O
   DTensorImpl& impl = *maybe_dtensor(view);
   auto path = c10::make_intrusive<ViewPath>();
   if (const auto known = path_of(source)) path->steps = known->steps;
-  path->steps.push_back({source.spec(), std::make_shared<const ViewCall>(op, args, output)});
+  path->steps.push_back({source.spec(), symbolic_dims_of(source), std::make_shared<const ViewCall>(op, args, output)});
   set_path(impl, path);
   if (hides_memory(source)) impl.set_storage_keep_dtype(source.storage());
 }
@@ -75,7 +83,10 @@ at::Tensor view_again(const at::Tensor& base, const at::Tensor& view) {
   const SpecPtr& spec = spec_of(base);
   const auto path = path_of(*maybe_dtensor(view));
   const auto is_of_base = [&](const ViewPath::Step& step) {
-    return with_whole_sizes(step.source, spec->sizes()) == spec;  // the graph may have been made for other sizes
+    Dims sizes(step.source->sizes());
+    if (sizes.size() != spec->sizes().size()) return false;
+    for (const int64_t dim : step.symbolic_dims) sizes[dim] = spec->sizes()[dim];
+    return with_whole_sizes(step.source, sizes) == spec;
   };
   const auto begin = path ? std::ranges::find_if(path->steps.rbegin(), path->steps.rend(), is_of_base)
                           : std::reverse_iterator<std::vector<ViewPath::Step>::iterator>();

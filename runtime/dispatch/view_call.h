@@ -39,6 +39,7 @@ class ViewCall {
 struct ViewPath final : c10::BackendMeta {
   struct Step {
     SpecPtr source;  // the layout of the tensor that is viewed
+    std::vector<int64_t> symbolic_dims;  // whose sizes may be others when the program runs
     std::shared_ptr<const ViewCall> call;
   };
   std::vector<Step> steps;

@@ -440,7 +440,7 @@ def groups_of_meshes(_):
 
 
 def marked_sizes(_):
-    """A mark of a size that becomes a DTensor's is ignored, with a warning: layouts consist of numbers."""
+    """A mark of a size that becomes that of a DTensor's divided dim is ignored, with a warning: layouts have numbers there."""
     torch._dynamo.reset()
     mesh = mesh_of()
 

@@ -29,6 +29,7 @@ CALLS = {
     "fake_tensors.dispatch": (None, torch.ops.aten.add.Tensor, (), (PLAIN, PLAIN), {}),
     "fake_tensors.dispatch_in_graph": (None, torch.ops.aten.add.Tensor, (), (PLAIN, PLAIN), {}),
     "dynamo.mark": (PLAIN, 0),
+    "compiled_programs.traced_again": (torch.fx.GraphModule({}, torch.fx.Graph()), [PLAIN]),
     "compiled_programs.view_of_base": (PLAIN, PLAIN, False),
     "compiled_programs.runtime_wrapper": (print,),
     "compiled_programs.check_operator": (None, torch.ops.aten.add.Tensor, (), (PLAIN, PLAIN), {}),

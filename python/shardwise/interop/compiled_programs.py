@@ -12,30 +12,38 @@ from shardwise.dtensor import DTensor
 from shardwise.interop.fake_tensors import has_values
 
 
-def traced_again(original: Any, *args: Any, **options: Any) -> Any:
+def traced_again(original: Any, program: Any, inputs: Any, *args: Any, **options: Any) -> Any:
     """Traces a program with DTensors again if its backward fixed a size: torch had counted the symbols of the results by then."""
+    if not _has_dtensors(program, inputs):
+        return original(program, inputs, *args, **options)
     divide = options.get("partition_fn")
-    n_fixed, n_traced = _tracing.fixed_symbols(), _tracing.n_traced
 
     def is_outdated() -> bool:
-        return _tracing.n_traced > n_traced and _tracing.fixed_symbols() > n_fixed
+        return _tracing.fixed_symbols() > n_fixed
 
     def check_and_divide(*arguments: Any, **settings: Any) -> Any:
         if is_outdated():
-            raise RuntimeError("a size was fixed")
+            raise RuntimeError("a size was fixed")  # caught below
         return divide(*arguments, **settings)
 
     if divide is not None:
         options["partition_fn"] = wraps(divide)(check_and_divide)
     while True:
+        n_fixed = _tracing.fixed_symbols()
         try:
-            result = original(*args, **options)
+            result = original(program, inputs, *args, **options)
             if not is_outdated():
                 return result
         except Exception:
             if not is_outdated():
                 raise
-        n_fixed = _tracing.fixed_symbols()
+
+
+def _has_dtensors(program: Any, inputs: Any) -> bool:
+    """Whether a program of torch.compile gets DTensors or makes some."""
+    nodes = program.graph.nodes if isinstance(program, torch.fx.GraphModule) else ()
+    makes = (getattr(node.target, "__module__", None) or "" for node in nodes if node.op == "call_function")
+    return any(isinstance(each, DTensor) for each in inputs) or any(name.startswith("shardwise.") for name in makes)
 
 
 def view_of_base(

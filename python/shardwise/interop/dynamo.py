@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C, forward_scope
 from shardwise._torch_versions import register_mesh
-from shardwise._tracing import NO_SYMBOLS, static, with_whole_symbols
+from shardwise._tracing import NO_SYMBOLS, divides, run_traced, static, with_whole_symbols
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.fsdp import unit
@@ -39,16 +39,24 @@ def register(dynamo: ModuleType) -> None:
             getattr(unit.Unit, name), reason="fully_shard gathers and frees parameters between graphs"
         )
         setattr(unit.Unit, name, disabled)
-    for hook in (forward_scope._enter, forward_scope._leave, unit._before_forward, unit._after_forward):
-        dynamo.eval_frame.skip_code(hook.__code__)
+    hooks = (forward_scope._enter, forward_scope._leave, unit._before_forward, unit._after_forward)
+    for function in (*hooks, run_traced):
+        dynamo.eval_frame.skip_code(function.__code__)
 
 
-def mark(original: Any, tensor: Any, *args: Any, **options: Any) -> None:
-    """Ignores a mark of a DTensor's sizes for unknown ones, and warns. `original`: mark_unbacked."""
-    if not isinstance(tensor, DTensor):
-        original(tensor, *args, **options)
-        return
-    warnings.warn(f"[{original.__name__}] {NO_SYMBOLS}", stacklevel=3)
+def mark(original: Any, tensor: Any, index: Any, *args: Any, **options: Any) -> None:
+    """Marks sizes, except those of a DTensor's divided dims, and those marked as unknown: these have no effect, and warn. `original`: mark_dynamic or
+    mark_unbacked."""
+    dims = [*index] if isinstance(index, (list, tuple)) else [index]
+    if isinstance(tensor, DTensor):
+        is_unknown = original.__name__ == "mark_unbacked"
+        kept = [dim for dim in dims if not is_unknown and not divides(tensor.placements, dim, tensor.dim())]
+        if len(kept) < len(dims):
+            warnings.warn(f"[{original.__name__}] {NO_SYMBOLS}", stacklevel=3)
+        if not kept:
+            return
+        index = kept if isinstance(index, (list, tuple)) else index  # torch calls itself for each of a list
+    original(tensor, index, *args, **options)
 
 
 def _of_real_mesh(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -65,9 +65,10 @@ torch.compile of functions with DTensors
 moves that a compiled program waits for late
   # Inductor's own passes move torch's collectives alone. Tried: its options for passes of others, which belong to the program.
   torch._inductor.compile_fx post_grad_passes graph_order.post_grad_passes
-marks of unbacked dims of DTensors
-  # A mark demands a size without a value, and layouts consist of numbers: a program that runs without the mark would fail.
-  torch._dynamo.decorators mark_unbacked dynamo.mark
+marks of dynamic dims of DTensors
+  # A mark demands a symbol for the size, and a layout has numbers for the dims that it divides: a program that runs without the mark would fail.
+  torch._dynamo mark_dynamic dynamo.mark
+  torch._dynamo.decorators mark_dynamic,mark_unbacked dynamo.mark
 the error for DTensors under FakeTensorMode
   # Errors alone: these modes run before any key of ours, so that a kernel cannot say it.
   torch._subclasses.fake_tensor FakeTensorMode.__torch_dispatch__ fake_tensors.dispatch

@@ -1,0 +1,241 @@
+"""Run by test_compiled_sizes.py under torchrun: compiled_sizes_program.py PART,PART FOLDER. Each part compiles programs and calls them with batches of
+four lengths. It compares results and gradients with the program as it is written, and counts the graphs."""
+
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torchrun import run_parts
+
+import shardwise as sw
+from shardwise import DTensor, Partial, Replicate, Shard
+from shardwise.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+LENGTHS = (5, 6, 7, 9)
+TWO, EACH = [1, 2, 2, 2], [1, 2, 3, 4]  # graphs after each call: one for the first length and one for all others, or one for each length
+
+
+def world_mesh():
+    return sw.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+
+
+def values(*sizes, seed=0, grad=True):
+    generator = torch.Generator().manual_seed(sum(sizes) + seed)
+    return (torch.rand(*sizes, generator=generator) - 0.5).requires_grad_(grad)
+
+
+def placed(*sizes, by, seed=0, grad=True):
+    mesh = world_mesh()
+    return sw.distribute_tensor(values(*sizes, seed=seed, grad=False), mesh, [by]).requires_grad_(grad)
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def expect(graphs, function, operands, *, backend="aot_eager", lengths=LENGTHS):
+    """Expects these numbers of graphs. `operands(n)`: those of a call with length n."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(function, backend=counter)
+    parameters = [*function.parameters()] if isinstance(function, nn.Module) else []
+    counts = []
+    for n in lengths:
+        sides = []
+        for each in (function, compiled):
+            given = operands(n)
+            results = each(*given)
+            results = results if isinstance(results, tuple) else (results,)
+            loss = sum(whole(result).pow(2).sum() for result in results if result.requires_grad)
+            leaves = [*given, *parameters] if isinstance(loss, torch.Tensor) else []
+            if leaves:
+                loss.backward()
+            gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+            sides.append([*results, *gradients])
+            for parameter in parameters:
+                parameter.grad = None
+        assert len(sides[0]) == len(sides[1])
+        for dense, result in zip(*sides, strict=True):
+            assert result.shape == dense.shape and result.stride() == dense.stride()
+            if isinstance(dense, DTensor):
+                assert result.placements == dense.placements
+            torch.testing.assert_close(whole(result.detach()), whole(dense.detach()))
+        counts.append(counter.frame_count)
+    assert counts == graphs, counts
+
+
+class Block(nn.Module):
+    def __init__(self, features=24):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(features), nn.Linear(features, 18), nn.Linear(18, features)
+        self.q, self.k, self.v, self.o = (nn.Linear(features, features) for _ in range(4))
+
+    def forward(self, x):
+        n_batch, length, _ = x.shape
+        q, k, v = (part(x).view(n_batch, length, -1, 4).transpose(1, 2) for part in (self.q, self.k, self.v))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        x = x + self.o(attended.reshape(n_batch, length, -1))
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+STYLES = {"up": ColwiseParallel, "down": RowwiseParallel, **dict.fromkeys("qkv", ColwiseParallel), "o": RowwiseParallel}
+
+
+def styled(module, plan):
+    torch.manual_seed(0)
+    module = module()
+    parallelize_module(module, world_mesh(), plan)
+    return module
+
+
+def styles(_):
+    block = styled(Block, {name: style() for name, style in STYLES.items()})
+    expect(TWO, block, lambda n: (values(2, n, 24),))
+    expect(TWO, block, lambda n: (values(n, 3, 24),))
+    expect(TWO, block, lambda n: (values(2, n, 24),), backend="inductor")
+    head = styled(lambda: nn.Sequential(nn.Linear(16, 7)), {"0": ColwiseParallel(output_layouts=Replicate())})
+    expect(TWO, head, lambda n: (values(2, n, 16),))
+
+
+def styles_that_divide_lengths(_):
+    """A length that is divided between ranks is a number of the layout."""
+    plan = {"0": SequenceParallel(), "1": ColwiseParallel(input_layouts=Shard(1))}
+    layers = styled(lambda: nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 18)), plan)
+    expect(EACH, layers, lambda n: (values(2, n, 16),))
+
+
+def lookups(_):
+    def ids(n):
+        return ((torch.arange(2 * n) * 7 % 21).reshape(2, n),)
+
+    for style in (RowwiseParallel, ColwiseParallel):
+        plan = {"0": style(input_layouts=Replicate(), output_layouts=Replicate()), "1": ColwiseParallel()}
+        layers = styled(lambda: nn.Sequential(nn.Embedding(21, 16, padding_idx=3), nn.Linear(16, 18)), plan)
+        expect(TWO, layers, ids)
+    expect(
+        TWO,
+        lambda at, table: F.embedding(at, table),
+        lambda n: (sw.distribute_tensor(*ids(n), world_mesh(), [Replicate()]), placed(21, 8, by=Shard(0))),
+    )
+
+
+def operators(_):
+    def of(by, function, *more):
+        expect(TWO, function, lambda n: (placed(4, n, 7, by=by), *more))
+
+    for by in (Replicate(), Shard(0), Shard(2)):  # of 7 features the ranks have different numbers
+        of(by, lambda x: (x * 2 + x.sigmoid()).relu())
+        of(by, lambda x: x.sum())
+        of(by, lambda x: x.mean(1))
+        of(by, lambda x: x.sum(1) / x.shape[1])
+        of(by, lambda x: x.softmax(1))
+        if by != Shard(2):  # a layer_norm over sharded features breaks the graph
+            of(by, lambda x: F.layer_norm(x, (7,)))
+        of(by, lambda x: F.rms_norm(x, (7,)))
+        of(by, lambda x: x.transpose(1, 2) * 2)
+        of(by, lambda x: x.clone().add_(1).mul_(x))
+        of(by, lambda x: x.to_local() * 2)
+        of(by, lambda x: x.full_tensor() * 2)
+        of(by, lambda x: x.view(4, x.shape[1], 7, 1) * 2)
+    of(Replicate(), lambda x: x.redistribute(placements=[Shard(2)]) * 2)
+    of(Shard(0), lambda x: x.redistribute(placements=[Shard(2)]) * 2)
+    of(Replicate(), lambda x, w: torch.relu(x @ w), placed(7, 6, by=Shard(1)))
+    of(Shard(2), lambda x, w: torch.relu(x @ w), placed(7, 6, by=Shard(0)))
+    of(Replicate(), lambda x, w, b: F.linear(x, w, b), placed(6, 7, by=Shard(0)), placed(6, by=Shard(0)))
+    expect(TWO, lambda x, y: x + y, lambda n: (placed(4, n, 7, by=Shard(2)), placed(n, 7, by=Shard(1))))
+    expect(TWO, lambda x: x.relu(), lambda n: (placed(1, n, 7, by=Shard(0)),))  # one rank has all elements
+
+
+def sizes_that_are_needed(_):
+    """A graph for each length, and right results."""
+    for function in (
+        lambda x: torch.cat([x, x], 1),
+        lambda x: x[:, 1:],
+        lambda x: x[:, -1],
+        lambda x: x.flatten(0, 1) * 2,
+        lambda x: x.new_zeros(x.shape[1], 3) + x.sum(),
+        lambda x: x.redistribute(placements=[Shard(1)]) * 2,
+    ):
+        expect(EACH, function, lambda n: (placed(4, n, 7, by=Shard(0)),))
+    expect(EACH, lambda x: x * 2, lambda n: (placed(n, 4, by=Shard(0)),))
+    expect(EACH, lambda x, y: x.expand(-1, y.shape[1], -1) * 2, lambda n: (placed(2, 1, 4, by=Shard(2)), placed(2, n, 4, by=Shard(2))))
+    expect([1, 2, 3, 3], lambda x: x * 2 if x.shape[1] > 6 else x * 3, lambda n: (placed(4, n, by=Shard(0)),))
+
+
+def local_tensors(_):
+    mesh = world_mesh()
+    for by, graphs in ((Replicate(), TWO), (Shard(2), TWO), (Partial(), TWO), (Shard(1), EACH)):
+        expect(
+            graphs,
+            lambda x, by=by: DTensor.from_local(x, mesh, [by]).redistribute(placements=[Replicate()]) * 2,
+            lambda n: (values(2, n, 4),),
+        )
+
+
+def returned_views_and_writes(_):
+    for view in (lambda x: x.transpose(0, 1), lambda x: x.view(x.shape[0], 2, 2), lambda x: x.detach(), lambda x: x.unsqueeze(0)):
+        torch._dynamo.reset()
+        compiled = torch.compile(view, backend="aot_eager")
+        for n in LENGTHS:
+            x = placed(n, 4, by=Shard(1), grad=False)
+            result, expected = compiled(x), view(x)
+            assert result.shape == expected.shape and result.stride() == expected.stride()
+            assert result.placements == expected.placements
+            x.add_(1)  # the result shares its memory
+            torch.testing.assert_close(result.full_tensor(), expected.full_tensor())
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x.mul_(2), backend="aot_eager")
+    for n in LENGTHS:
+        x, y = (placed(n, 4, by=Shard(1), grad=False) for _ in range(2))
+        compiled(x)
+        torch.testing.assert_close(x.full_tensor(), y.full_tensor() * 2)
+
+
+def marks(_):
+    """mark_dynamic makes the first graph one for all lengths. On a divided dim it has no effect, and warns."""
+    for dim, graphs in ((0, [1, 1, 1]), (1, [1, 2, 3])):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled, counts = torch.compile(lambda x: x * 2, backend=counter), []
+        for n in LENGTHS[:3]:
+            x = placed(n, 4, by=Shard(1), grad=False) if dim == 0 else placed(4, n, by=Shard(1), grad=False)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                torch._dynamo.mark_dynamic(x, dim)
+                torch.testing.assert_close(compiled(x).full_tensor(), x.full_tensor() * 2)
+            assert dim == 0 or any("[mark_dynamic] has no effect" in str(each.message) for each in caught)
+            counts.append(counter.frame_count)
+        assert counts == graphs, counts
+
+
+def two_mesh_dims(_):
+    mesh = sw.init_device_mesh("cpu", (2, 2))
+
+    def given(n):
+        x = sw.distribute_tensor(values(4, n, 7, grad=False), mesh, [Shard(0), Shard(2)]).requires_grad_()
+        w = sw.distribute_tensor(values(7, 6, grad=False), mesh, [Replicate(), Shard(0)]).requires_grad_()
+        return x, w
+
+    expect(TWO, lambda x, w: torch.relu(x @ w), given)
+
+
+PARTS = {
+    part.__name__: part
+    for part in (
+        styles,
+        styles_that_divide_lengths,
+        lookups,
+        operators,
+        sizes_that_are_needed,
+        local_tensors,
+        returned_views_and_writes,
+        marks,
+        two_mesh_dims,
+    )
+}
+
+
+if __name__ == "__main__":
+    run_parts(PARTS)
