@@ -31,9 +31,7 @@ _KEEP_SYMBOLS = frozenset(
 )  # fmt: skip
 # Operators with a list of sizes of the result, by the place of the argument.
 _SIZED = {"aten::view": 1, "aten::_unsafe_view": 1, "aten::expand": 1}
-NO_SYMBOLS = (
-    "has no effect on this dim of a DTensor: it is divided between ranks, or an operator needs its size. A call with another size makes another graph."
-)
+NO_SYMBOLS = "has no effect on this dim of a DTensor: it is divided between ranks, or an operator needs its size. A call with another size makes another graph."
 # Words of the errors that a tracer raises if the memory of a tensor is read.
 _NO_VALUES = ("data pointer", "doesn't have storage", "data_ptr", "data is not allocated")
 
@@ -41,7 +39,11 @@ _NO_VALUES = ("data pointer", "doesn't have storage", "data_ptr", "data is not a
 def run_traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operator on traced DTensors. Raises NotImplementedError if it needs values."""
     register_steps()
-    if any(isinstance(value, torch.SymInt) for value in args) and "Scalar" in func.overloadpacket.overloads() and func._overloadname == "Tensor":
+    if (
+        any(isinstance(value, torch.SymInt) for value in args)
+        and "Scalar" in func.overloadpacket.overloads()
+        and func._overloadname == "Tensor"
+    ):
         func = func.overloadpacket.Scalar  # which takes a symbol
     arguments = func._schema.arguments
     args = tuple(map(_operand, arguments, args))
@@ -84,7 +86,11 @@ def _keeps_symbols(func: torch._ops.OpOverload) -> bool:
 def _symbolic_number(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> int | None:
     """The place of the last number that is a symbol; None if there is none."""
     arguments = func._schema.arguments
-    places = [i for i, value in enumerate(args) if isinstance(value, torch.SymInt) and isinstance(arguments[i].type, torch.NumberType)]
+    places = [
+        i
+        for i, value in enumerate(args)
+        if isinstance(value, torch.SymInt) and isinstance(arguments[i].type, torch.NumberType)
+    ]
     return places[-1] if places else None
 
 
@@ -106,9 +112,15 @@ def _symbolic_sizes(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> list[
     return sizes if used and (is_backward or used <= known) else None
 
 
-def evaluated(sizes: Sequence[int | torch.SymInt], symbols: Sequence[int | torch.SymInt], values: Sequence[int]) -> list[int]:
+def evaluated(
+    sizes: Sequence[int | torch.SymInt], symbols: Sequence[int | torch.SymInt], values: Sequence[int]
+) -> list[int]:
     """`sizes` where the symbols have these values."""
-    known = {symbol.node.expr: value for symbol, value in zip(symbols, values, strict=True) if isinstance(symbol, torch.SymInt)}
+    known = {
+        symbol.node.expr: value
+        for symbol, value in zip(symbols, values, strict=True)
+        if isinstance(symbol, torch.SymInt)
+    }
     return [int(size.node.expr.xreplace(known)) if isinstance(size, torch.SymInt) else size for size in sizes]
 
 
@@ -259,7 +271,9 @@ def register_steps() -> None:
         for sizes, strides, dtype, device in _C.pieces_of_step(what):
             symbols = pieces[0].shape if len(pieces) == 1 else sizes
             if any(isinstance(size, torch.SymInt) for size in symbols):
-                sizes = [own if isinstance(own, torch.SymInt) else size for own, size in zip(symbols, sizes, strict=True)]
+                sizes = [
+                    own if isinstance(own, torch.SymInt) else size for own, size in zip(symbols, sizes, strict=True)
+                ]
                 order = sorted(range(len(sizes)), key=lambda dim: strides[dim], reverse=True)
                 made = torch.empty([sizes[dim] for dim in order], dtype=dtype, device=device)
                 results.append(made.permute([order.index(dim) for dim in range(len(sizes))]))

@@ -48,8 +48,7 @@ class LocalRun {
     const size_t n_pieces = leader_->boxes().size();
     is_flat_ = (propagation_.joined && leader_->is_member() && !writes_traced_pieces()) ||
                (propagation_.by_box && n_pieces > 1 && may_run_flat());
-    const bool has_symbols = KeepsSymbols::is_active() && n_pieces == 1;  // the sizes of results follow from those of pieces
-    if (decision_.is_skipped && !has_symbols)
+    if (decision_.is_skipped)
       run_without_elements();
     else if (n_pieces == 1 || is_flat_)
       run_only_piece();
@@ -186,16 +185,22 @@ class LocalRun {
     for (size_t piece = 0; piece < pieces.size(); ++piece) pieces[piece].copy_(written[piece]);
   }
 
-  /// Calls a subclass's operator even with no elements, because only the class can make its objects, which moves need. If it refuses,
-  /// outputs are filled.
+  /// Calls the operator of a subclass even with no elements, because only the class can make its objects, which moves need, and that of a tracer's
+  /// symbols, which become those of the results. If it refuses, outputs are filled.
   void run_without_elements() {
-    if (call_.subclass && leader_->boxes().size() == 1) try {
+    if ((call_.subclass || has_symbols()) && leader_->boxes().size() == 1) try {
         return run_only_piece();
       } catch (const std::exception& refusal) {
         taken_error(refusal);
         for (Shards& pieces : outputs_) pieces.clear();
       }
+    for (const BoundOperand& operand : call_.operands)
+      if (operand.impl && operand.impl->symbols()) fix_symbols(operand.impl->symbols()->sizes);
     fill_outputs();
+  }
+
+  bool has_symbols() const {
+    return std::ranges::any_of(call_.operands, [](const auto& each) { return each.impl && each.impl->symbols(); });
   }
 
   void run_piece(size_t piece) {
