@@ -28,7 +28,7 @@ std::shared_ptr<ModuleUnit> ModuleUnit::create(const std::vector<std::shared_ptr
     names.push_back(each[0].full_name());
     parameters.push_back(each[0].tensor());
     const auto placement = options.shard_placement_fn ? options.shard_placement_fn(parameters.back()) : std::nullopt;
-    along.push_back(placement.value_or(default_split(parameters.back())));
+    along.push_back(placement.value_or(default_split(parameters.back(), mesh)));
   }
   const MixedPrecisionPolicy& policy = options.mp_policy;
   const auto group = ParameterGroup::create(names, parameters, mesh, {policy.param_dtype, policy.reduce_dtype}, along);

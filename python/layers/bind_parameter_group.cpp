@@ -116,7 +116,7 @@ void bind_schedules(py::module_& module) {
 }  // namespace
 
 void bind_parameter_group(py::module_& module) {
-  module.def("default_split", &default_split, py::arg("parameter"));
+  module.def("default_split", &default_split, py::arg("parameter"), py::arg("mesh"));
   module.def("note_taken", &note_taken, py::arg("parameter"), py::arg("owner"));
   define_with_gil(module, "check_not_taken", &check_not_taken, py::arg("name"), py::arg("parameter"));
   bind_groups(module);

@@ -245,3 +245,17 @@ def test_experts_that_are_sharded_further(n_experts, n_ranks, dim):
         torch.testing.assert_close(full(model.experts.weight.grad), dense.experts.weight.grad, rtol=1e-4, atol=1e-5)
 
     run_ranks(2 * n_ranks, body)
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((6, 1, 8), 2), ((6, 2, 8), 1), ((6, 1, 1), 1), ((6,), 0)])
+def test_the_split_of_experts_that_are_divided_into_given_sizes(shape, dim):
+    """Dim 0 has no default: the other dim that gives the most ranks a part is split."""
+
+    def body(rank):
+        grid = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
+        placement = Shard(0, sizes=[4, 2])
+        weight = sw.distribute_tensor(torch.ones(shape), grid["ep"], [placement], src_data_rank=None)
+        assert sw._C.default_split(weight, grid["dp"]) == Shard(dim)
+        assert sw._C.default_split(torch.ones(1, 8), grid["dp"]) == Shard(0)
+
+    run_ranks(4, body)

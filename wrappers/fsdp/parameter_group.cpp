@@ -73,7 +73,7 @@ std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<std::st
   const DataMesh data = data_mesh(mesh, parameters);
   std::vector<ShardedParameter> split;
   for (size_t i = 0; i < parameters.size(); ++i)
-    split.emplace_back(names[i], parameters[i], data, along.empty() ? default_split(parameters[i]) : along[i]);
+    split.emplace_back(names[i], parameters[i], data, along.empty() ? default_split(parameters[i], mesh) : along[i]);
   std::vector<at::Tensor> sharded;
   for (size_t i = 0; i < parameters.size(); ++i) sharded.push_back(split[i].part_of(parameters[i]));
   std::shared_ptr<ParameterGroup> result(

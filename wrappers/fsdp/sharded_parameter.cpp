@@ -104,12 +104,19 @@ DataMesh data_mesh(const MeshPtr& mesh, const std::vector<at::Tensor>& parameter
   return {mesh, root ? root : mesh->root()};
 }
 
-Placement default_split(const at::Tensor& parameter) {
-  for (int64_t dim = 0; is_dtensor(parameter) && dim < parameter.dim(); ++dim)
-    if (std::ranges::all_of(spec_of(parameter)->placements(),
-                            [&](const Placement& each) { return each.split_dim() != dim || each.is_chunk(); }))
-      return Placement::shard(dim);
-  return Placement::shard(0);
+Placement default_split(const at::Tensor& parameter, const MeshPtr& mesh) {
+  const auto* impl = maybe_dtensor(parameter);
+  const int64_t n_ranks = mesh->size(mesh->ndim() - 1);
+  const auto n_parts = [&](int64_t dim) {
+    const bool has_given_sizes = impl && std::ranges::any_of(impl->spec()->placements(), [&](const Placement& each) {
+                                   return each.split_dim() == dim && !each.is_chunk();
+                                 });
+    return has_given_sizes ? 0 : dim == 0 ? n_ranks : std::min(parameter.size(dim), n_ranks);
+  };
+  int64_t chosen = 0;
+  for (int64_t dim = 1; dim < parameter.dim(); ++dim)
+    if (n_parts(dim) > n_parts(chosen)) chosen = dim;
+  return Placement::shard(chosen);
 }
 
 ShardedParameter::ShardedParameter(const std::string& name, const at::Tensor& parameter, const DataMesh& data,

@@ -45,8 +45,9 @@ struct Split {
   at::Tensor slice(const at::Tensor& whole, int64_t index, int64_t n_slices) const;
 };
 
-/// The split of a parameter for which none is given: along its first dim that is not divided into given sizes, else along dim 0.
-Placement default_split(const at::Tensor& parameter);
+/// The split of a parameter for which none is given: along dim 0. If that is divided into given sizes: along the dim without given sizes that gives the
+/// most ranks a part, the first of equals. `mesh`: its last dim shards.
+Placement default_split(const at::Tensor& parameter, const MeshPtr& mesh);
 
 class ShardedParameter {
  public:

@@ -93,7 +93,7 @@ def fully_shard(
                 f"[fully_shard] {type(each).__name__} is fully sharded already. Call fully_shard once per module."
             )
     found = _parameters(modules, ignored_params or set())
-    along = [_along(name, places, shard_placement_fn) for name, places in found]
+    along = [_along(name, places, mesh, shard_placement_fn) for name, places in found]
     inner = units_of(chain.from_iterable(each.modules() for each in modules))
     Unit(modules, found, along, mesh, mp_policy or MixedPrecisionPolicy(), settings)
     for contained in inner:
@@ -120,7 +120,7 @@ def _modules(module: object) -> list[nn.Module]:
     return list(dict.fromkeys(modules))
 
 
-def _along(name: str, places: Places, shard_placement_fn: Callable[[Any], Any] | None) -> Placement:
+def _along(name: str, places: Places, mesh: Any, shard_placement_fn: Callable[[Any], Any] | None) -> Placement:
     (module, key), *_ = places
     parameter: Any = module._parameters[key]
     placement = None if shard_placement_fn is None else shard_placement_fn(parameter)
@@ -129,7 +129,7 @@ def _along(name: str, places: Places, shard_placement_fn: Callable[[Any], Any] |
             f"[fully_shard] shard_placement_fn returned {type(placement).__name__} for {name}. Return Shard(dim), or None for Shard(0); for "
             "another mesh call fully_shard on the module that has the parameter."
         )
-    return _C.default_split(parameter) if placement is None else placement
+    return _C.default_split(parameter, mesh) if placement is None else placement
 
 
 def _check_policies(mp_policy: object, offload_policy: object) -> None:
