@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/support/kernels.h"
+#include "runtime/dispatch/plain_operand.h"
 
 #include <type_traits>
 
@@ -18,6 +19,8 @@ void find_mesh(const at::Tensor& operand, MeshPtr& mesh);
 void find_mesh(const c10::List<std::optional<at::Tensor>>& operands, MeshPtr& mesh);
 template <class Value>
 void find_mesh(const Value&, MeshPtr&) {}
+template <class Value>
+void keep_distributed(const Value&) {}
 
 template <auto kernel, bool keeps_history>
 struct PlainSelf;
@@ -32,6 +35,7 @@ struct PlainSelf<kernel, keeps_history> {
     (find_mesh(rest, mesh), ...);
     at::Tensor replica = replica_of_plain(name, self, mesh, keeps_history);
     if constexpr (std::is_reference_v<Return>) {
+      (keep_distributed(rest), ...);
       kernel(replica, rest...);
       return const_cast<at::Tensor&>(static_cast<const at::Tensor&>(self));
     } else {

@@ -84,7 +84,7 @@ void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg, const Me
   if (objection) check_not_traced(op.name.c_str());  // outside the graph its forward may allow it
   // ValueError, not TypeError: torch's arithmetic takes a TypeError for "not implemented" and drops its text.
   SW_CHECK_VALUE(!objection, "[{}] {}", op.name, *objection);
-  if (mesh->is_member() && records(plain)) keep_gradient_plain(plain);
+  if (mesh->is_member() && records(plain)) keep_gradient_kind(plain);
 }
 
 ImplicitReplication::ImplicitReplication() : outer_(implicit_replication) { implicit_replication = true; }

@@ -48,9 +48,11 @@ class ImplicitReplication {
   bool outer_;
 };
 
-/// From now on `plain` gets plain gradients, whole on every rank, even if torch's derivative formulas give distributed ones. Costs nothing
-/// in the forward, and the replication of the gradient in the backward. Further calls for the same tensor do nothing.
-/// Pre: autograd records operations on `plain`.
-void keep_gradient_plain(const at::Tensor& plain);
+/// From now on `tensor` gets gradients of its own kind, even if torch's derivative formulas give others: a plain tensor whole ones on every rank, and a
+/// DTensor distributed ones, with plain gradients as replicas. Costs nothing in the forward, and the replication of a distributed gradient in the
+/// backward. Further calls for the same tensor do nothing. Pre: autograd records operations on `tensor`.
+void keep_gradient_kind(const at::Tensor& tensor);
+/// The same for an operand of a write to a plain tensor. Does nothing if it is plain, or if autograd does not record it.
+void keep_distributed(const at::Tensor& operand);
 
 }  // namespace shardwise

@@ -3,7 +3,6 @@
 #include "placements/placement_list.h"
 #include "runtime/api/gradients.h"
 #include "runtime/dispatch/bound_call.h"
-#include "runtime/dispatch/gradient_layout.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/rules/rule.h"
 #include "text/check.h"
@@ -21,32 +20,35 @@ class ArgumentPreparation {
       : op_(op), args_(stack.end() - static_cast<std::ptrdiff_t>(op.n_args()), stack.end()) {}
 
   void run() {
+    for_each_tensor([&](const at::Tensor& tensor, size_t arg, size_t index) { prepare_tensor(tensor, arg, index); });
+    // torch's formulas take the gradients of all operands from that of the plain result.
+    if (writes_plain_) for_each_tensor([](const at::Tensor& tensor, size_t, size_t) { keep_distributed(tensor); });
+  }
+
+ private:
+  template <class Visit>
+  void for_each_tensor(const Visit& visit) const {
     for (size_t i = 0; i < args_.size(); ++i) {
       if (args_[i].isTensor()) {
-        prepare_tensor(args_[i].toTensor(), i, 0);
+        visit(args_[i].toTensor(), i, 0);
       } else if (args_[i].isTensorList() || args_[i].isOptionalTensorList()) {
         const size_t n = args_[i].toListRef().size();
         for (size_t j = 0; j < n; ++j)
-          if (const c10::IValue& element = args_[i].toListRef()[j]; element.isTensor())
-            prepare_tensor(element.toTensor(), i, j);
+          if (const c10::IValue& element = args_[i].toListRef()[j]; element.isTensor()) visit(element.toTensor(), i, j);
       }
     }
   }
 
- private:
   void prepare_tensor(const at::Tensor& tensor, size_t arg, size_t index) {
     if (!tensor.defined()) return;
     auto* impl = maybe_dtensor(tensor);
     if (!impl && !stays_plain(tensor, arg)) impl = replicate(tensor, arg, index);
     if (first_ == op_.n_args()) first_ = arg;
     if (!impl) {
-      if (records(tensor)) keep_gradient_plain(tensor);
+      if (records(tensor)) keep_gradient_kind(tensor);
       return;
     }
-    if (impl->view_link()) [[unlikely]]
-      impl->refresh();
-    if (wants_gradient_layout(*impl)) [[unlikely]]
-      lay_out_gradient(*impl);
+    prepare_operand(*impl);
     if (op_.args[arg].is_written && !takes_expanded(*impl))
       check_writable(op_.name, impl->spec()->sizes(), impl->spec()->strides());
   }
@@ -88,6 +90,7 @@ class ArgumentPreparation {
     TORCH_INTERNAL_ASSERT(neighbour, "[", op_.name, "] reached Shardwise without a distributed tensor");
     const auto& mesh = neighbour->spec()->mesh();
     check_plain(op_, plain, arg, mesh);
+    writes_plain_ |= op_.args[arg].is_written;
     auto spec =
         Spec::intern(mesh, plain.sizes(), std::vector<Placement>(mesh->ndim()), plain.strides(), plain.scalar_type());
     const at::Tensor replica = wrap(std::move(spec), mesh->is_member() ? Shards{plain} : Shards{});
@@ -98,6 +101,7 @@ class ArgumentPreparation {
   const OpInfo& op_;
   const std::span<c10::IValue> args_;
   size_t first_ = op_.n_args();  // the first argument with a tensor
+  bool writes_plain_ = false;
 };
 
 }  // namespace

@@ -235,6 +235,42 @@ def test_plain_operands_of_arithmetic_get_plain_gradients():
     on_ranks(check)
 
 
+PLACES = torch.arange(12).view(4, 3) % 4
+WRITES = {
+    "add_": lambda x, y: x.add_(y),
+    "copy_": lambda x, y: x.copy_(y),
+    "addmm_": lambda x, y: x.addmm_(torch.eye(4), y),
+    "a row": lambda x, y: x[1].copy_(y[2]),
+    "index_put_": lambda x, y: x.index_put_((PLACES[:, 0],), y),
+    "scatter_add_": lambda x, y: x.scatter_add_(0, PLACES, y),
+    "_foreach_mul_": lambda x, y: torch._foreach_mul_([x], [y]),
+}
+
+
+@pytest.mark.parametrize("placement", [Shard(1), Shard(0), Replicate()], ids=str)
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_operands_of_writes_to_plain_tensors_get_distributed_gradients(write, placement):
+    of_plain, of_operand = torch.linspace(-1, 1, 12).view(4, 3), torch.linspace(1, 2, 12).view(4, 3)
+    expected = [each.clone().requires_grad_() for each in (of_plain, of_operand)]
+    written = expected[0] * 1
+    write(written, expected[1])
+    written.sin().sum().backward()
+
+    def check(mesh):
+        for is_leaf in (True, False):
+            plain = of_plain.clone().requires_grad_()
+            operand = sw.distribute_tensor(of_operand, mesh, [placement], src_data_rank=None).requires_grad_()
+            written = plain * 1
+            with sw.implicit_replication():
+                write(written, operand if is_leaf else operand * 1)
+            written.sin().sum().backward()
+            assert operand.grad.placements == (placement,)
+            torch.testing.assert_close(operand.grad.full_tensor(), expected[1].grad)
+            torch.testing.assert_close(plain.grad, expected[0].grad)
+
+    on_ranks(check)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("placement", [Shard(1), Shard(0), Replicate()], ids=str)
 def test_plain_parameters_of_a_layer_norm_get_plain_gradients(placement, dtype):
