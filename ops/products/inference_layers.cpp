@@ -3,6 +3,7 @@
 // If only batches are sharded, each rank calls torch's operator on its own batches. For all other layouts the operators are composed of the ones that
 // the layers call in training, and send the same messages.
 #include "ops/families.h"
+#include "ops/support/batch_pieces.h"
 #include "ops/support/kernels.h"
 #include "ops/support/maybe_tensor.h"
 #include "runtime/api/dtensor.h"
@@ -30,41 +31,33 @@ enum MaskType : int64_t {
   kOfHeads = 2
 };  // [queries, keys], [batch, keys], [batch, heads, queries, keys]
 
-bool is_whole(const Tensor& tensor) { return is_dtensor(tensor) && spec_of(tensor)->layout().is_replicated(); }
-
-/// A call whose ranks each have their own batches, [batch, length, features], and all weights.
+/// A call whose ranks each have their own batches, [batch, length, features], and all weights. Ranks outside of the mesh take the same way.
 class BatchCall {
  public:
   BatchCall(const Tensor& source, std::initializer_list<Tensor> weights, const MaybeTensor& mask, bool is_mask_whole) {
-    if (!is_dtensor(source) || source.dim() != 3) return;
+    if (!has_batch_piece(source, 0)) return;
     const SpecPtr& spec = spec_of(source);
-    const auto is_of_class = [](const Tensor& tensor) { return maybe_dtensor(tensor)->holds_subclass(); };
-    if (!spec->is_member() || spec->boxes().size() != 1 || is_of_class(source) ||
-        !std::ranges::all_of(spec->placements(),
-                             [](const Placement& p) { return p.split_dim() == 0 || p.is_whole(); }) ||
-        !std::ranges::all_of(weights, [&](const Tensor& weight) {
-          return is_whole(weight) && spec_of(weight)->mesh() == spec->mesh() && !is_of_class(weight);
-        }))
-      return;
+    if (!std::ranges::all_of(weights, [&](const Tensor& weight) { return has_whole_piece(weight, *spec); })) return;
     if (is_given(mask)) {
       if (!is_dtensor(*mask) && objection_to_plain(*mask, OperandRole::kSelection, spec->mesh())) return;
       const Tensor laid_out = replica_of(*mask, spec->mesh());
       if (spec_of(laid_out)->mesh() != spec->mesh()) return;
-      mask_ =
-          piece(redistribute(laid_out, is_mask_whole ? Placements(spec->mesh()->ndim()) : spec->placements().vec()));
+      mask_ = redistribute(laid_out, is_mask_whole ? Placements(spec->mesh()->ndim()) : spec->placements().vec());
     }
     spec_ = spec;
   }
 
   explicit operator bool() const { return spec_ != nullptr; }
-  const MaybeTensor& mask() const { return mask_; }
+  bool has_piece() const { return spec_->is_member(); }
+  MaybeTensor mask() const { return is_given(mask_) ? MaybeTensor(piece(*mask_)) : std::nullopt; }
   static const Tensor& piece(const Tensor& tensor) { return maybe_dtensor(tensor)->shards()[0]; }
-  /// The whole of a result whose dim 0 is the batch.
-  Tensor whole(const Tensor& piece) const {
-    Dims sizes(piece.sizes());
-    sizes[0] = spec_->sizes()[0];
-    return from_pieces({piece}, Spec::intern(spec_->mesh(), sizes, spec_->placements().vec(), row_major_strides(sizes),
-                                             piece.scalar_type()));
+  /// The whole of a result of `sizes` whose dim 0 is the batch. `piece`: undefined if the rank has no batches.
+  Tensor whole(const Tensor& piece, const Dims& sizes) const {
+    const SpecPtr spec =
+        Spec::intern(spec_->mesh(), sizes, spec_->placements().vec(), row_major_strides(sizes), spec_->dtype());
+    if (!has_piece()) return from_pieces({}, spec);
+    const auto options = at::device(spec_->mesh()->device()).dtype(spec->dtype());
+    return from_pieces({piece.defined() ? piece : at::empty(spec->boxes()[0].sizes, options)}, spec);
   }
 
  private:
@@ -132,16 +125,16 @@ Two multi_head_attention(const Tensor& query, const Tensor& key, const Tensor& v
   const bool is_same = query.is_same(key) && key.is_same(value);
   if (is_same) {
     if (const BatchCall call(query, {in, in_bias, out, out_bias}, mask, type == kOfPairs); call) {
-      const Tensor& source = call.piece(query);
-      auto [result, shares] = at::_native_multi_head_attention(
-          source, source, source, embed_dim, n_heads, call.piece(in), call.piece(in_bias), call.piece(out),
-          call.piece(out_bias), call.mask(), needs_weights, averages, mask_type);
-      if (needs_weights && !shares.defined()) {  // the batch is empty
-        Dims sizes{0, n_heads, query.size(1), query.size(1)};
-        if (averages) sizes.erase(sizes.begin() + 1);
-        shares = at::empty(sizes, source.options());
+      Tensor result, shares;
+      if (call.has_piece()) {
+        const Tensor& source = call.piece(query);
+        std::tie(result, shares) = at::_native_multi_head_attention(
+            source, source, source, embed_dim, n_heads, call.piece(in), call.piece(in_bias), call.piece(out),
+            call.piece(out_bias), call.mask(), needs_weights, averages, mask_type);
       }
-      return {call.whole(result), shares.defined() ? call.whole(shares) : shares};
+      Dims of_shares{query.size(0), n_heads, query.size(1), query.size(1)};
+      if (averages) of_shares.erase(of_shares.begin() + 1);
+      return {call.whole(result, Dims(query.sizes())), needs_weights ? call.whole(shares, of_shares) : Tensor()};
     }
   }
   const Projections weights{in, in_bias, out, out_bias, n_heads};
@@ -162,10 +155,13 @@ Tensor encoder_layer(const Tensor& source, int64_t embed_dim, int64_t n_heads, c
           mask, mask_type == kOfPairs);
       call) {
     const auto piece = BatchCall::piece;
-    return call.whole(at::_transformer_encoder_layer_fwd(
-        piece(source), embed_dim, n_heads, piece(in), piece(in_bias), piece(out), piece(out_bias), use_gelu, norm_first,
-        eps, piece(norm_1), piece(norm_bias_1), piece(norm_2), piece(norm_bias_2), piece(hidden), piece(hidden_bias),
-        piece(back), piece(back_bias), call.mask(), mask_type));
+    const auto result = [&] {
+      return at::_transformer_encoder_layer_fwd(
+          piece(source), embed_dim, n_heads, piece(in), piece(in_bias), piece(out), piece(out_bias), use_gelu,
+          norm_first, eps, piece(norm_1), piece(norm_bias_1), piece(norm_2), piece(norm_bias_2), piece(hidden),
+          piece(hidden_bias), piece(back), piece(back_bias), call.mask(), mask_type);
+    };
+    return call.whole(call.has_piece() ? result() : Tensor(), Dims(source.sizes()));
   }
   const auto normed = [&](const Tensor& rows, const Tensor& weight, const Tensor& bias) {
     return at::layer_norm(rows, {embed_dim}, weight, bias, eps);

@@ -4,13 +4,12 @@
 // and backward. The gradients of weights are then Partial sums. All other calls run as torch's composition of operators. Calls with dropout are such,
 // so that random numbers are the same on any number of ranks.
 #include "ops/families.h"
-#include "ops/support/derivative.h"
+#include "ops/support/batch_pieces.h"
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/event_stream.h"
 #include "runtime/dispatch/dispatch.h"
-#include "runtime/dispatch/gradient_layout.h"
-#include "runtime/tensor/traced_pieces.h"
+#include "runtime/dispatch/prepare_arguments.h"
 
 #include <ATen/autocast_mode.h>
 
@@ -23,14 +22,6 @@ using at::Tensor;
 
 /// Arguments of a layer, by place. The states are a list for an LSTM, and one tensor for others.
 constexpr int kInput = 0, kStates = 1, kWeights = 2, kLayers = 4, kDropout = 5, kTrain = 6, kBatchFirst = 8, kEnd = 9;
-
-/// True if the rank's only piece can stand for the tensor in torch's layer. False on meta and in graphs, where operators are counted and traced.
-bool has_plain_piece(const Tensor& tensor, const Spec& input) {
-  const DTensorImpl& impl = *maybe_dtensor(tensor);
-  const Spec& spec = *impl.spec();
-  return spec.mesh() == input.mesh() && spec.dtype() == input.dtype() && spec.layout().has_one_box_each() &&
-         !impl.holds_subclass() && !impl.device().is_meta() && !is_traced(impl.local_tensors()) && !has_tangent(tensor);
-}
 
 /// True if each rank of the world gets a result from torch's layer, and with it the dtype. Under autocast a rank without batches does not. The answer is
 /// the same on all ranks, so that they choose alike.
@@ -51,9 +42,7 @@ bool fit(const Tensor& input, const std::vector<Tensor>& states, const std::vect
 }
 
 Tensor piece_of(const Tensor& tensor, const Placements& of_gradient) {
-  DTensorImpl& impl = *maybe_dtensor(tensor);
-  if (impl.view_link()) impl.refresh();
-  if (wants_gradient_layout(impl)) lay_out_gradient(impl);
+  prepare_operand(*maybe_dtensor(tensor));
   return to_piece(tensor, of_gradient);
 }
 
@@ -74,18 +63,14 @@ bool run_on_batches(const c10::OperatorHandle& op, const MeshPtr& mesh, torch::j
   const Placements placements = spec.placements().vec();
   const Placements of_states = renumbered(placements, [](int64_t) { return 1; });
   const int64_t batch_dim = args[kBatchFirst].toBool() ? 0 : 1;
-  const auto divides_batches = [&](const Placement& each) { return each.is_whole() || each.split_dim() == batch_dim; };
-  const auto is_replica = [&](const Tensor& tensor) {
-    return has_plain_piece(tensor, spec) && spec_of(tensor)->layout().is_replicated();
-  };
+  const auto is_replica = [&](const Tensor& tensor) { return has_whole_piece(tensor, spec); };
   const auto is_placed = [&](const Tensor& state) { return spec_of(state)->placements() == c10::ArrayRef(of_states); };
   const auto is_state = [&](const Tensor& tensor) {
     return tensor.dim() == 3 && tensor.size(1) == input.size(batch_dim) &&
            (is_replica(tensor) || (has_plain_piece(tensor, spec) && is_placed(tensor)));
   };
-  if (spec.dim() != 3 || !has_plain_piece(input, spec) || !std::ranges::all_of(placements, divides_batches) ||
-      !std::ranges::all_of(weights, is_replica) || !std::ranges::all_of(states, is_state) ||
-      !fit(input, states, weights) || !every_rank_gets_a_result(spec))
+  if (!has_batch_piece(input, batch_dim) || !std::ranges::all_of(weights, is_replica) ||
+      !std::ranges::all_of(states, is_state) || !fit(input, states, weights) || !every_rank_gets_a_result(spec))
     return false;
 
   Placements of_weights = placements;

@@ -10,6 +10,7 @@ from torch import nn
 
 import shardwise as sw
 from shardwise import Replicate, Shard
+from shardwise.testing import run_ranks
 
 LENGTH, WIDTH, HEADS = 6, 16, 4
 RAGGED = Shard(0, sizes=[1, 0, 3, 1])
@@ -177,3 +178,32 @@ def test_the_operators_of_torchs_fast_paths_are_dense():
                     torch.testing.assert_close(function(given, placed).full_tensor(), function(x, weights))
 
     on_ranks(check)
+
+
+@pytest.mark.parametrize("placement", [Shard(0, sizes=[1, 4]), Shard(0, sizes=[0, 5]), Replicate()], ids=str)
+@pytest.mark.parametrize("mask", ["no mask", "pairs", "keys"])
+def test_ranks_outside_the_mesh_choose_the_same_way(mask, placement):
+    encoder = made(LAYERS["relu"])
+    attention = made(lambda: nn.MultiheadAttention(WIDTH, HEADS, batch_first=True))
+    names = {"attn_mask": "src_mask", "key_padding_mask": "src_key_padding_mask"}
+
+    def body(rank):
+        mesh = sw.DeviceMesh("cpu", [2, 0])
+        x = sw.distribute_tensor(source(), mesh, [placement], src_data_rank=None)
+        ours, results = [placed(layer, mesh, None) for layer in (encoder, attention)], []
+        masks = {
+            key: sw.distribute_tensor(value, mesh, [Replicate()], src_data_rank=None)
+            for key, value in MASKS[mask].items()
+        }
+
+        def call():
+            results.append(ours[0](x, **{names[key]: value for key, value in masks.items()}))
+            results.extend(ours[1](x, x, x, average_attn_weights=False, **masks))
+
+        with torch.inference_mode():
+            operators = [operator.op for operator in sw.explain(call)]
+        layouts = [(each.placements, each.shape, each.stride(), each.dtype) for each in results]
+        return operators, layouts
+
+    found = run_ranks(3, body)
+    assert found[0] == found[1] == found[2]
