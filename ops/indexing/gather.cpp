@@ -9,6 +9,7 @@
 #include "ops/indexing/index_grad.h"
 #include "ops/indexing/index_operand.h"
 #include "ops/indexing/window.h"
+#include "ops/support/by_rule.h"
 #include "ops/support/derivative.h"
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
@@ -112,9 +113,10 @@ void localize_gather(const LocalCall& local, std::vector<c10::IValue>& args) {
 
 // Derivatives: gather's is scatter, and the reverse.
 
-at::Tensor lookup(const at::Tensor& self, const at::Tensor& index, int64_t dim) {
-  const at::Tensor result = below_derivatives([&] { return call_gather(self, index, dim); });
-  carry_tangent(self, result, [&](const at::Tensor& tangent) { return lookup(tangent, index, dim); });
+/// `moved`: `self` or its values in another layout, which the lookup reads.
+at::Tensor lookup(const at::Tensor& self, const at::Tensor& index, int64_t dim, const at::Tensor& moved) {
+  const at::Tensor result = below_derivatives([&] { return call_gather(moved, index, dim); });
+  carry_tangent(self, result, [&](const at::Tensor& tangent) { return lookup(tangent, index, dim, tangent); });
   return with_derivative(self, result, {index}, "GatherBackward",
                          [source = spec_of(self), dim](const at::Tensor& grad, const variable_list& saved) {
                            return gather_grad(grad, saved[0], source, dim);
@@ -123,7 +125,7 @@ at::Tensor lookup(const at::Tensor& self, const at::Tensor& index, int64_t dim) 
 
 at::Tensor differentiable_gather(const at::Tensor& self, const at::Tensor& index, int64_t dim, int64_t /*first*/,
                                  int64_t /*size*/) {
-  return lookup(self, index, dim);
+  return lookup(self, index, dim, self);
 }
 
 // aten's operators. index may be smaller than self in other dims, and src larger than index: they are sliced.
@@ -145,8 +147,16 @@ at::Tensor gather(const at::Tensor& self, int64_t dim, const at::Tensor& index, 
   at::Tensor places = at_least_1d(index_operand("aten::gather", index, spec_of(self)->mesh()));
   if (index.numel() == 0) places = places.to(at::kLong);
   const at::Tensor source = at_least_1d(self);
-  if (is_integer(places)) places = checked_positions("aten::gather", places, along, source.size(along));
-  const at::Tensor found = call_gather(sliced_to(source, places.sizes(), along), places, along);
+  const at::Tensor part = sliced_to(source, places.sizes(), along);
+  at::Tensor moved = part;
+  if (is_integer(places)) {
+    static const ByRule rule("shardwise::gather");
+    const int64_t size = source.size(along);
+    const auto layouts = rule.layouts(part, places, along, int64_t{0}, size);
+    const auto operands = moved_in_range("aten::gather", {part, places}, layouts, along, size);
+    moved = operands[0], places = operands[1];
+  }
+  const at::Tensor found = moved.is_same(part) ? call_gather(part, places, along) : lookup(part, places, along, moved);
   return index.dim() == 0 ? found.squeeze(0) : found;
 }
 
@@ -178,17 +188,33 @@ struct Scatter {
     return std::move(*this);
   }
 
-  /// The index, checked. `stays`: `self` does not move. The scatter then needs the whole index on the mesh dims that do not shard another dim of `self`.
-  /// So the index is gathered first, and the check of what all ranks have sends nothing.
-  at::Tensor positions(const at::Tensor& self, bool stays) const {
-    if (!is_integer(index)) return index;
+  /// `self` (if it does not stay), the index and src as the scatter takes them; the index is checked. `stays`: `self` does not move. The scatter then
+  /// needs index and src as `self` is sharded, and whole on the mesh dims that shard no other dim of `self`. So the index is gathered there first, and
+  /// the check of what all ranks have sends nothing.
+  std::vector<at::Tensor> operands(const at::Tensor& self, bool stays) const {
+    std::vector<at::Tensor> result{self, index, src};
+    if (!is_integer(index)) return result;
     const CommScope scope("aten::scatter");
-    Placements placements = spec_of(index)->placements().vec();
-    for (size_t m = 0; stays && m < placements.size(); ++m)
-      if (const Placement& of_self = spec_of(self)->placements()[m]; of_self.is_whole() || of_self.split_dim() == dim)
-        placements[m] = Placement::replicate();
-    return checked_positions("aten::scatter", moved_to(index, std::move(placements)), dim,
-                             self.dim() == 0 ? 1 : self.size(dim));
+    const int64_t size = self.dim() == 0 ? 1 : self.size(dim);
+    if (!stays) {
+      static const ByRule rule("shardwise::scatter");
+      return moved_in_range("aten::scatter", result,
+                            rule.layouts(self, index, src, dim, int64_t{0}, size, std::string(mode), include_self), dim,
+                            size);
+    }
+    Placements whole = spec_of(index)->placements().vec(), wanted = whole;
+    for (size_t m = 0; m < whole.size(); ++m) {
+      const Placement& of_self = spec_of(self)->placements()[m];
+      if (of_self.is_whole() || of_self.split_dim() == dim)
+        whole[m] = wanted[m] = Placement::replicate();
+      else if (of_self.divides())
+        wanted[m] = of_self;
+    }
+    result[1] = moved_to(index, std::move(whole));
+    const auto as_wanted = [&](const at::Tensor& tensor) {
+      return tensor.dim() == self.dim() ? spec_of(tensor)->with_placements(wanted) : nullptr;
+    };
+    return moved_in_range("aten::scatter", result, {nullptr, as_wanted(result[1]), as_wanted(src)}, dim, size);
   }
 
   bool covers(const at::Tensor& self) const { return sliced_to(self, index.sizes(), dim).sizes() == self.sizes(); }
@@ -199,16 +225,17 @@ struct Scatter {
     const at::Tensor part = sliced_to(at_least_1d(self), index.sizes(), dim);
     const Layout& layout = spec_of(self)->layout();
     const bool stays = layout.has_one_box_each() && (!layout.has_terms() || mode == "add");
-    const at::Tensor places = positions(self, stays);
+    const auto moved = operands(part, stays);
     if (stays)
-      call_scatter_(part, places, src, dim, mode, include_self);
+      call_scatter_(part, moved[1], moved[2], dim, mode, include_self);
     else
-      part.copy_(call_scatter(part, places, src, dim, mode, include_self));
+      part.copy_(call_scatter(moved[0], moved[1], moved[2], dim, mode, include_self));
   }
   at::Tensor written(const at::Tensor& self) const {
     if (self.dim() > 0 && covers(self) && index.numel() > 0) {
       check_mode(self, mode, include_self);
-      return call_scatter(self, positions(self, /*stays=*/false), src, dim, mode, include_self).contiguous();
+      const auto moved = operands(self, /*stays=*/false);
+      return call_scatter(moved[0], moved[1], moved[2], dim, mode, include_self).contiguous();
     }
     const at::Tensor result = self.clone(at::MemoryFormat::Contiguous);
     write(result);
@@ -259,7 +286,7 @@ at::Tensor gather_grad(const at::Tensor& grad, const at::Tensor& index, const Sp
   carry_tangent(grad, result, [&](const at::Tensor& tangent) { return gather_grad(tangent, index, source, dim); });
   return with_derivative(
       grad, result, {index}, "GatherBackwardBackward",
-      [dim](const at::Tensor& outer, const variable_list& saved) { return lookup(outer, saved[0], dim); });
+      [dim](const at::Tensor& outer, const variable_list& saved) { return lookup(outer, saved[0], dim, outer); });
 }
 
 void register_gather(RuleTable& table) {

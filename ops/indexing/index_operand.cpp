@@ -6,8 +6,10 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_scope.h"
+#include "runtime/comm/event_stream.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/dispatch/plain_operand.h"
+#include "runtime/redistribute/move_many.h"
 #include "runtime/redistribute/traced_step.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/traced_pieces.h"
@@ -22,17 +24,38 @@
 namespace shardwise {
 namespace {
 
+using Fail = void (*)(const std::string& text);
+
+void check_bounds(const char* op, int64_t dim, int64_t lowest_allowed, int64_t size, int64_t lowest, int64_t highest,
+                  Fail fail) {
+  if (lowest < lowest_allowed || highest >= size)
+    fail(fmt::format("[{}] index {} is out of bounds for dimension {} with size {}. Use indices in [{}, {}).", op,
+                     highest >= size ? highest : lowest, dim, size, lowest_allowed, size));
+}
+
 /// `index`, after `fail` with an error's text if an index is not in [lowest_allowed, size). `op` lives as long as the process.
 at::Tensor within(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest_allowed, int64_t size,
-                  void (*fail)(const std::string& text)) {
+                  Fail fail) {
   if (is_alone(index)) return index;
   const CommScope scope(op);
   const auto words = [&] { return fmt::format("{} along {} in [{}, {})", op, dim, lowest_allowed, size); };
   return checked_range(index, words, [=](int64_t lowest, int64_t highest) {
-    if (lowest < lowest_allowed || highest >= size)
-      fail(fmt::format("[{}] index {} is out of bounds for dimension {} with size {}. Use indices in [{}, {}).", op,
-                       highest >= size ? highest : lowest, dim, size, lowest_allowed, size));
+    check_bounds(op, dim, lowest_allowed, size, lowest, highest, fail);
   });
+}
+
+void fail_as_gather(const std::string& text) { TORCH_CHECK(false, text); }
+
+/// True if `operand` gets from one sharding along mesh dim `m` to another one, and changes along no other mesh dim.
+bool moves_along(const at::Tensor& operand, const SpecPtr& wanted, int64_t m) {
+  const auto* impl = maybe_dtensor(operand);
+  if (!impl || !wanted || impl->spec() == wanted || impl->spec()->mesh() != wanted->mesh() || impl->holds_subclass() ||
+      impl->owned_rows())
+    return false;
+  Placements placements = impl->spec()->placements().vec();
+  if (!placements[m].divides() || placements[m] == wanted->placements()[m]) return false;
+  placements[m] = wanted->placements()[m];
+  return placements == wanted->placements();
 }
 
 }  // namespace
@@ -119,7 +142,52 @@ at::Tensor checked_indices(const char* op, const at::Tensor& index, int64_t dim,
 }
 
 at::Tensor checked_positions(const char* op, const at::Tensor& index, int64_t dim, int64_t size) {
-  return within(op, index, dim, 0, size, [](const std::string& text) { TORCH_CHECK(false, text); });
+  return within(op, index, dim, 0, size, fail_as_gather);
+}
+
+std::vector<at::Tensor> moved_in_range(const char* op, std::vector<at::Tensor> operands, c10::ArrayRef<SpecPtr> wanted,
+                                       int64_t dim, int64_t size) {
+  const at::Tensor& index = operands[1];
+  const MeshPtr& mesh = spec_of(index)->mesh();
+  const std::vector<int64_t> sharding = mesh_dims_that_differ(spec_of(index)->placements());
+  std::vector<size_t> moving;
+  for (size_t i = 0; i < wanted.size() && sharding.size() == 1 && mesh->size(sharding[0]) > 1 && !is_tracing(); ++i)
+    if (moves_along(operands[i], wanted[i], sharding[0])) moving.push_back(i);
+  if (moving.empty()) {
+    operands[1] = checked_positions(op, index, dim, size);
+    return operands;
+  }
+  const CommScope scope(op);
+  OpSpan span;
+  const auto [low, high] =
+      range_of(index, std::nullopt, /*of_all_ranks=*/false).value_or(std::pair<int64_t, int64_t>(0, -1));
+  Placements by_rank(mesh->ndim());
+  by_rank[sharding[0]] = Placement::shard(0);
+  const Dims sizes{mesh->size(sharding[0]), 2};
+  std::vector<SpecPtr> from{Spec::intern(mesh, sizes, by_rank, row_major_strides(sizes), at::kLong)};
+  std::vector<SpecPtr> to{from[0]->replicated()};
+  std::vector<Shards> pieces(1);
+  if (mesh->is_member()) pieces[0] = {at::tensor({low, high}, at::kLong).view({1, 2}).to(mesh->device())};
+  for (const size_t i : moving) {
+    from.push_back(spec_of(operands[i]));
+    to.push_back(wanted[i]);
+    pieces.push_back(maybe_dtensor(operands[i])->shards());
+  }
+  std::vector<Shards> moved = move_many(from, pieces, to);
+  for (size_t k = 0; k < moving.size(); ++k) operands[moving[k]] = wrap(to[k + 1], std::move(moved[k + 1]));
+  if (span.is_open()) [[unlikely]] {
+    OpDescription description{op, "moved with the bounds of indices"};
+    for (const size_t k : moving) description.results.push_back(to_string(spec_of(operands[k])->placements()));
+    for (size_t k = 1; k < from.size(); ++k) description.given.push_back(to_string(from[k]->placements()));
+    description.used = description.given;
+    span.end(std::make_shared<OpDescription>(std::move(description)));
+  }
+  if (mesh->is_member() && !mesh->is_meta()) {
+    const at::Tensor bounds = moved[0][0].cpu();
+    check_bounds(op, dim, 0, size, bounds.select(1, 0).min().item<int64_t>(), bounds.select(1, 1).max().item<int64_t>(),
+                 fail_as_gather);
+  }
+  return operands;
 }
 
 }  // namespace shardwise

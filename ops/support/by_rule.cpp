@@ -18,6 +18,10 @@ ByRule::ByRule(const char* name, const char* overload)
 
 void ByRule::run(torch::jit::Stack& stack) const { dispatch(info_, &stack); }
 
+c10::SmallVector<SpecPtr, 8> ByRule::layouts_of(torch::jit::Stack stack) const {
+  return planned_layouts(info_, std::move(stack));
+}
+
 bool is_sharded_along(const at::Tensor& tensor, c10::IntArrayRef dims) {
   if (!is_dtensor(tensor)) return false;
   const Spec& spec = *spec_of(tensor);

@@ -38,9 +38,17 @@ class ByRule {
       return std::tuple(std::move(stack[i]).toTensor()...);
     }(std::make_index_sequence<n>());
   }
+  /// The layouts in which the rule takes the tensors among the arguments, as planned_layouts() gives them.
+  template <class... Args>
+  auto layouts(Args&&... args) const {
+    torch::jit::Stack stack;
+    torch::jit::push(stack, std::forward<Args>(args)...);
+    return layouts_of(std::move(stack));
+  }
 
  private:
   void run(torch::jit::Stack& stack) const;
+  c10::SmallVector<SpecPtr, 8> layouts_of(torch::jit::Stack stack) const;
 
   OpInfo info_;
 };

@@ -290,6 +290,12 @@ void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
   for (const at::Tensor& view : call.written_views) after_write(*maybe_dtensor(view));
 }
 
+c10::SmallVector<SpecPtr, 8> planned_layouts(const OpInfo& op, torch::jit::Stack stack) {
+  prepare_arguments(op, stack);
+  const auto decision = decision_for(BoundCall(op, stack));
+  return decision->propagation ? decision->propagation->inputs : c10::SmallVector<SpecPtr, 8>();
+}
+
 void add_user_rule(const std::string& op, const Rule& rule) {
   const auto handle = find_operator(op);
   SW_CHECK_VALUE(handle,

@@ -15,6 +15,10 @@ namespace shardwise {
 /// the dense operator.
 void dispatch(const OpInfo& op, torch::jit::Stack* stack);
 
+/// The layouts that dispatch() gives the tensors among the arguments on the stack: null for one that does not move, none if operands are gathered.
+/// Collective where prepare_arguments() is. Pre: the operator writes to none of them.
+c10::SmallVector<SpecPtr, 8> planned_layouts(const OpInfo& op, torch::jit::Stack stack);
+
 /// Registers dispatch() for every operator of aten that is not composite or has a rule, the fallback for other namespaces, detach(), and a
 /// fallthrough for autograd if it has none. Called once. A kernel that was registered earlier stays; one that is registered later
 /// replaces the default (registrations.h).

@@ -32,6 +32,10 @@ CALLS = {
     "index_select": lambda x, ids: x.index_select(0, ids),
     "take": lambda x, ids: x.take(ids * 4),
     "gather": lambda x, ids: x.gather(1, places(ids)[:, None]),
+    "gather along rows": lambda x, ids: x.gather(0, ids[:, None].expand(-1, 4)),
+    "scatter along rows": lambda x, ids: x.scatter(0, ids[:, None].expand(-1, 4), -1.0),
+    "scatter_add": lambda x, ids: x.scatter_add(0, ids[:, None].expand(-1, 4), x),
+    "scatter_reduce": lambda x, ids: x.scatter_reduce(0, ids[:, None].expand(-1, 4), x, "amax"),
     "scatter": lambda x, ids: x.scatter(1, places(ids)[:, None], -1.0),
     "scatter_": lambda x, ids: x.clone().scatter_(0, ids[:, None], -1.0),
     "scatter_ of columns": lambda x, ids: x.clone().scatter_(1, places(ids)[:, None], -1.0),
@@ -58,6 +62,16 @@ CASES = [
     ("index_select", (4,), [COLUMNS], [ROWS], 1),
     ("take", (4,), [ROWS], [ROWS], 1),
     ("gather", (4,), [UNEVEN], [UNEVEN], 1),
+    ("gather", (4,), [COLUMNS], [ROWS], 1),
+    ("gather along rows", (4,), [ROWS], [ROWS], 1),  # both operands and the check
+    ("gather along rows", (4,), [COLUMNS], [UNEVEN], 1),
+    ("gather along rows", (4,), [WHOLE], [ROWS], 1),  # the check alone
+    ("scatter along rows", (4,), [ROWS], [ROWS], 1),
+    ("scatter along rows", (4,), [WHOLE], [UNEVEN], 1),
+    ("scatter_add", (4,), [ROWS], [ROWS], 1),
+    ("scatter_reduce", (4,), [ROWS], [ROWS], 1),  # all three operands and the check
+    ("scatter_reduce", (4,), [COLUMNS], [ROWS], 1),
+    ("scatter_reduce", (2, 2), [ROWS, COLUMNS], [ROWS, WHOLE], 2),  # one along each mesh dim
     ("scatter", (4,), [ROWS], [ROWS], 1),
     ("scatter_", (4,), [ROWS], [ROWS], 1),
     ("scatter_", (4,), [UNEVEN], [UNEVEN], 1),
