@@ -23,12 +23,12 @@ using at::Tensor;
 /// Arguments of a layer, by place. The states are a list for an LSTM, and one tensor for others.
 constexpr int kInput = 0, kStates = 1, kWeights = 2, kLayers = 4, kDropout = 5, kTrain = 6, kBatchFirst = 8, kEnd = 9;
 
-/// True if each rank of the world gets a result from torch's layer, and with it the dtype. Under autocast a rank without batches does not. The answer is
-/// the same on all ranks, so that they choose alike.
-bool every_rank_gets_a_result(const Spec& spec) {
+/// True if torch's layer does the same on each rank of the world. A rank without batches gets no result under autocast, and on a GPU another kernel than
+/// cuDNN's, whose backward raises an error in eval mode. The answer is the same on all ranks, so that they choose alike.
+bool all_ranks_run_alike(const Spec& spec) {
   const DeviceMesh& mesh = *spec.mesh();
   if (mesh.size() < mesh.world()->size()) return false;
-  if (!at::autocast::is_autocast_enabled(mesh.device_type())) return true;
+  if (mesh.device_type() == at::kCPU && !at::autocast::is_autocast_enabled(at::kCPU)) return true;
   for (int64_t rank = 0; rank < mesh.size(); ++rank)
     if (spec.layout().boxes(rank)[0].numel() == 0) return false;
   return true;
@@ -70,7 +70,7 @@ bool run_on_batches(const c10::OperatorHandle& op, const MeshPtr& mesh, torch::j
            (is_replica(tensor) || (has_plain_piece(tensor, spec) && is_placed(tensor)));
   };
   if (!has_batch_piece(input, batch_dim) || !std::ranges::all_of(weights, is_replica) ||
-      !std::ranges::all_of(states, is_state) || !fit(input, states, weights) || !every_rank_gets_a_result(spec))
+      !std::ranges::all_of(states, is_state) || !fit(input, states, weights) || !all_ranks_run_alike(spec))
     return false;
 
   Placements of_weights = placements;
