@@ -152,7 +152,7 @@ at::Tensor gather(const at::Tensor& self, int64_t dim, const at::Tensor& index, 
   if (is_integer(places)) {
     static const ByRule rule("shardwise::gather");
     const int64_t size = source.size(along);
-    const auto layouts = rule.layouts(part, places, along, int64_t{0}, size);
+    const auto layouts = [&] { return rule.layouts(part, places, along, int64_t{0}, size); };
     const auto operands = moved_in_range("aten::gather", {part, places}, layouts, along, size);
     moved = operands[0], places = operands[1];
   }
@@ -198,9 +198,10 @@ struct Scatter {
     const int64_t size = self.dim() == 0 ? 1 : self.size(dim);
     if (!stays) {
       static const ByRule rule("shardwise::scatter");
-      return moved_in_range("aten::scatter", result,
-                            rule.layouts(self, index, src, dim, int64_t{0}, size, std::string(mode), include_self), dim,
-                            size);
+      const auto by_rule = [&] {
+        return rule.layouts(self, index, src, dim, int64_t{0}, size, std::string(mode), include_self);
+      };
+      return moved_in_range("aten::scatter", result, by_rule, dim, size);
     }
     Placements whole = spec_of(index)->placements().vec(), wanted = whole;
     for (size_t m = 0; m < whole.size(); ++m) {
@@ -214,7 +215,8 @@ struct Scatter {
     const auto as_wanted = [&](const at::Tensor& tensor) {
       return tensor.dim() == self.dim() ? spec_of(tensor)->with_placements(wanted) : nullptr;
     };
-    return moved_in_range("aten::scatter", result, {nullptr, as_wanted(result[1]), as_wanted(src)}, dim, size);
+    const auto as_self = [&] { return c10::SmallVector<SpecPtr, 8>{nullptr, as_wanted(result[1]), as_wanted(src)}; };
+    return moved_in_range("aten::scatter", result, as_self, dim, size);
   }
 
   bool covers(const at::Tensor& self) const { return sliced_to(self, index.sizes(), dim).sizes() == self.sizes(); }

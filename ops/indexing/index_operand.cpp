@@ -145,14 +145,17 @@ at::Tensor checked_positions(const char* op, const at::Tensor& index, int64_t di
   return within(op, index, dim, 0, size, fail_as_gather);
 }
 
-std::vector<at::Tensor> moved_in_range(const char* op, std::vector<at::Tensor> operands, c10::ArrayRef<SpecPtr> wanted,
-                                       int64_t dim, int64_t size) {
+std::vector<at::Tensor> moved_in_range(const char* op, std::vector<at::Tensor> operands,
+                                       const std::function<c10::SmallVector<SpecPtr, 8>()>& wanted, int64_t dim,
+                                       int64_t size) {
   const at::Tensor& index = operands[1];
   const MeshPtr& mesh = spec_of(index)->mesh();
   const std::vector<int64_t> sharding = mesh_dims_that_differ(spec_of(index)->placements());
+  const bool may_travel = sharding.size() == 1 && mesh->size(sharding[0]) > 1 && !is_tracing();
+  const auto layouts = may_travel ? wanted() : c10::SmallVector<SpecPtr, 8>();
   std::vector<size_t> moving;
-  for (size_t i = 0; i < wanted.size() && sharding.size() == 1 && mesh->size(sharding[0]) > 1 && !is_tracing(); ++i)
-    if (moves_along(operands[i], wanted[i], sharding[0])) moving.push_back(i);
+  for (size_t i = 0; i < layouts.size(); ++i)
+    if (moves_along(operands[i], layouts[i], sharding[0])) moving.push_back(i);
   if (moving.empty()) {
     operands[1] = checked_positions(op, index, dim, size);
     return operands;
@@ -170,7 +173,7 @@ std::vector<at::Tensor> moved_in_range(const char* op, std::vector<at::Tensor> o
   if (mesh->is_member()) pieces[0] = {at::tensor({low, high}, at::kLong).view({1, 2}).to(mesh->device())};
   for (const size_t i : moving) {
     from.push_back(spec_of(operands[i]));
-    to.push_back(wanted[i]);
+    to.push_back(layouts[i]);
     pieces.push_back(maybe_dtensor(operands[i])->shards());
   }
   std::vector<Shards> moved = move_many(from, pieces, to);

@@ -66,10 +66,11 @@ template <class Words, class Check>
 /// The same for torch's gather and scatter, whose error is a c10::Error, and whose indices are in [0, size).
 [[nodiscard]] at::Tensor checked_positions(const char* op, const at::Tensor& index, int64_t dim, int64_t size);
 
-/// The operands of a gather or scatter along `dim`, of which operand 1, the index, is checked as by checked_positions(). `wanted`: the layouts to which
-/// they will move, null for those that stay. If some of them move along the only mesh dim that shards the index, they move here, together, and the
+/// The operands of a gather or scatter along `dim`, of which operand 1, the index, is checked as by checked_positions(). `wanted()`: the layouts to
+/// which they will move, null for those that stay. If some of them move along the only mesh dim that shards the index, they move here, together, and the
 /// check sends nothing of its own: the ranks' bounds travel with them.
-std::vector<at::Tensor> moved_in_range(const char* op, std::vector<at::Tensor> operands, c10::ArrayRef<SpecPtr> wanted,
-                                       int64_t dim, int64_t size);
+std::vector<at::Tensor> moved_in_range(const char* op, std::vector<at::Tensor> operands,
+                                       const std::function<c10::SmallVector<SpecPtr, 8>()>& wanted, int64_t dim,
+                                       int64_t size);
 
 }  // namespace shardwise
