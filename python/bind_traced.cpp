@@ -27,7 +27,8 @@ struct TensorLayout {
 
   /// A graph does not depend on how a view was made.
   bool operator==(const TensorLayout& other) const {
-    return is_symbolic || other.is_symbolic ? fits_graphs_of(other) : spec == other.spec && form == other.form;  // interned
+    return is_symbolic || other.is_symbolic ? fits_graphs_of(other)
+                                            : spec == other.spec && form == other.form;  // interned
   }
   /// Compares all but the sizes of dims that are whole on each rank: guards of tensors compare sizes.
   bool fits_graphs_of(const TensorLayout& other) const {
@@ -84,7 +85,8 @@ TensorLayout tensor_layout_of(const at::Tensor& tensor) {
   const SpecPtr& spec = impl.spec();
   const bool is_symbolic = impl.symbols() != nullptr;
   if (is_traced(impl))
-    return {spec, impl.local_form(), path_of(impl), is_symbolic || impl.has_symbolic_sizes_strides() ? 0 : impl.storage_offset(), is_symbolic};
+    return {spec, impl.local_form(), path_of(impl),
+            is_symbolic || impl.has_symbolic_sizes_strides() ? 0 : impl.storage_offset(), is_symbolic};
   if (wants_gradient_layout(impl)) lay_out_gradient(impl);
   return {spec, impl.local_form()};
 }
@@ -126,22 +128,26 @@ py::object tracing(const char* name) { return py::module_::import("shardwise._tr
 std::vector<c10::SymInt> list_of(c10::SymIntArrayRef sizes) { return sizes.vec(); }
 
 constexpr SymbolHooks kSymbolHooks{
-    .values = [](c10::SymIntArrayRef sizes) {
-      const py::gil_scoped_acquire gil;
-      return tracing("values_of")(list_of(sizes)).cast<Dims>();
-    },
-    .fix = [](c10::SymIntArrayRef sizes) {
-      const py::gil_scoped_acquire gil;
-      tracing("numbers")(list_of(sizes));
-    },
-    .without_symbols = [](const at::Tensor& piece) {
-      const py::gil_scoped_acquire gil;
-      return tracing("static")(piece).cast<at::Tensor>();
-    },
-    .evaluate = [](c10::SymIntArrayRef sizes, c10::SymIntArrayRef symbols, c10::IntArrayRef values) {
-      const py::gil_scoped_acquire gil;
-      return tracing("evaluated")(list_of(sizes), list_of(symbols), values.vec()).cast<Dims>();
-    }};
+    .values =
+        [](c10::SymIntArrayRef sizes) {
+          const py::gil_scoped_acquire gil;
+          return tracing("values_of")(list_of(sizes)).cast<Dims>();
+        },
+    .fix =
+        [](c10::SymIntArrayRef sizes) {
+          const py::gil_scoped_acquire gil;
+          tracing("numbers")(list_of(sizes));
+        },
+    .without_symbols =
+        [](const at::Tensor& piece) {
+          const py::gil_scoped_acquire gil;
+          return tracing("static")(piece).cast<at::Tensor>();
+        },
+    .evaluate =
+        [](c10::SymIntArrayRef sizes, c10::SymIntArrayRef symbols, c10::IntArrayRef values) {
+          const py::gil_scoped_acquire gil;
+          return tracing("evaluated")(list_of(sizes), list_of(symbols), values.vec()).cast<Dims>();
+        }};
 
 }  // namespace
 
@@ -162,10 +168,13 @@ void bind_traced(py::module_& module) {
       .def("take", wrap_pybind_function(&TensorLayout::take),
            "The values of a DTensor in this layout. Collective if the layout differs.", py::arg("tensor"))
       .def(py::self == py::self)
-      .def("fits_graphs_of", &TensorLayout::fits_graphs_of, "Whether a graph for the other layout is one for this, given equal sizes.",
-           py::arg("other"))
+      .def("fits_graphs_of", &TensorLayout::fits_graphs_of,
+           "Whether a graph for the other layout is one for this, given equal sizes.", py::arg("other"))
       .def("__deepcopy__", [](const TensorLayout& self, const py::object&) { return self; })  // it is immutable
-      .def("__hash__", [](const TensorLayout& self) { return std::hash<const void*>()(self.spec->mesh().get()); })  // sizes may differ
+      .def("__hash__",
+           [](const TensorLayout& self) {
+             return std::hash<const void*>()(self.spec->mesh().get());
+           })  // sizes may differ
       .def("__repr__", [](const TensorLayout& self) { return to_string(*self.spec); });
   define_with_gil(module, "as_gradient", &as_gradient, "A DTensor in the layout of its gradient.", py::arg("tensor"));
   define_with_gil(module, "layout_of", &tensor_layout_of, "Everything of a DTensor but its values.", py::arg("tensor"));
@@ -181,8 +190,9 @@ void bind_traced(py::module_& module) {
       "A `with` block in which reads of sizes as numbers fix no symbols. `sizes`: an argument of the operator `op`.")
       .def(py::init<std::string, size_t, std::vector<c10::SymInt>>(), py::arg("op") = "", py::arg("argument") = 0,
            py::arg("sizes") = std::vector<c10::SymInt>());
-  define_with_gil(module, "has_symbols", [](const at::Tensor& tensor) { return is_dtensor(tensor) && impl_of(tensor).symbols(); },
-                  "Whether `tensor` is a traced DTensor and its sizes are symbols.", py::arg("tensor"));
+  define_with_gil(
+      module, "has_symbols", [](const at::Tensor& tensor) { return is_dtensor(tensor) && impl_of(tensor).symbols(); },
+      "Whether `tensor` is a traced DTensor and its sizes are symbols.", py::arg("tensor"));
   define_with_gil(module, "pieces_of_step", &pieces_of_step,
                   "(sizes, strides, dtype, device) of the pieces that the step with this text gives.", py::arg("what"));
 }

@@ -92,7 +92,8 @@ void describe_linear(const OpCall& call, Signature& signature) {
 /// The sizes of both factors, and the factors that gradients need: a factor is undefined unless the other one requires a gradient.
 struct Factors {
   at::Tensor left, right;
-  Dims left_sizes;  // empty if the gradients do not depend on them: `left` is no vector, and `right` one matrix or vector for its whole batch
+  Dims
+      left_sizes;  // empty if the gradients do not depend on them: `left` is no vector, and `right` one matrix or vector for its whole batch
   Dims right_sizes;
 };
 

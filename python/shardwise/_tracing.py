@@ -14,8 +14,8 @@ from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from shardwise import _C
 from shardwise._torch_versions import register_constant
@@ -267,19 +267,7 @@ def register_steps() -> None:
 
     def shapes_of_results(*arguments: Any) -> list[torch.Tensor]:
         *_, pieces, what = arguments
-        results = []
-        for sizes, strides, dtype, device in _C.pieces_of_step(what):
-            symbols = pieces[0].shape if len(pieces) == 1 else sizes
-            if any(isinstance(size, torch.SymInt) for size in symbols):
-                sizes = [
-                    own if isinstance(own, torch.SymInt) else size for own, size in zip(symbols, sizes, strict=True)
-                ]
-                order = sorted(range(len(sizes)), key=lambda dim: strides[dim], reverse=True)
-                made = torch.empty([sizes[dim] for dim in order], dtype=dtype, device=device)
-                results.append(made.permute([order.index(dim) for dim in range(len(sizes))]))
-            else:
-                results.append(torch.empty_strided(sizes, strides, dtype=dtype, device=device))
-        return results
+        return [_empty(pieces, *piece) for piece in _C.pieces_of_step(what)]
 
     start, finish, call = steps()
     torch.library.register_fake(start._name, lambda pieces, what: torch.empty(0, dtype=torch.uint8))
@@ -287,6 +275,23 @@ def register_steps() -> None:
         torch.library.register_fake(op._name, shapes_of_results)
     for op in (start, call):
         _register_effectful_op(op, _EffectType.ORDERED)
+
+
+def _empty(
+    operands: Sequence[torch.Tensor],
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    """A piece of a step's result, with the symbols of the only operand, and dims in the order in memory of `strides`."""
+    symbols = operands[0].shape if len(operands) == 1 else ()
+    if not any(isinstance(size, torch.SymInt) for size in symbols):
+        return torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+    order = sorted(range(len(sizes)), key=lambda dim: strides[dim], reverse=True)
+    own = [symbol if isinstance(symbol, torch.SymInt) else size for symbol, size in zip(symbols, sizes, strict=True)]
+    result = torch.empty([own[dim] for dim in order], dtype=dtype, device=device)
+    return result.permute([order.index(dim) for dim in range(len(order))])
 
 
 @functools.cache

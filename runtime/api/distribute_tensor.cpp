@@ -131,7 +131,7 @@ struct Given {
   bool is_on_meta;  // it has no values
 
   static Given of(const at::Tensor& tensor) {
-    return {tensor.layout(),    tensor.scalar_type(),   ends_a_gradient(tensor), Dims(tensor.sizes()),
+    return {tensor.layout(),          tensor.scalar_type(),   ends_a_gradient(tensor), Dims(tensor.sizes()),
             dense_strides_of(tensor), tensor.requires_grad(), tensor.is_meta()};
   }
   static Given of(FactReader& reader) {

@@ -137,7 +137,8 @@ class Unboxed<Op, Return(Args...)> {
   /// True in a traced program, for which the general path keeps more.
   template <class First, class... Rest>
   static bool is_traced_call(const First& first, const Rest&...) {
-    if constexpr (std::is_convertible_v<First, const at::TensorBase&>) return first.key_set().has(c10::DispatchKey::Python);
+    if constexpr (std::is_convertible_v<First, const at::TensorBase&>)
+      return first.key_set().has(c10::DispatchKey::Python);
     return false;
   }
 

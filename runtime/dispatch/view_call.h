@@ -38,7 +38,7 @@ class ViewCall {
 /// makes the view from the input again, because the graph cannot give its result a history. Copies of a tensor share the path.
 struct ViewPath final : c10::BackendMeta {
   struct Step {
-    SpecPtr source;  // the layout of the tensor that is viewed
+    SpecPtr source;                      // the layout of the tensor that is viewed
     std::vector<int64_t> symbolic_dims;  // whose sizes may be others when the program runs
     std::shared_ptr<const ViewCall> call;
   };

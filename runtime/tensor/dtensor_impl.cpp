@@ -141,7 +141,9 @@ c10::SymIntArrayRef DTensorImpl::sym_strides_custom() const {
   return symbols_ ? c10::SymIntArrayRef(symbols_->strides) : TensorImpl::sym_strides_custom();
 }
 
-c10::SymInt DTensorImpl::sym_numel_custom() const { return symbols_ ? symbols_->numel : TensorImpl::sym_numel_custom(); }
+c10::SymInt DTensorImpl::sym_numel_custom() const {
+  return symbols_ ? symbols_->numel : TensorImpl::sym_numel_custom();
+}
 
 void DTensorImpl::set_pending(std::shared_ptr<PendingMove> pending) {
   pending_ = std::move(pending);

@@ -99,7 +99,8 @@ SpecPtr with_whole_sizes(const SpecPtr& spec, c10::IntArrayRef sizes) {
   Dims own(spec->sizes());
   for (int64_t dim = 0; dim < spec->dim(); ++dim)
     if (is_whole(*spec, dim)) own[dim] = sizes[dim];
-  return Spec::intern(spec->mesh(), own, spec->placements().vec(), ordered_strides<int64_t>(own, spec->strides()), spec->dtype());
+  return Spec::intern(spec->mesh(), own, spec->placements().vec(), ordered_strides<int64_t>(own, spec->strides()),
+                      spec->dtype());
 }
 
 thread_local const KeepsSymbols* KeepsSymbols::current_ = nullptr;

@@ -77,8 +77,8 @@ c10::IValue with_symbols(const SymbolicArgument& argument, const Spec& spec, con
 
 /// Functions of the tracer, which is in Python.
 struct SymbolHooks {
-  Dims (*values)(c10::SymIntArrayRef sizes);             // in the call that is being traced
-  void (*fix)(c10::SymIntArrayRef sizes);                // fix_symbols()
+  Dims (*values)(c10::SymIntArrayRef sizes);  // in the call that is being traced
+  void (*fix)(c10::SymIntArrayRef sizes);     // fix_symbols()
   at::Tensor (*without_symbols)(const at::Tensor& piece);
   /// The `sizes`, of which symbols are those in `symbols`, where these have `values`.
   Dims (*evaluate)(c10::SymIntArrayRef sizes, c10::SymIntArrayRef symbols, c10::IntArrayRef values);

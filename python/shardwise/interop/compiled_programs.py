@@ -16,18 +16,22 @@ def traced_again(original: Any, program: Any, inputs: Any, *args: Any, **options
     """Traces a program with DTensors again if its backward fixed a size: torch had counted the symbols of the results by then."""
     if not _has_dtensors(program, inputs):
         return original(program, inputs, *args, **options)
-    divide = options.get("partition_fn")
+    n_fixed = 0
 
     def is_outdated() -> bool:
         return _tracing.fixed_symbols() > n_fixed
 
-    def check_and_divide(*arguments: Any, **settings: Any) -> Any:
-        if is_outdated():
-            raise RuntimeError("a size was fixed")  # caught below
-        return divide(*arguments, **settings)
+    def checked(divide: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(divide)
+        def divide_if_valid(*arguments: Any, **settings: Any) -> Any:
+            if is_outdated():
+                raise RuntimeError("a size was fixed")  # caught below
+            return divide(*arguments, **settings)
 
-    if divide is not None:
-        options["partition_fn"] = wraps(divide)(check_and_divide)
+        return divide_if_valid
+
+    if "partition_fn" in options:
+        options["partition_fn"] = checked(options["partition_fn"])
     while True:
         n_fixed = _tracing.fixed_symbols()
         try:
