@@ -2,6 +2,7 @@
 
 #include "runtime/comm/comm_scope.h"
 #include "runtime/tensor/dtensor_impl.h"
+#include "runtime/tensor/planned_device.h"
 #include "text/check.h"
 
 #include <c10/core/Allocator.h>
@@ -29,14 +30,29 @@ struct Allocation {
   size_t number;
 };
 
+/// The context of memory on the CPU that counts.
+struct HostAllocation {
+  Allocation allocation;
+  c10::DataPtr memory;
+};
+
+void note_end(const Allocation& allocation) {
+  const std::lock_guard lock(allocation.records->mutex);
+  MetaAllocation& record = allocation.records->allocations[allocation.number];
+  if (record.begin == kInKernel)
+    record = {.bytes = 0, .begin = allocation.records->time, .end = allocation.records->time};
+  else
+    record.end = allocation.records->time++;
+}
+
 void release(void* context) {
   const std::unique_ptr<Allocation> allocation(static_cast<Allocation*>(context));
-  const std::lock_guard lock(allocation->records->mutex);
-  MetaAllocation& record = allocation->records->allocations[allocation->number];
-  if (record.begin == kInKernel)
-    record = {.bytes = 0, .begin = allocation->records->time, .end = allocation->records->time};
-  else
-    record.end = allocation->records->time++;
+  note_end(*allocation);
+}
+
+void release_host(void* context) {
+  const std::unique_ptr<HostAllocation> host(static_cast<HostAllocation*>(context));
+  note_end(host->allocation);
 }
 
 }  // namespace
@@ -47,6 +63,13 @@ class RecordingAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t n_bytes) override {
     const std::shared_ptr<Records> records = std::atomic_load(&records_);
     if (!records || n_bytes == 0 || ShapesAlone::is_open()) return usual_->allocate(n_bytes);
+    return {nullptr, new Allocation(noted(records, n_bytes)), &release, c10::Device(c10::kMeta)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return usual_->raw_deleter(); }
+  void copy_data(void* /*to*/, const void* /*from*/, std::size_t /*n_bytes*/) const override {}
+
+  /// Notes an allocation that begins now.
+  static Allocation noted(const std::shared_ptr<Records>& records, size_t n_bytes) {
     const std::lock_guard lock(records->mutex);
     KernelMemory* const kernel = KernelMemory::innermost();
     const size_t number = records->allocations.size();
@@ -55,10 +78,8 @@ class RecordingAllocator final : public c10::Allocator {
                                     .label = LabelledMemory::current(),
                                     .op = CommScope::current_op()});
     if (kernel) kernel->allocated_.emplace_back(records, number);
-    return {nullptr, new Allocation{records, number}, &release, c10::Device(c10::kMeta)};
+    return {records, number};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return usual_->raw_deleter(); }
-  void copy_data(void* /*to*/, const void* /*from*/, std::size_t /*n_bytes*/) const override {}
 
   /// Begins to record, or ends if `records` is null.
   void record(std::shared_ptr<Records> records) {
@@ -66,7 +87,7 @@ class RecordingAllocator final : public c10::Allocator {
     c10::SetAllocator(c10::kMeta, records ? this : usual_);
     std::atomic_store(&records_, std::move(records));
   }
-  bool is_recording() const { return std::atomic_load(&records_) != nullptr; }
+  std::shared_ptr<Records> records() const { return std::atomic_load(&records_); }
 
  private:
   c10::Allocator* usual_ = nullptr;
@@ -80,16 +101,48 @@ RecordingAllocator& allocator() {
   return *one;
 }
 
+/// torch's allocator of the CPU, with records of memory for operators for which ranks communicate, such as the ids of a lookup: they have values in a dry
+/// run, too, and a run on the CPU holds them next to its tensors.
+class HostAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t n_bytes) override {
+    c10::DataPtr memory = usual_->allocate(n_bytes);
+    const auto records = allocator().records();
+    if (!records || n_bytes == 0 || *CommScope::current_op() == '\0') return memory;
+    void* const data = memory.get();
+    auto* const context = new HostAllocation{RecordingAllocator::noted(records, n_bytes), std::move(memory)};
+    return {data, context, &release_host, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, std::size_t n_bytes) const override { usual_->copy_data(to, from, n_bytes); }
+
+  void use(bool is_used) {
+    if (usual_ == nullptr) usual_ = c10::GetCPUAllocator();
+    c10::SetCPUAllocator(is_used ? this : usual_);
+  }
+
+ private:
+  c10::Allocator* usual_ = nullptr;
+};
+
+HostAllocator& host_allocator() {
+  static auto* const one = new HostAllocator;  // never destroyed: tensors keep it
+  return *one;
+}
+
 }  // namespace
 
 MetaMemory::MetaMemory() : records_(std::make_shared<Records>()) {
-  SW_CHECK_VALUE(!allocator().is_recording(),
+  SW_CHECK_VALUE(!allocator().records(),
                  "[dry_run] the memory of meta tensors is being counted already. End the other dry run first.");
   allocator().record(records_);
+  if (planned_device_on_meta() == c10::kCPU) host_allocator().use(true);
 }
 
 void MetaMemory::stop() {
-  if (std::exchange(is_open_, false)) allocator().record(nullptr);
+  if (!std::exchange(is_open_, false)) return;
+  allocator().record(nullptr);
+  host_allocator().use(false);
 }
 
 int64_t MetaMemory::n_allocations() const {

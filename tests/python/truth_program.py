@@ -27,6 +27,33 @@ def run(program, *arguments):
     runpy.run_path(program, run_name="__main__")
 
 
+def choose_in_turn():
+    """Has choices of experts go round, as a dry run plans."""
+
+    def topk(scores, n_chosen):
+        chosen = torch.arange(len(scores) * n_chosen).view(-1, n_chosen) % scores.shape[1]
+        return scores.gather(1, chosen), chosen
+
+    torch.Tensor.topk = topk
+
+
+def spread_ids():
+    """Has lookups name all rows evenly, as a dry run plans."""
+    start = sw.DistributedEmbedding.start
+
+    def start_evenly(layer, inputs):
+        tables = dict(zip(layer.feature_names, layer._tables_of_inputs, strict=True))
+        rows = {name: layer.configs[table].n_rows for name, table in tables.items()}
+        n = {name: ids.numel() for name, ids in inputs.items()}
+        even = {name: torch.arange(n[name]) * rows[name] // n[name] for name in inputs}
+        return start(layer, {name: even[name].view(ids.shape) for name, ids in inputs.items()})
+
+    sw.DistributedEmbedding.start = start_evenly
+
+
+VALUES = {"moe": choose_in_turn, "two_tower": spread_ids}  # by the program's name
+
+
 class Layouts:
     """Notes the layout of each parameter when its module first runs."""
 
@@ -51,6 +78,7 @@ def main(folder, name, *command):
     layouts = Layouts()
     figures = {}
     rank = os.environ["RANK"]
+    VALUES.get(name, lambda: None)()
     if is_dry:
         run(*command)
     else:
