@@ -108,8 +108,15 @@ bool is_plain_with_dims(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined() && value.toTensor().dim() > 0 && !is_dtensor(value.toTensor());
 }
 
-/// The kernel of kMetaKey. While a level of forward-mode derivatives is open, a call that Shardwise refuses because of plain tensors next to distributed ones is torch's own,
-/// on plain tensors of the same shapes: torch's formulas for tangents that are zero make such calls on meta to learn the shape of the result.
+/// True in torch's formulas for tangents, which run below autograd, if the operator has a kernel for tangents that are zero.
+bool is_of_zero_tangents(const c10::OperatorHandle& op) {
+  return torch::autograd::ForwardADLevel::try_get_by_idx(0) &&
+         c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView) &&
+         op.hasKernelForDispatchKey(c10::DispatchKey::ZeroTensor);
+}
+
+/// The kernel of kMetaKey. A call that Shardwise refuses because of plain tensors next to distributed ones is torch's own, on plain tensors of the same
+/// shapes, if it is for tangents that are zero: formulas make such calls on meta to learn the shape of the result.
 void without_meta(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kMetaKey);
   c10::DispatchKeySet left = (keys & below).remove_backend(c10::BackendComponent::MetaBit);
@@ -124,7 +131,7 @@ void without_meta(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
   try {
     run();
   } catch (const c10::ValueError&) {
-    if (!torch::autograd::ForwardADLevel::try_get_by_idx(0)) throw;
+    if (!is_of_zero_tangents(op)) throw;
     *stack = given;
     for (c10::IValue& value : *stack)
       if (value.isTensor() && value.toTensor().defined() && is_dtensor(value.toTensor())) {
