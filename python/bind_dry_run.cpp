@@ -6,7 +6,9 @@
 #include "runtime/redistribute/alike_ranks.h"
 #include "runtime/tensor/meta_memory.h"
 
+#include <ATen/ops/_foreach_copy.h>
 #include <torch/csrc/distributed/c10d/FakeProcessGroup.hpp>
+#include <torch/library.h>
 
 #include <optional>
 #include <set>
@@ -36,6 +38,50 @@ class FakeGroup final : public c10d::FakeProcessGroup {
   }
 };
 
+/// True if the lists of a call have the same shapes and one dtype of floats.
+bool are_alike(const c10::List<at::Tensor>& written, c10::ArrayRef<c10::IValue> arguments) {
+  if (written.empty() || !at::isFloatingType(at::Tensor(written[0]).scalar_type())) return false;
+  for (const c10::IValue& argument : arguments) {
+    if (!argument.isTensorList()) continue;
+    const auto list = argument.toTensorList();
+    if (list.size() != written.size()) return false;
+    for (size_t i = 0; i < list.size(); ++i) {
+      const at::Tensor given = list[i], known = written[i];
+      if (given.sizes() != known.sizes() || given.scalar_type() != at::Tensor(written[0]).scalar_type()) return false;
+    }
+  }
+  return true;
+}
+
+/// Short kernels, from its construction to stop(), for writes to lists of tensors on meta, which optimizers make: torch would go through each tensor in
+/// Python to find its new shape, the old one.
+class ListsInPlace {
+ public:
+  ListsInPlace() : library_(std::in_place, torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__) {
+    for (const std::string name : {"add", "mul", "div", "lerp", "addcmul", "addcdiv"})
+      for (const std::string overload : {"Scalar", "List", "ScalarList"})
+        if (c10::Dispatcher::singleton().findSchema({"aten::_foreach_" + name + "_", overload}))
+          library_->impl(("_foreach_" + name + "_." + overload).c_str(),
+                         torch::CppFunction::makeFromBoxedFunction<&write>());
+  }
+  void stop() { library_.reset(); }
+
+ private:
+  /// Does nothing if the lists are alike. Otherwise torch makes the result, and says what does not fit.
+  static void write(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+    const size_t n_arguments = op.schema().arguments().size();
+    torch::jit::Stack call = torch::jit::pop(*stack, n_arguments);
+    const auto written = call[0].toTensorList();
+    if (are_alike(written, call)) return;
+    const c10::OperatorName& name = op.operator_name();
+    const std::string functional = name.name.substr(0, name.name.size() - 1);
+    c10::Dispatcher::singleton().findSchemaOrThrow(functional.c_str(), name.overload_name.c_str()).callBoxed(&call);
+    at::_foreach_copy_(written.vec(), call[0].toTensorVector());
+  }
+
+  std::optional<torch::Library> library_;
+};
+
 }  // namespace
 
 void bind_dry_run(py::module_& module) {
@@ -45,6 +91,9 @@ void bind_dry_run(py::module_& module) {
         return c10::make_intrusive<FakeGroup>(rank, n_ranks);
       },
       py::arg("rank"), py::arg("n_ranks"), "A backend of torch.distributed that sends nothing.");
+  py::class_<ListsInPlace>(module, "ListsInPlace", "Short kernels for writes to lists of tensors on meta, until stop().")
+      .def(py::init())
+      .def("stop", &ListsInPlace::stop);
   using Lifetime = std::tuple<int64_t, int64_t, int64_t, int64_t, std::string>;
   py::class_<MetaMemory>(module, "MetaMemory", "Records allocations on meta, from its construction to stop().")
       .def(py::init())
@@ -61,21 +110,21 @@ void bind_dry_run(py::module_& module) {
             return result;
           },
           "(bytes, begin, end or -1, label, operator or \"\") of each. Times count allocations and releases.");
-  using Figures = std::tuple<std::string, int64_t, int64_t, bool>;
+  using Figures = std::tuple<std::string, int64_t, int64_t, bool, int64_t>;
   py::class_<WorkMeter>(module, "WorkMeter",
                         "Records this thread's operators on meta, from its construction to stop() on this thread.")
       .def(py::init())
       .def("stop", &WorkMeter::stop)
-      .def("n_works", [](const WorkMeter& self) { return self.works().size(); })
+      .def("n_works", &WorkMeter::n_works, "The number of works so far. Later calls are works of their own.")
       .def(
           "works",
           [](const WorkMeter& self) {
             std::vector<Figures> result;
             for (const Work& each : self.works())
-              result.emplace_back(*each.op, each.flops, each.bytes, each.is_on_pieces);
+              result.emplace_back(*each.op, each.flops, each.bytes, each.is_on_pieces, each.n_calls);
             return result;
           },
-          "(operator, floating-point operations, bytes read and written, within an operator on a DTensor) of each.");
+          "(operator, floating-point operations, bytes read and written, within an operator on a DTensor, calls) of each.");
   py::class_<MadeSpecs>(module, "MadeSpecs", "Keeps the layouts of all tensors, from its construction to stop().")
       .def(py::init())
       .def("stop", &MadeSpecs::stop);

@@ -3,6 +3,7 @@
 #include "runtime/comm/backend_traits.h"
 #include "runtime/comm/communication.h"
 #include "runtime/comm/late_group.h"
+#include "runtime/comm/memory_view.h"
 #include "runtime/comm/tagged_messages.h"
 #include "runtime/comm/torch_versions.h"
 #include "text/check.h"
@@ -70,6 +71,9 @@ void check_contiguous(const char* op, const at::Tensor& tensor) {
                  tensor.sizes(), tensor.strides());
 }
 
-at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.as_strided({tensor.numel()}, {1}).view(at::kByte); }
+at::Tensor bytes_of(const at::Tensor& tensor) {
+  if (tensor.is_conj() || tensor.is_neg()) return tensor.view(at::kByte);  // torch refuses
+  return memory_view(tensor, 0, {static_cast<int64_t>(tensor.nbytes())}, at::kByte);
+}
 
 }  // namespace shardwise

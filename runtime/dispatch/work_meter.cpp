@@ -9,8 +9,10 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -87,7 +89,9 @@ struct WorkMeter::Recording {
   };
 
   EventReader reader{EventReader::kOperators};  // has the general path call every operator on pieces by the dispatcher
+  using Key = std::tuple<const std::string*, int64_t, int64_t, bool>;  // the members of a work with one call
   std::vector<Work> works;
+  std::map<Key, size_t> open;  // numbers of works, to which equal calls are added
   std::unordered_map<std::string, OpFacts> known;
   int distributed = 0;     // open calls on distributed tensors
   bool is_inside = false;  // in an operator that counts
@@ -96,6 +100,19 @@ struct WorkMeter::Recording {
   static Recording*& of_thread() {
     static thread_local Recording* open = nullptr;
     return open;
+  }
+
+  void add(const Work& call) {
+    const auto [at, is_new] =
+        open.try_emplace({call.op.get(), call.flops, call.bytes, call.is_on_pieces}, works.size());
+    if (is_new) {
+      works.push_back(call);
+      return;
+    }
+    Work& equal = works[at->second];
+    equal.flops += call.flops;
+    equal.bytes += call.bytes;
+    ++equal.n_calls;
   }
 
   const OpFacts& facts_of(const c10::OperatorName& name) {
@@ -122,8 +139,7 @@ struct Call : at::ObserverContext {
   enum Kind { kDistributed, kCounts };
   explicit Call(Kind kind) : kind(kind) {}
   Kind kind;
-  size_t number = 0;  // of its work
-  std::string_view op;
+  Work work;
   std::vector<c10::IValue> inputs;
   std::optional<KernelMemory> memory;
 };
@@ -155,13 +171,10 @@ std::unique_ptr<at::ObserverContext> entered(const at::RecordFunction& function)
   const Recording::OpFacts& facts = meter->facts_of(*name);
   if (!is_on_meta || facts.is_composed || facts.is_view) return nullptr;
   auto call = std::make_unique<Call>(Call::kCounts);
-  call->number = meter->works.size();
-  call->op = *facts.name;
   call->inputs.assign(function.inputs().begin(), function.inputs().end());
-  Work work{facts.name, 0, 0, meter->distributed > 0 || *CommScope::current_op() != '\0'};
+  call->work = {facts.name, 0, 0, meter->distributed > 0 || *CommScope::current_op() != '\0'};
   std::unordered_set<const void*> seen;
-  for (const c10::IValue& input : call->inputs) add_bytes(work, input, &seen);
-  meter->works.push_back(std::move(work));
+  for (const c10::IValue& input : call->inputs) add_bytes(call->work, input, &seen);
   meter->is_inside = true;
   call->memory.emplace();
   return call;
@@ -176,10 +189,10 @@ void left(const at::RecordFunction& function, at::ObserverContext* context) {
     return;
   }
   meter->is_inside = false;
-  Work& work = meter->works[call.number];
   const auto& outputs = function.outputs();
-  for (const c10::IValue& output : outputs) add_bytes(work, output, nullptr);
-  if (!outputs.empty()) work.flops = flops_of(call.op, call.inputs, outputs[0]);
+  for (const c10::IValue& output : outputs) add_bytes(call.work, output, nullptr);
+  if (!outputs.empty()) call.work.flops = flops_of(*call.work.op, call.inputs, outputs[0]);
+  meter->add(call.work);
 }
 
 }  // namespace
@@ -199,6 +212,11 @@ void WorkMeter::stop() {
   at::removeCallback(recording_->handle);
   recording_->reader.stop();
   Recording::of_thread() = nullptr;
+}
+
+int64_t WorkMeter::n_works() {
+  recording_->open.clear();
+  return static_cast<int64_t>(recording_->works.size());
 }
 
 const std::vector<Work>& WorkMeter::works() const { return recording_->works; }

@@ -14,13 +14,14 @@
 
 namespace shardwise {
 
-/// One operator that computes on plain tensors on meta. `flops` counts products of matrices, convolutions and attention;
-/// it is 0 for other operators. `bytes` is the size of the tensors that it reads and writes, each counted once.
+/// Equal calls of an operator that computes on plain tensors on meta. `flops` counts products of matrices, convolutions and attention;
+/// it is 0 for other operators. `bytes` is the size of the tensors that it reads and writes, each counted once per call.
 struct Work {
   std::shared_ptr<const std::string> op;  // "aten::mm"
-  int64_t flops = 0;
-  int64_t bytes = 0;
-  bool is_on_pieces = false;  // within an operator on a distributed tensor, or for its messages
+  int64_t flops = 0;                      // of all calls
+  int64_t bytes = 0;                      // of all calls
+  bool is_on_pieces = false;              // within an operator on a distributed tensor, or for its messages
+  int64_t n_calls = 1;
 };
 
 /// Records the work of the thread that makes it, until stop() on that thread. Views, operators that other operators call, and those under ShapesAlone do not count.
@@ -36,6 +37,8 @@ class WorkMeter {
   /// Records nothing further and keeps what was recorded. A second call does nothing.
   void stop();
 
+  /// The number of works so far. Later calls are works of their own.
+  int64_t n_works();
   const std::vector<Work>& works() const;
 
   struct Recording;

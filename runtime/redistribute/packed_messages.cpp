@@ -1,6 +1,9 @@
 #include "runtime/redistribute/packed_messages.h"
 
+#include "runtime/comm/memory_view.h"
 #include "runtime/redistribute/buffers.h"
+
+#include <ATen/ops/_foreach_copy.h>
 
 #include <cstring>
 #include <iterator>
@@ -34,6 +37,25 @@ std::vector<std::vector<Part>> by_message(const std::vector<Part>& parts) {
   return result;
 }
 
+/// Copies that are made by one operator.
+class ListOfCopies {
+ public:
+  void add(at::Tensor to, at::Tensor from) {
+    if (to.is_conj() || to.is_neg() || from.is_conj() || from.is_neg()) {
+      to.copy_(from);  // torch takes no such tensors in lists
+      return;
+    }
+    to_.push_back(std::move(to));
+    from_.push_back(std::move(from));
+  }
+  void run() const {
+    if (!to_.empty()) at::_foreach_copy_(to_, from_);
+  }
+
+ private:
+  std::vector<at::Tensor> to_, from_;
+};
+
 /// The offsets of parts in a message, in bytes, each a multiple of its element size. Sender and receiver compute the same.
 class Slots {
  public:
@@ -46,20 +68,19 @@ class Slots {
   int64_t n_bytes() const { return n_bytes_; }
   at::Tensor in(const at::Tensor& buffer, size_t i) const {
     const auto& [offset, sizes, dtype] = slots_[i];
-    const int64_t n_bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
-    return buffer.narrow(0, offset, n_bytes).view(dtype).view(sizes);
+    return memory_view(buffer, offset, sizes, dtype);
   }
-  void write(const at::Tensor& part, const at::Tensor& buffer, size_t i) const {
+  void write(const at::Tensor& part, const at::Tensor& buffer, size_t i, ListOfCopies& others) const {
     if (is_copied_as_bytes(part))
       std::memcpy(buffer.mutable_data_ptr<uint8_t>() + slots_[i].offset, part.const_data_ptr(), part.nbytes());
     else
-      in(buffer, i).copy_(part);
+      others.add(in(buffer, i), part);
   }
-  void read(const at::Tensor& buffer, size_t i, const at::Tensor& place) const {
+  void read(const at::Tensor& buffer, size_t i, const at::Tensor& place, ListOfCopies& others) const {
     if (is_copied_as_bytes(place))
       std::memcpy(place.mutable_data_ptr(), buffer.const_data_ptr<uint8_t>() + slots_[i].offset, place.nbytes());
     else
-      place.copy_(in(buffer, i));
+      others.add(place, in(buffer, i));
   }
 
  private:
@@ -108,7 +129,9 @@ Message PackedMessages::packed(int64_t rank, const std::vector<at::Tensor>& part
   for (const at::Tensor& part : parts) slots.add(part.sizes(), part.scalar_type());
   at::Tensor buffer = buffer_of(slots.n_bytes());
   return {rank, buffer, [parts, buffer, slots = std::move(slots)] {
-            for (size_t i = 0; i < parts.size(); ++i) slots.write(parts[i], buffer, i);
+            ListOfCopies others;
+            for (size_t i = 0; i < parts.size(); ++i) slots.write(parts[i], buffer, i, others);
+            others.run();
           }};
 }
 
@@ -120,8 +143,10 @@ Message PackedMessages::unpacked(int64_t rank, const std::vector<IncomingPart>& 
   for (size_t i = 0; i < parts.size(); ++i)
     if (!parts[i].place.defined()) apart_[parts[i].number] = slots.in(buffer, i);
   copies_.emplace_back([parts, buffer, slots = std::move(slots)] {
+    ListOfCopies others;
     for (size_t i = 0; i < parts.size(); ++i)
-      if (parts[i].place.defined()) slots.read(buffer, i, parts[i].place);
+      if (parts[i].place.defined()) slots.read(buffer, i, parts[i].place, others);
+    others.run();
   });
   return {rank, buffer};
 }

@@ -11,6 +11,7 @@ import sys
 import dry_run_program
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.distributed as dist
 from command_line import finished_command, is_error_in_a_line
 from torch.utils.flop_counter import FlopCounterMode
@@ -23,6 +24,7 @@ from shardwise._commands.link_speed import LinkSpeed, slowest
 from shardwise._dry_run.agreement import divergences
 from shardwise._dry_run.job import Program, run_all, run_as, sampled
 from shardwise._dry_run.rank_number import RankNumber
+from shardwise._progress import Notes
 from shardwise.parallel import ColwiseParallel, parallelize_module
 from shardwise.testing import run_ranks
 
@@ -81,7 +83,7 @@ def test_flops_are_those_that_torch_counts():
     meter = _C.WorkMeter()
     compute()
     meter.stop()
-    assert sum(flops for _, flops, _, _ in meter.works()) == known.get_total_flops()
+    assert sum(flops for _, flops, *_ in meter.works()) == known.get_total_flops()
 
 
 def test_memory_is_counted_while_it_is_held():
@@ -162,8 +164,58 @@ def test_times_are_estimated_at_the_rates_that_are_given():
     with sw.dry_run(4, flops=2, memory_bandwidth=1000, links=[(5, 1), (10, 0.5)]) as run:
         torch.rand(1000, 1000) @ torch.rand(1000, 1000)
         dist.all_reduce(torch.rand(1000))
-    assert "give the rates" not in str(run)
+    assert "if they overlap fully" in str(run)
     assert "0.011 ms of communication" in str(run)  # 5 us, and 6,000 bytes at 1 GB/s
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ({}, "ms of communication. That of computation is not known without --flops and --memory-bandwidth."),
+        ({"flops": 2}, "The memory traffic of operators is not known without --memory-bandwidth."),
+        ({"memory_bandwidth": 2}, "The arithmetic of operators is not known without --flops."),
+    ],
+)
+def test_no_total_time_is_told_if_a_rate_is_not_known(rates, words):
+    with sw.dry_run(4, **rates) as run:
+        torch.rand(1000, 1000) @ torch.rand(1000, 1000)
+        dist.all_reduce(torch.rand(1000))
+    (line,) = (line for line in str(run).splitlines() if line.startswith("estimated time"))
+    assert line.endswith(words)
+    assert "overlap" not in line
+    assert ("of computation," in line) == bool(rates)
+
+
+def test_a_gpus_memory_is_what_the_dry_run_counts():
+    with sw.dry_run(4):
+        x = torch.empty(1000, device="cuda")
+        y = torch.empty(500, device="cuda")
+        del y
+        assert (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated("cuda:0")) == (4000, 6000)
+        assert torch.cuda.memory.max_memory_reserved() == torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 6000
+        torch.cuda.reset_peak_memory_stats()
+        assert torch.cuda.max_memory_allocated() == x.nbytes
+        y = torch.empty(100)
+        assert torch.cuda.max_memory_allocated() == 4400
+
+
+def test_errors_after_a_dry_run_are_printed_without_its_rank():
+    text = "import sys, shardwise as sw\nwith sw.dry_run(8, 1):\n    pass\nraise KeyError('later')"
+    done = forked_python("-c", text, imported=TORCHS)
+    assert "KeyError: 'later'" in done.stderr
+    assert "[rank1]" not in done.stderr
+
+
+def test_equal_calls_are_counted_together_until_somebody_asks_for_their_number():
+    meter = _C.WorkMeter()
+    x = torch.empty(10, device="meta")
+    for _ in range(3):
+        x.mul_(x)
+    n = meter.n_works()
+    x.mul_(x)
+    meter.stop()
+    assert n == 1
+    assert meter.works() == [("aten::mul_", 0, 240, False, 3), ("aten::mul_", 0, 80, False, 1)]
 
 
 def test_every_device_is_meta_and_the_world_is_as_large_as_asked():
@@ -263,7 +315,7 @@ def test_a_program_that_fails_has_figures_up_to_there(tmp_path):
 
 
 def test_samples_are_evenly_spaced():
-    assert [sampled(512, 4), sampled(3, 8), sampled(5, 1)] == [[0, 170, 341, 511], [0, 1, 2], [0]]
+    assert [sampled(512, 4), sampled(3, 3), sampled(5, 1)] == [[0, 170, 341, 511], [0, 1, 2], [0]]
 
 
 def test_the_command_prints_the_report_and_writes_files(tmp_path):
@@ -285,6 +337,8 @@ def test_the_command_prints_the_report_and_writes_files(tmp_path):
         ([], "there is no file 'nothing.py'"),
         (["--rank", "4"], "rank 4 is not in a job of 4 ranks"),
         (["--all", "--device", "gpu"], "device_type is 'gpu', which torch does not know"),
+        (["--sample", "5"], "a sample of 5 ranks is more than the job has, 4. Give 4 or less, or `--all`"),
+        (["-m"], "there is no module 'nothing.py'. Give the name of a module, as for `python -m`."),
         (["--ids", "zipf:one"], "'one' is no number of 0 or more"),
         (["--ids", "loads.txt"], "no such file"),
         (["--links", "nothing.json"], "'nothing.json' has no links. Give what"),
@@ -342,6 +396,27 @@ def test_an_error_of_several_ranks_is_told_once(tmp_path):
         "on ranks 0, 2, 5: ValueError: no",
         "on ranks 7: ValueError: never",
     ]
+
+
+def test_a_run_that_fails_shows_its_error_and_no_empty_tables(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text("raise ValueError('of two\\nlines')\n")
+    done = finished_command("dry-run", "--ranks", 8, "--all", script)
+    assert done.stdout.split() == f"on ranks 0-7: ValueError: of two lines at {script}:1".split()
+    script.write_text("import torch, os\nx = torch.ones(3)\nraise ValueError(os.environ['RANK'] == '0')\n")
+    done = finished_command("dry-run", "--ranks", 8, "--sample", 2, script)
+    titles = [part.split(":")[0].split("\n")[0] for part in done.stdout.strip().split("\n\n")]
+    assert titles[-2:] == ["on ranks 0", "on ranks 7"]
+    assert [each for each in titles if "communication" in each or "time" in each] == []
+    assert "bytes sent" not in done.stdout
+
+
+def test_a_long_run_says_how_far_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Notes, "SECONDS", 0.2)
+    run_as(run_of(tmp_path, "import time; time.sleep(1)\n"), [0, 31])
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 1
+    assert re.fullmatch("dry-run: 0 of 2 ranks are done after [0-9]+ s; rank 0 runs", lines[0])
 
 
 def test_links_are_taken_as_doctor_measured_them(tmp_path):
@@ -493,3 +568,5 @@ def test_plain_tensors_are_refused_next_to_distributed_ones_as_by_real_ranks(cal
     with sw.dry_run(2, device_type="cpu"):
         found = body(0)
     assert found == run_ranks(2, body)[0]
+    with forward_ad.dual_level(), sw.dry_run(2, device_type="cpu"):
+        assert body(0) == found

@@ -1,5 +1,7 @@
 #include "wrappers/fsdp/gradient_reduction.h"
 
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -45,15 +47,16 @@ const at::Tensor& GradientReduction::arrived(int64_t member, size_t k) const {
 
 std::vector<uint8_t> GradientReduction::finish(const std::vector<at::Tensor>& sums) {
   messages_.finish();
-  for (size_t k = 0; k < which_.size(); ++k)
-    for (int64_t member = 0; member < ranks_.size(); ++member) {
-      const size_t i = which_[k];
-      const at::Tensor term = member == ranks_.index ? parameters_[i].part(gradients_[i], member) : arrived(member, k);
-      if (member == 0)
-        sums[k].copy_(term);
-      else
-        sums[k].add_(term);
-    }
+  for (int64_t member = 0; member < ranks_.size() && !sums.empty(); ++member) {
+    std::vector<at::Tensor> terms;
+    for (size_t k = 0; k < which_.size(); ++k)
+      terms.push_back(member == ranks_.index ? parameters_[which_[k]].part(gradients_[which_[k]], member)
+                                             : arrived(member, k));
+    if (member == 0)
+      at::_foreach_copy_(sums, terms);
+    else
+      at::_foreach_add_(sums, terms);
+  }
   // A rank that has all gradients does not read the flags of others, which would wait for the GPU.
   for (int64_t member = 0; member < ranks_.size() && !has_all(); ++member) {
     if (member == ranks_.index || !ranks_.sends) continue;

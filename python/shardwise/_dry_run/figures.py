@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardwise.debug.spans import CommunicationSpan
 
@@ -19,8 +22,7 @@ LINKS = ((20.0, 10.0),)  # unless others are given, in us and GB/s
 PHASES = FORWARD, BACKWARD, OPTIMIZER, OUTSIDE = ("forward", "backward", "optimizer step", "outside of modules")
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where in the program something happened."""
 
     layer: str  # "MLP.net1", or "Global" outside of modules
@@ -32,8 +34,7 @@ class Place:
         return re.sub(r"\.\d+(?=\.|$)", ".*", self.layer)
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(NamedTuple):
     """The memory of a tensor and its views, in bytes. Times count allocations and releases."""
 
     n_bytes: int
@@ -54,14 +55,14 @@ class Communication:
     place: Place
 
 
-@dataclass(frozen=True)
-class Work:
-    """One operator on plain tensors: its floating-point operations, and the bytes that it reads and writes."""
+class Work(NamedTuple):
+    """Equal calls of an operator on plain tensors: their floating-point operations, and the bytes that they read and write."""
 
     op: str
     flops: int
     n_bytes: int
     is_on_pieces: bool  # False: of plain tensors of the program
+    n_calls: int
     place: Place
 
 
@@ -146,15 +147,21 @@ class RankFigures:
     def __post_init__(self) -> None:
         self.alike = self.alike or [self.rank]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The figures for another process, with allocations by column: there are hundreds of thousands in a step of a large model."""
+        *numbers, ops, places = zip(*self.allocations) if self.allocations else [()] * len(Allocation._fields)
+        columns = [array("q", each) for each in numbers], ops, places
+        return {**self.__dict__, "peak_by_kind": self.peak_by_kind, "allocations": columns}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        numbers, ops, places = state["allocations"]
+        self.allocations = list(map(Allocation._make, zip(*numbers, ops, places)))
+
     @cached_property
-    def bytes_over_time(self) -> list[int]:
+    def bytes_over_time(self) -> array[int]:
         """The bytes in use after each allocation and release."""
-        changes: Counter[int] = Counter()
-        for each in self.allocations:
-            changes[each.begin] += each.n_bytes
-            if each.end >= 0:
-                changes[each.end] -= each.n_bytes
-        return list(accumulate(changes[time] for time in range(max(changes, default=-1) + 1)))
+        return bytes_over_time(self.allocations)
 
     @cached_property
     def first_step(self) -> int:
@@ -205,25 +212,51 @@ class RankFigures:
             "peak_bytes": self.peak_bytes,
             "setup_peak_bytes": self.setup_peak_bytes,
             "peak_by_kind": self.peak_by_kind,
-            "memory": self.bytes_over_time,
+            "memory": self.bytes_over_time.tolist(),
             "bytes_sent": self.bytes_sent,
             "bytes_received": self.bytes_received,
             "communications": [
                 {
-                    **asdict(each.place),
+                    **each.place._asdict(),
                     "is_between_hosts": machine.is_between_hosts(each.span),
                     **{name: getattr(each.span, name) for name in COMMUNICATION_FIELDS},
                 }
                 for each in self.communications
             ],
             "flops": self.flops,
-            "works": [asdict(each) for each in self.works],
+            "works": [{**each._asdict(), "place": each.place._asdict()} for each in self.works],
             "files": [asdict(each) for each in self.files],
             "reads": [{"line": line, "call": call, "times": n} for (line, call), n in self.reads.items()],
             "ids": self.ids,
             "failure": self.failure,
             "alike": self.alike,
         }
+
+
+def bytes_over_time(lifetimes: Iterable[tuple[Any, ...]]) -> array[int]:
+    """The bytes in use after each allocation and release. A lifetime begins with the bytes, the time of the allocation, and that of the release or -1."""
+    changes: list[int] = []
+    for n_bytes, begin, end, *_ in lifetimes:
+        if max(begin, end) >= len(changes):
+            changes += [0] * (max(begin, end) + 1)
+        changes[begin] += n_bytes
+        if end >= 0:
+            changes[end] -= n_bytes
+    while changes and changes[-1] == 0:
+        changes.pop()
+    return array("q", accumulate(changes))
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """A `with` block in which Python looks for no cycles of objects. It makes many objects that have none."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 COMMUNICATION_FIELDS = ("collective", "op", "ranks", "dtype", "bytes_sent", "bytes_received", "is_asked_for", "source")

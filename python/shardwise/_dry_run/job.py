@@ -1,22 +1,25 @@
 """Runs a program as several ranks of a job, each in a process of its own."""
 
+import gc
 import os
 import runpy
 import sys
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from shardwise._dry_run.figures import RankFigures
+from shardwise._dry_run.figures import RankFigures, without_collections
 from shardwise._dry_run.ids import EQUAL_SHARES, IdModel
 from shardwise._dry_run.letters import Letters
 from shardwise._dry_run.meta_mode import Value
 from shardwise._dry_run.run import dry_run
+from shardwise._progress import Notes
 
 N_PROCESSES = os.cpu_count() or 1
 
@@ -58,7 +61,7 @@ def run_as(program: Program, ranks: Sequence[int]) -> list[RankFigures]:
 
     Each rank is a process, as many at a time as there are cores. A program that ends with an error has figures up to there.
     """
-    return _run_each([(program, rank, rank == ranks[0], None) for rank in ranks])
+    return _run_each([(program, rank, rank == ranks[0], None) for rank in ranks], Notes("dry-run", "ranks", len(ranks)))
 
 
 def run_all(program: Program) -> list[RankFigures]:
@@ -67,9 +70,11 @@ def run_all(program: Program) -> list[RankFigures]:
     """
     pending = list(range(program.n_ranks))
     found: list[RankFigures] = []
+    notes = Notes("dry-run", "ranks", program.n_ranks)
     while pending:
         tried = sorted({pending[0], *pending[-1:], *pending[1 : N_PROCESSES - 1]})
-        for figures in _run_each([(program, rank, not found and rank == 0, pending) for rank in tried]):
+        notes.n_done = program.n_ranks - len(pending)
+        for figures in _run_each([(program, rank, not found and rank == 0, pending) for rank in tried], notes):
             if figures.rank not in pending:
                 continue  # another one stands for it
             waiting = set(pending)
@@ -79,14 +84,15 @@ def run_all(program: Program) -> list[RankFigures]:
     return found
 
 
-def _run_each(arguments: Sequence[Arguments]) -> list[RankFigures]:
+def _run_each(arguments: Sequence[Arguments], notes: Notes) -> list[RankFigures]:
     program, rank, _, others = arguments[0]
     program.as_rank(rank, others)
     if not (program.is_module or Path(program.arguments[0]).is_file()):
         raise FileNotFoundError(
             f"[dry_run] there is no file {program.arguments[0]!r}. Give the path of a Python program."
         )
-    office = Office(program, {each[1]: each for each in arguments})
+    import_module("shardwise._dry_run.checkpoints")  # once for all ranks, because it takes a while
+    office = Office(program, {each[1]: each for each in arguments}, notes)
     try:
         for begin in range(0, len(arguments), N_PROCESSES):
             ranks = [each[1] for each in arguments[begin : begin + N_PROCESSES]]
@@ -94,6 +100,7 @@ def _run_each(arguments: Sequence[Arguments]) -> list[RankFigures]:
                 office.start(rank)
             for rank in ranks:
                 office.serve(rank)
+                notes.n_done += 1
     finally:
         office.close()
     return [office.found[each[1]] for each in arguments]
@@ -102,9 +109,9 @@ def _run_each(arguments: Sequence[Arguments]) -> list[RankFigures]:
 class Office:
     """Processes of ranks. It delivers the objects that they send each other, and starts the senders of those that a rank waits for."""
 
-    def __init__(self, program: Program, arguments: Mapping[int, Arguments]) -> None:
+    def __init__(self, program: Program, arguments: Mapping[int, Arguments], notes: Notes) -> None:
         self.found: dict[int, RankFigures] = {}
-        self._program, self._arguments = program, arguments
+        self._program, self._arguments, self._notes = program, arguments, notes
         self._processes: dict[int, tuple[BaseProcess, Connection]] = {}
         self._letters: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(deque)  # by sender and receiver
 
@@ -123,14 +130,18 @@ class Office:
         """Takes what the process of a rank tells until there is a letter in `wanted`, or the figures. `waiting`: ranks that wait for it."""
         process, connection = self._processes[rank]
         while rank not in self.found and not wanted:
+            self._notes.wait_for(connection, f"rank {rank} runs")
             try:
-                told = connection.recv()
+                with without_collections():
+                    told = connection.recv()
             except EOFError:
                 process.join()
                 raise ValueError(
                     f"[dry_run] the process of rank {rank} ended with exit code {process.exitcode} before its program did. A program must "
                     "not end by os._exit()."
                 ) from None
+            if isinstance(told, NoProgram):
+                raise told
             if isinstance(told, RankFigures):
                 self.found[rank] = told
                 process.join()
@@ -150,8 +161,18 @@ class Office:
                 process.join()
 
 
+class NoProgram(ValueError):
+    """There is no module of this name to run."""
+
+
 def _send(connection: Connection, arguments: Arguments) -> None:
-    connection.send(_run(*arguments, Letters(connection)))
+    gc.freeze()  # the modules of the parent process, so that collections in the program leave them out
+    try:
+        told: RankFigures | NoProgram = _run(*arguments, Letters(connection))
+    except NoProgram as error:
+        told = error
+    with without_collections():
+        connection.send(told)
 
 
 def _run(program: Program, rank: int, is_shown: bool, others: Sequence[int] | None, letters: Letters) -> RankFigures:
@@ -170,15 +191,40 @@ def _run(program: Program, rank: int, is_shown: bool, others: Sequence[int] | No
 
 def _run_once(program: Program, rank: int, others: Sequence[int] | None, letters: Letters) -> RankFigures:
     run = program.as_rank(rank, others, letters)
-    with suppress(Exception, SystemExit), run:  # the figures have the error
-        if program.is_module:
-            runpy.run_module(program.arguments[0], run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(program.arguments[0], run_name="__main__")
+    try:
+        with run:
+            if program.is_module:
+                check_module(program.arguments[0])
+                runpy.run_module(program.arguments[0], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(program.arguments[0], run_name="__main__")
+    except NoProgram:
+        raise
+    except (Exception, SystemExit):
+        pass  # the figures have the error
     return run.figures
 
 
+def check_module(name: str) -> None:
+    """Raises NoProgram if there is no such module, or if it is a package that does not run."""
+    found, missing = None, name
+    try:
+        found = find_spec(name)
+        if found is not None and found.submodule_search_locations is not None:
+            missing = f"{name}.__main__"
+            found = find_spec(missing)
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise  # of a package that imports another one
+    if found is None:
+        raise NoProgram(f"[dry_run] there is no module {missing!r}. Give the name of a module, as for `python -m`.")
+
+
 def sampled(n_ranks: int, n: int) -> list[int]:
-    """`n` ranks, evenly spaced, with the first and the last."""
-    n = min(n, n_ranks)
+    """`n` ranks, evenly spaced, with the first and the last. Raises ValueError if there are fewer."""
+    if n > n_ranks:
+        raise ValueError(
+            f"[dry_run] a sample of {n} ranks is more than the job has, {n_ranks}. Give {n_ranks} or less, or `--all`, which runs one rank of each "
+            "set of alike ranks."
+        )
     return sorted({round(i * (n_ranks - 1) / max(n - 1, 1)) for i in range(n)})

@@ -47,18 +47,21 @@ class Report:
 
     def __str__(self) -> str:
         """The tables of the rank with the largest peak, after one that compares the ranks if there are several."""
-        ranks, shown = self.ranks, largest(self.ranks)
-        parts = (
-            [compared(ranks), self.disagreements or agreement(ranks)] if len(ranks) > 1 or len(shown.alike) > 1 else []
-        )
+        ranks, shown, machine = self.ranks, largest(self.ranks), self.machine
+        has_failed = any(each.failure for each in ranks)
+        parts = []
+        if len(ranks) > 1 or len(shown.alike) > 1:
+            parts = [compared(ranks), self.disagreements or ("" if has_failed else agreement(ranks))]
+        if shown.allocations or not has_failed:
+            parts += [memory_by_kind(shown), memory_by_layer(shown)]
+        if shown.communications or not has_failed:
+            spans = [each.span for each in shown.communications]
+            parts += [communication_by_layer(shown, machine), unasked_table(spans, MOST_LINES)]
+        if shown.works or not has_failed:
+            parts.append(work_by_operator(shown))
         parts += [
-            memory_by_kind(shown),
-            memory_by_layer(shown),
-            communication_by_layer(shown, self.machine),
-            unasked_table([each.span for each in shown.communications], MOST_LINES),
-            work_by_operator(shown),
             checkpoints(shown),
-            times(shown, self.machine),
+            times(shown, machine) if shown.communications or not has_failed else "",
             outside_meshes(ranks),
             reads(shown),
             f"ids and choices of experts are a model: {shown.ids}\n" if shown.ids else "",
@@ -149,8 +152,9 @@ def work_by_operator(figures: RankFigures) -> str:
     )
     ordered = _most_first(groups, lambda each: each.flops * 1e-3 + each.n_bytes)  # a product costs more than its bytes
     rows = [
-        (*key, f"{len(found):,}", f"{sum(each.flops for each in found) / 1e9:,.1f}", in_units(_bytes(found)))
+        (*key, f"{sum(each.n_calls for each in found):,}", f"{flops / 1e9:,.1f}", in_units(_bytes(found)))
         for key, found in ordered[:MOST_LINES]
+        for flops in [sum(each.flops for each in found)]
     ]
     title = f"{figures.flops / 1e12:,.3f} TFLOP, {in_units(_bytes(figures.works))} read and written"
     return table_text(title, ["operator", "phase", "on", "calls", "GFLOP", "bytes"], rows, 3)
@@ -164,10 +168,18 @@ def seconds(figures: RankFigures, machine: Machine) -> tuple[float, float]:
 
 def times(figures: RankFigures, machine: Machine) -> str:
     computing, communicating = seconds(figures, machine)
-    rate = "" if machine.flops or machine.memory_bandwidth else " (give the rates of the device for this one)"
+    known = f"{communicating * 1e3:,.3f} ms of communication"
+    rates = {"--flops": machine.flops, "--memory-bandwidth": machine.memory_bandwidth}
+    missing = " and ".join(option for option, rate in rates.items() if not rate)
+    if len(missing.split()) > 1:
+        return f"estimated time: {known}. That of computation is not known without {missing}.\n"
+    known = f"{computing * 1e3:,.3f} ms of computation, {known}"
+    if missing:
+        part = "memory traffic" if machine.flops else "arithmetic"
+        return f"estimated time: at least {known}. The {part} of operators is not known without {missing}.\n"
     return (
-        f"estimated time: {computing * 1e3:,.3f} ms of computation{rate}, {communicating * 1e3:,.3f} ms of communication; "
-        f"{max(computing, communicating) * 1e3:,.3f} ms if they overlap fully, {(computing + communicating) * 1e3:,.3f} ms if not\n"
+        f"estimated time: {known}; {max(computing, communicating) * 1e3:,.3f} ms if they overlap fully, "
+        f"{(computing + communicating) * 1e3:,.3f} ms if not\n"
     )
 
 
@@ -213,10 +225,14 @@ def compared(ranks: Sequence[RankFigures]) -> str:
     rows, n_ranks = [], sum(len(each.alike) for each in ranks)
     for name, (figure, text) in columns.items():
         numbers = {each.rank: figure(each) for each in ranks}
+        if not any(numbers.values()) and any(each.failure for each in ranks):
+            continue
         most = max(numbers, key=lambda rank: numbers[rank])
         mean = sum(numbers[each.rank] * len(each.alike) for each in ranks) / n_ranks
         imbalance = f"{numbers[most] / mean:.2f}" if mean else "-"
         rows.append((name, text(min(numbers.values())), text(mean), text(numbers[most]), f"{most}", imbalance))
+    if not rows:
+        return ""
     title = f"{n_ranks:,} of {ranks[0].n_ranks:,} ranks"
     if n_ranks > len(ranks):
         alike = "; ".join(f"{ranks_text(each.alike)} as rank {each.rank}" for each in ranks[:8])

@@ -1,10 +1,10 @@
 """dry_run(): the context in which a program runs as one rank of a job, without memory and without messages."""
 
 import traceback
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import product
+from sys import intern
 from typing import Any
 from unittest import mock
 
@@ -39,14 +39,14 @@ from shardwise._dry_run.figures import (
     Place,
     RankFigures,
     Work,
+    without_collections,
 )
 from shardwise._dry_run.ids import UNIFORM, IdModel
 from shardwise._dry_run.letters import Letters
-from shardwise._dry_run.lists_in_place import lists_in_place
 from shardwise._dry_run.meta_mode import MetaMode, Value, kept_ranks, on_meta
 from shardwise._dry_run.rank_number import Fact, noted_ranks
 from shardwise._dry_run.report import Report
-from shardwise._dry_run.world import fake_world
+from shardwise._dry_run.world import MemoryTold, fake_world
 from shardwise.debug.module_tracker import EVERYTHING, ModuleTracker
 from shardwise.debug.pictures import picture
 from shardwise.debug.spans import RankProfile
@@ -118,7 +118,8 @@ class dry_run:
 
         with ExitStack() as scopes:
             n_ranks, per_host = self.figures.n_ranks, self.machine.ranks_per_host
-            scopes.enter_context(fake_world(n_ranks, self.figures.rank, per_host, self._device_type, self._letters))
+            told = MemoryTold(lambda: self._memory.allocations())
+            scopes.enter_context(fake_world(n_ranks, self.figures.rank, per_host, self._device_type, self._letters, told))
             _C.plan_for(self._device_type, self._ids.numbers)
             scopes.callback(_C.plan_for, None)
             scopes.enter_context(kept_ranks())
@@ -139,7 +140,7 @@ class dry_run:
 
             scopes.enter_context(mock.patch.object(DeviceMesh, "_register", keep))
             self._made, self._memory, self._work = meters = _C.MadeSpecs(), _C.MetaMemory(), _C.WorkMeter()
-            for meter in meters:
+            for meter in (*meters, _C.ListsInPlace()):
                 scopes.callback(meter.stop)
             self._events = _C.EventReader("dry_run", operators=True, details=True, plain_collectives=True)
             self._events.open()
@@ -170,7 +171,8 @@ class dry_run:
             self.figures.alike += self._alike()
             self.figures.ids = self._ids.text if _C.plans_ids() else ""
             self.figures.grids = sorted({Grid.of(mesh) for mesh in self._meshes})
-        self._take_figures()
+        with without_collections():
+            self._take_figures()
 
     def _advice(self, error: BaseException | None) -> str:
         """Sentences that follow the program's error: how a dry run may have caused it, and the way out."""
@@ -195,17 +197,16 @@ class dry_run:
         return list(filter(is_alike, _C.alike_ranks(self._made, list(self._others))))
 
     def _take_figures(self) -> None:
-        figures = self.figures
-        figures.communications = [
-            Communication(each, self._place(MESSAGES, number))
-            for number, each in enumerate(RankProfile.of(figures.rank, self._events).communications)
-        ]
+        figures, (n_messages, n_allocations, n_works) = self.figures, self._counters()
+        spans = RankProfile.of(figures.rank, self._events).communications
+        figures.communications = list(map(Communication, spans, self._places(MESSAGES, n_messages)))
+        memory = zip(self._memory.allocations(), self._places(ALLOCATIONS, n_allocations))
         figures.allocations = [
-            Allocation(*each, self._place(ALLOCATIONS, number))
-            for number, each in enumerate(self._memory.allocations())
-            if each[0] > 0
+            Allocation(*numbers, intern(op), place) for (*numbers, op), place in memory if numbers[0] > 0
         ]
-        figures.works = [Work(*each, self._place(WORKS, number)) for number, each in enumerate(self._work.works())]
+        figures.works = [
+            Work(*each, place) for each, place in zip(self._work.works(), self._places(WORKS, n_works), strict=True)
+        ]
         figures.reads = dict(self._mode.reads)
         if not figures.failure:
             figures.pictures = [picture(module).draw("svg") for module in self._models]
@@ -216,12 +217,16 @@ class dry_run:
     def _counters(self) -> tuple[int, int, int]:
         return self._events.n_communications(), self._memory.n_allocations(), self._work.n_works()
 
-    def _place(self, counter: int, number: int) -> Place:
-        layer, is_backward = self._tracker.mark_of(counter, number)
-        step = bisect_right(self._steps, number, key=lambda step: step[0][counter]) - 1
-        if step >= 0 and number < self._steps[step][1][counter]:
-            return Place(layer, OPTIMIZER)
-        return Place(layer, BACKWARD if is_backward else OUTSIDE if layer == EVERYTHING else FORWARD)
+    def _places(self, counter: int, n: int) -> list[Place]:
+        """Where the first `n` events of this counter happened."""
+        found: list[Place] = []
+        for layer, is_backward, first, last in self._tracker.intervals(counter, 0, n):
+            phase = BACKWARD if is_backward else OUTSIDE if layer == EVERYTHING else FORWARD
+            found += [Place(layer, phase)] * (last - first)
+        for begun, ended in self._steps:
+            for number in range(begun[counter], ended[counter]):
+                found[number] = found[number]._replace(phase=OPTIMIZER)
+        return found
 
     def _noted_wait(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """torch's send or recv, which returns when the message has been sent."""
@@ -261,7 +266,6 @@ class dry_run:
 def changes_of_torch(device_type: str) -> Iterator[AbstractContextManager[Any]]:
     """Compiled functions run eagerly. Autocast, and the kernels that optimizers take for lists, are those of `device_type`."""
     yield torch.compiler.set_stance("force_eager")
-    yield lists_in_place()
     enable = torch.set_autocast_enabled
 
     def enable_on_meta(*args: Any) -> None:
@@ -289,4 +293,5 @@ def failure_text(error: BaseException | None, advice: str) -> str:
         return ""
     lines = [each for each in traceback.extract_tb(error.__traceback__) if not _C.is_of_a_library(each.filename)]
     place = f" at {lines[-1].filename}:{lines[-1].lineno}" if lines else ""
-    return f"{type(error).__name__}: {error}{place}{'' if '[dry_run]' in str(error) else advice}"
+    words = " ".join(str(error).split())  # errors of torch have several lines
+    return f"{type(error).__name__}: {words}{place}{'' if '[dry_run]' in words else advice}"

@@ -2,8 +2,10 @@
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from shardwise import _C
+from shardwise._dry_run.figures import bytes_over_time
 from shardwise._dry_run.letters import Letters, changes_of_letters
 from shardwise._torch_groups import is_rank
 
@@ -20,8 +23,31 @@ VERIFY_PARAMETERS = torch._C._distributed_c10d._verify_params_across_processes
 BACKEND = "fake"  # torch's: its operations return at once and deliver nothing
 
 
+class MemoryTold:
+    """Answers to torch.cuda.memory_allocated() and max_memory_allocated(), by the lifetimes that the dry run has counted so far."""
+
+    def __init__(self, lifetimes: Callable[[], Iterable[tuple[Any, ...]]]) -> None:
+        self._lifetimes = lifetimes
+        self._begin = 0  # the time of the last reset
+
+    def in_use(self, *device: Any) -> int:
+        return [0, *bytes_over_time(self._lifetimes())][-1]
+
+    def peak(self, *device: Any) -> int:
+        return max([0, *bytes_over_time(self._lifetimes())][self._begin :])
+
+    def reset_peak(self, *device: Any) -> None:
+        self._begin = len(bytes_over_time(self._lifetimes()))
+
+    def statistics(self, *device: Any) -> dict[str, int]:
+        numbers = {"current": self.in_use(), "peak": self.peak()}
+        return {f"{kind}_bytes.all.{name}": n for kind in ("allocated", "reserved") for name, n in numbers.items()}
+
+
 @contextmanager
-def fake_world(ranks: int, rank: int, ranks_per_host: int, device_type: str, letters: Letters) -> Iterator[None]:
+def fake_world(
+    ranks: int, rank: int, ranks_per_host: int, device_type: str, letters: Letters, memory: MemoryTold
+) -> Iterator[None]:
     """A `with` block in which this process is one rank of many, as under torchrun.
 
     The program may initialise torch.distributed, with any backend, or leave that to Shardwise. Calls of torch.cuda that a rank makes at its start do
@@ -57,6 +83,7 @@ def fake_world(ranks: int, rank: int, ranks_per_host: int, device_type: str, let
         return made
 
     with ExitStack() as changes:
+        changes.enter_context(mock.patch.object(sys, "excepthook", sys.excepthook))  # torch's has the rank in each line
         changes.enter_context(mock.patch.dict(os.environ, {name: str(value) for name, value in variables.items()}))
         fake = dist.Backend._BackendPlugin(lambda at, options: _C.fake_group(at.group_rank, at.group_size), True)
         changes.enter_context(mock.patch.dict(dist.Backend._plugins, {BACKEND.upper(): fake}))
@@ -71,8 +98,10 @@ def fake_world(ranks: int, rank: int, ranks_per_host: int, device_type: str, let
         for change in changes_of_letters(letters, with_values):
             changes.enter_context(change)
         changes.enter_context(mock.patch.object(dist, VERIFY_PARAMETERS.__name__, verify_parameters))
-        for name, function in cuda_stand_ins(rank % ranks_per_host, ranks_per_host, device_type == "cuda").items():
-            changes.enter_context(mock.patch.object(torch.cuda, name, function))
+        cuda = cuda_stand_ins(rank % ranks_per_host, ranks_per_host, device_type == "cuda", memory)
+        for (name, function), module in product(cuda.items(), (torch.cuda, torch.cuda.memory)):
+            if hasattr(module, name):
+                changes.enter_context(mock.patch.object(module, name, function))
         init_process_group()
         try:
             yield
@@ -114,17 +143,19 @@ def verify_parameters(group: Any, parameters: Sequence[torch.Tensor], logger: An
     VERIFY_PARAMETERS(group, known, logger)
 
 
-def cuda_stand_ins(device: int, devices: int, is_there: bool) -> dict[str, Callable[..., Any]]:
+def cuda_stand_ins(device: int, devices: int, is_there: bool, memory: MemoryTold) -> dict[str, Callable[..., Any]]:
     """Stand-ins for functions of torch.cuda, on a host with or without GPUs."""
 
     def giving(result: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: result  # one each: torch.compile lists the functions of torch
 
-    names = ["set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "manual_seed", "manual_seed_all"]
+    names = ["set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all"]
     names += ["set_rng_state", "set_rng_state_all"]
     state = torch.zeros(16, dtype=torch.uint8)  # as large as a GPU's
-    numbers = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-    found = {name: giving(None) for name in (*names, "init")} | {name: giving(0) for name in numbers}
+    found = {name: giving(None) for name in (*names, "init")}
+    found |= {f"memory_{kind}": lambda *device: memory.in_use() for kind in ("allocated", "reserved")}
+    found |= {f"max_memory_{kind}": lambda *device: memory.peak() for kind in ("allocated", "reserved")}
+    found |= {"reset_peak_memory_stats": memory.reset_peak, "memory_stats": memory.statistics}
     answers = {"is_available": is_there, "is_bf16_supported": is_there, "get_device_capability": (9, 0)}
     answers |= {"current_device": device, "device_count": devices}
     answers |= {"get_rng_state": state, "get_rng_state_all": [state] * devices}
