@@ -7,8 +7,8 @@
 #include "runtime/tensor/meta_memory.h"
 
 #include <ATen/ops/_foreach_copy.h>
-#include <torch/csrc/distributed/c10d/FakeProcessGroup.hpp>
 #include <torch/library.h>
+#include <torch/csrc/distributed/c10d/FakeProcessGroup.hpp>
 
 #include <optional>
 #include <set>
@@ -91,7 +91,8 @@ void bind_dry_run(py::module_& module) {
         return c10::make_intrusive<FakeGroup>(rank, n_ranks);
       },
       py::arg("rank"), py::arg("n_ranks"), "A backend of torch.distributed that sends nothing.");
-  py::class_<ListsInPlace>(module, "ListsInPlace", "Short kernels for writes to lists of tensors on meta, until stop().")
+  py::class_<ListsInPlace>(module, "ListsInPlace",
+                           "Short kernels for writes to lists of tensors on meta, until stop().")
       .def(py::init())
       .def("stop", &ListsInPlace::stop);
   using Lifetime = std::tuple<int64_t, int64_t, int64_t, int64_t, std::string>;
@@ -124,7 +125,8 @@ void bind_dry_run(py::module_& module) {
               result.emplace_back(*each.op, each.flops, each.bytes, each.is_on_pieces, each.n_calls);
             return result;
           },
-          "(operator, floating-point operations, bytes read and written, within an operator on a DTensor, calls) of each.");
+          "(operator, floating-point operations, bytes read and written, within an operator on a DTensor, calls) of "
+          "each.");
   py::class_<MadeSpecs>(module, "MadeSpecs", "Keeps the layouts of all tensors, from its construction to stop().")
       .def(py::init())
       .def("stop", &MadeSpecs::stop);

@@ -84,15 +84,16 @@ struct WorkMeter::Recording {
   /// Properties of all calls of an operator.
   struct OpFacts {
     std::shared_ptr<const std::string> name;
-    bool is_composed = false;  // of other operators, which count
-    bool is_view = false;      // its result is its operand's memory
+    bool is_composed = false;     // of other operators, which count
+    bool is_view = false;         // its result is its operand's memory
+    std::vector<size_t> written;  // operands that it writes, if it returns nothing: lists in place
   };
 
   EventReader reader{EventReader::kOperators};  // has the general path call every operator on pieces by the dispatcher
   using Key = std::tuple<const std::string*, int64_t, int64_t, bool>;  // the members of a work with one call
   std::vector<Work> works;
   std::map<Key, size_t> open;  // numbers of works, to which equal calls are added
-  std::unordered_map<std::string, OpFacts> known;
+  std::unordered_map<c10::OperatorName, OpFacts> known;
   int distributed = 0;     // open calls on distributed tensors
   bool is_inside = false;  // in an operator that counts
   at::CallbackHandle handle = 0;
@@ -116,7 +117,7 @@ struct WorkMeter::Recording {
   }
 
   const OpFacts& facts_of(const c10::OperatorName& name) {
-    const auto [at, is_new] = known.try_emplace(name.name + "." + name.overload_name);
+    const auto [at, is_new] = known.try_emplace(name);
     if (!is_new) return at->second;
     OpFacts& facts = at->second;
     facts.name = std::make_shared<const std::string>(name.name);
@@ -128,6 +129,11 @@ struct WorkMeter::Recording {
                     (op && std::ranges::any_of(op->schema().returns(), [](const c10::Argument& result) {
                        return result.alias_info() && !result.alias_info()->isWrite();
                      }));
+    if (op && op->schema().returns().empty()) {
+      const auto& arguments = op->schema().arguments();
+      for (size_t i = 0; i < arguments.size(); ++i)
+        if (arguments[i].alias_info() && arguments[i].alias_info()->isWrite()) facts.written.push_back(i);
+    }
     return facts;
   }
 };
@@ -140,6 +146,7 @@ struct Call : at::ObserverContext {
   explicit Call(Kind kind) : kind(kind) {}
   Kind kind;
   Work work;
+  const WorkMeter::Recording::OpFacts* facts = nullptr;
   std::vector<c10::IValue> inputs;
   std::optional<KernelMemory> memory;
 };
@@ -171,6 +178,7 @@ std::unique_ptr<at::ObserverContext> entered(const at::RecordFunction& function)
   const Recording::OpFacts& facts = meter->facts_of(*name);
   if (!is_on_meta || facts.is_composed || facts.is_view) return nullptr;
   auto call = std::make_unique<Call>(Call::kCounts);
+  call->facts = &facts;
   call->inputs.assign(function.inputs().begin(), function.inputs().end());
   call->work = {facts.name, 0, 0, meter->distributed > 0 || *CommScope::current_op() != '\0'};
   std::unordered_set<const void*> seen;
@@ -191,6 +199,7 @@ void left(const at::RecordFunction& function, at::ObserverContext* context) {
   meter->is_inside = false;
   const auto& outputs = function.outputs();
   for (const c10::IValue& output : outputs) add_bytes(call.work, output, nullptr);
+  for (const size_t i : call.facts->written) add_bytes(call.work, call.inputs[i], nullptr);
   if (!outputs.empty()) call.work.flops = flops_of(*call.work.op, call.inputs, outputs[0]);
   meter->add(call.work);
 }

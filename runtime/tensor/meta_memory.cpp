@@ -114,7 +114,9 @@ class HostAllocator final : public c10::Allocator {
     return {data, context, &release_host, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
-  void copy_data(void* to, const void* from, std::size_t n_bytes) const override { usual_->copy_data(to, from, n_bytes); }
+  void copy_data(void* to, const void* from, std::size_t n_bytes) const override {
+    usual_->copy_data(to, from, n_bytes);
+  }
 
   void use(bool is_used) {
     if (usual_ == nullptr) usual_ = c10::GetCPUAllocator();

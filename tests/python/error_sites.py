@@ -67,11 +67,13 @@ ELSEWHERE = {
         " alone does not exist, and the rank cannot ",
         ": their backend needs all ranks to make a group",
     ),
-    "a dry run, which ranks cannot start: tests/python/test_dry_run.py": (
+    "a dry run, which ranks cannot start: tests/python/test_dry_run.py and test_dry_run_command.py": (
         " is being counted already",
         " are being recorded already",
         " reads a value (",
         "Give the path of a Python program",
+        "Give the name of a module, as for ",
+        " ranks is more than the job has, ",
         " before its program did",
         ", which needs values, and a dry run has none",
         ", which sends none. Objects of other ranks",

@@ -2,29 +2,23 @@
 
 import dataclasses
 import json
-import os
 import pickle
-import re
-import subprocess
-import sys
 
 import dry_run_program
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.distributed as dist
-from command_line import finished_command, is_error_in_a_line
+from dry_run_scripts import run_of
 from torch.utils.flop_counter import FlopCounterMode
-from torchrun import TORCHS, expect_all_well, forked_python
+from torchrun import expect_all_well
 
 import shardwise as sw
 from shardwise import _C
-from shardwise._commands import doctor
-from shardwise._commands.link_speed import LinkSpeed, slowest
 from shardwise._dry_run.agreement import divergences
-from shardwise._dry_run.job import Program, run_all, run_as, sampled
+from shardwise._dry_run.job import run_all, run_as, sampled
 from shardwise._dry_run.rank_number import RankNumber
-from shardwise._progress import Notes
+from shardwise.fsdp import fully_shard
 from shardwise.parallel import ColwiseParallel, parallelize_module
 from shardwise.testing import run_ranks
 
@@ -160,32 +154,6 @@ def test_the_device_that_is_planned_for_is_there(device_type):
     assert run.figures.failure == ""
 
 
-def test_times_are_estimated_at_the_rates_that_are_given():
-    with sw.dry_run(4, flops=2, memory_bandwidth=1000, links=[(5, 1), (10, 0.5)]) as run:
-        torch.rand(1000, 1000) @ torch.rand(1000, 1000)
-        dist.all_reduce(torch.rand(1000))
-    assert "if they overlap fully" in str(run)
-    assert "0.011 ms of communication" in str(run)  # 5 us, and 6,000 bytes at 1 GB/s
-
-
-@pytest.mark.parametrize(
-    ("rates", "words"),
-    [
-        ({}, "ms of communication. That of computation is not known without --flops and --memory-bandwidth."),
-        ({"flops": 2}, "The memory traffic of operators is not known without --memory-bandwidth."),
-        ({"memory_bandwidth": 2}, "The arithmetic of operators is not known without --flops."),
-    ],
-)
-def test_no_total_time_is_told_if_a_rate_is_not_known(rates, words):
-    with sw.dry_run(4, **rates) as run:
-        torch.rand(1000, 1000) @ torch.rand(1000, 1000)
-        dist.all_reduce(torch.rand(1000))
-    (line,) = (line for line in str(run).splitlines() if line.startswith("estimated time"))
-    assert line.endswith(words)
-    assert "overlap" not in line
-    assert ("of computation," in line) == bool(rates)
-
-
 def test_a_gpus_memory_is_what_the_dry_run_counts():
     with sw.dry_run(4):
         x = torch.empty(1000, device="cuda")
@@ -195,15 +163,8 @@ def test_a_gpus_memory_is_what_the_dry_run_counts():
         assert torch.cuda.memory.max_memory_reserved() == torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 6000
         torch.cuda.reset_peak_memory_stats()
         assert torch.cuda.max_memory_allocated() == x.nbytes
-        y = torch.empty(100)
+        torch.empty(100)
         assert torch.cuda.max_memory_allocated() == 4400
-
-
-def test_errors_after_a_dry_run_are_printed_without_its_rank():
-    text = "import sys, shardwise as sw\nwith sw.dry_run(8, 1):\n    pass\nraise KeyError('later')"
-    done = forked_python("-c", text, imported=TORCHS)
-    assert "KeyError: 'later'" in done.stderr
-    assert "[rank1]" not in done.stderr
 
 
 def test_equal_calls_are_counted_together_until_somebody_asks_for_their_number():
@@ -216,6 +177,18 @@ def test_equal_calls_are_counted_together_until_somebody_asks_for_their_number()
     meter.stop()
     assert n == 1
     assert meter.works() == [("aten::mul_", 0, 240, False, 3), ("aten::mul_", 0, 80, False, 1)]
+
+
+def test_members_gradients_are_summed_by_list_and_count_as_one_work():
+    with sw.dry_run(64) as run:
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+        fully_shard(model, mesh=sw.init_device_mesh("cuda", (64,)))
+        model(torch.rand(2, 64)).sum().backward()
+    (sums,) = (each for each in run.figures.works if each.op == "aten::_foreach_add_")
+    assert sums.n_calls == 63
+    n_bytes = 4 * sum(each.to_local().numel() for each in model.parameters())
+    assert sums.n_bytes == 63 * 3 * n_bytes  # two operands and a result
+    assert not any(each.op == "aten::add_" for each in run.figures.works)
 
 
 def test_every_device_is_meta_and_the_world_is_as_large_as_asked():
@@ -258,19 +231,6 @@ def test_a_rank_number_notes_what_was_learned_from_it():
     assert [each for each in range(12) if all(fact(each) for fact in facts)] == [1, 5]
     assert [10, 11, 12, 13, 14, 15][rank] == 15
     assert [each for each in range(12) if all(fact(each) for fact in facts)] == [5]
-
-
-HEAD = """
-import torch, torch.distributed as dist, shardwise as sw
-mesh = sw.init_device_mesh("cuda", (8, 4), mesh_dim_names=("dp", "tp"))
-rank = dist.get_rank()
-"""
-
-
-def run_of(tmp_path, text, n_ranks=32):
-    script = tmp_path / "program.py"
-    script.write_text(HEAD + text)
-    return Program((str(script),), n_ranks, "cuda", None, 8)
 
 
 def test_one_rank_runs_of_those_that_are_alike(tmp_path):
@@ -316,127 +276,6 @@ def test_a_program_that_fails_has_figures_up_to_there(tmp_path):
 
 def test_samples_are_evenly_spaced():
     assert [sampled(512, 4), sampled(3, 3), sampled(5, 1)] == [[0, 170, 341, 511], [0, 1, 2], [0]]
-
-
-def test_the_command_prints_the_report_and_writes_files(tmp_path):
-    program = run_of(
-        tmp_path, "sw.ones(64, 12, device_mesh=mesh, placements=[sw.Shard(0), sw.Shard(1)]).full_tensor()\n"
-    )
-    command = [sys.executable, "-m", "shardwise", "dry-run", "--ranks", "32", "--sample", "3"]
-    files = ["--json", tmp_path / "run.json", "--html", tmp_path / "run.html"]
-    done = subprocess.run([*command, *files, *program.arguments], capture_output=True, text=True, check=True)
-    assert "3 of 32 ranks" in done.stdout
-    assert "these ranks make the same collectives in the same order in the groups that they share" in done.stdout
-    assert [each["rank"] for each in json.loads((tmp_path / "run.json").read_text())] == [0, 16, 31]
-    assert "<svg" in (tmp_path / "run.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ([], "there is no file 'nothing.py'"),
-        (["--rank", "4"], "rank 4 is not in a job of 4 ranks"),
-        (["--all", "--device", "gpu"], "device_type is 'gpu', which torch does not know"),
-        (["--sample", "5"], "a sample of 5 ranks is more than the job has, 4. Give 4 or less, or `--all`"),
-        (["-m"], "there is no module 'nothing.py'. Give the name of a module, as for `python -m`."),
-        (["--ids", "zipf:one"], "'one' is no number of 0 or more"),
-        (["--ids", "loads.txt"], "no such file"),
-        (["--links", "nothing.json"], "'nothing.json' has no links. Give what"),
-        (["--links", __file__], "has no links. Give what"),
-        (["--link", "20:1"] * 3, "there are 3 links. Give the link within a host"),
-        (["--value", "train.py:x=1"], '"train.py:x=1" is no value. Write a number, or a line'),
-        (["--link", "20:0"], "a link of 20.0 us and 0.0 GB/s is none"),
-        (["--link", "20:1", "--links", "x.json"], "not allowed with argument"),
-        (["--flops", "-1"], "-1.0 TFLOP/s and 0 GB/s are no rates"),
-    ],
-)
-def test_arguments_that_no_run_has_are_errors_in_a_line(options, words):
-    done = finished_command("dry-run", "--ranks", 4, *options, "nothing.py")
-    assert is_error_in_a_line(done, "dry-run")
-    assert words in done.stderr
-
-
-def test_a_report_is_printed_although_its_file_cannot_be_written(tmp_path):
-    program = run_of(tmp_path, "torch.ones(3)\n")
-    file = tmp_path / "nowhere" / "run.json"
-    done = finished_command("dry-run", "--ranks", 32, "--json", file, *program.arguments)
-    assert (done.returncode, "rank 0 of 32: peak" in done.stdout, str(file) in done.stderr) == (2, True, True)
-
-
-@pytest.mark.parametrize(
-    ("shape", "words"),
-    [
-        ("(8, 8)", r"rank 32 is not in the world of 32 ranks.* at .*program.py:2"),
-        ("(4, 4)", "ranks 16-31 are in no mesh"),
-    ],
-)
-def test_a_mesh_of_another_number_of_ranks_is_told(tmp_path, shape, words):
-    script = tmp_path / "program.py"
-    script.write_text(f"import shardwise as sw\nmesh = sw.init_device_mesh('cuda', {shape})\n")
-    done = finished_command("dry-run", "--ranks", 32, "--rank", 31, script)
-    assert re.search(words, done.stdout)
-
-
-def test_the_status_tells_of_ranks_that_differ(tmp_path):
-    script = tmp_path / "program.py"
-    script.write_text(
-        "import torch.distributed as dist, torch\ndist.init_process_group()\n"
-        "if dist.get_rank() != 3:\n    dist.all_reduce(torch.ones(4))\n"
-    )
-    done = [finished_command("dry-run", "--ranks", 8, *which, script) for which in (["--all"], ["--sample", 2])]
-    assert [each.returncode for each in done] == [1, 0]
-    assert "the ranks do not make the same collectives" in done[0].stdout
-
-
-def test_an_error_of_several_ranks_is_told_once(tmp_path):
-    script = tmp_path / "program.py"
-    script.write_text("import os\nraise ValueError('no' if int(os.environ['RANK']) < 6 else 'never')\n")
-    done = finished_command("dry-run", "--ranks", 8, "--sample", 4, script)
-    assert [line.split(" at ")[0] for line in done.stdout.splitlines() if "ValueError" in line] == [
-        "on ranks 0, 2, 5: ValueError: no",
-        "on ranks 7: ValueError: never",
-    ]
-
-
-def test_a_run_that_fails_shows_its_error_and_no_empty_tables(tmp_path):
-    script = tmp_path / "program.py"
-    script.write_text("raise ValueError('of two\\nlines')\n")
-    done = finished_command("dry-run", "--ranks", 8, "--all", script)
-    assert done.stdout.split() == f"on ranks 0-7: ValueError: of two lines at {script}:1".split()
-    script.write_text("import torch, os\nx = torch.ones(3)\nraise ValueError(os.environ['RANK'] == '0')\n")
-    done = finished_command("dry-run", "--ranks", 8, "--sample", 2, script)
-    titles = [part.split(":")[0].split("\n")[0] for part in done.stdout.strip().split("\n\n")]
-    assert titles[-2:] == ["on ranks 0", "on ranks 7"]
-    assert [each for each in titles if "communication" in each or "time" in each] == []
-    assert "bytes sent" not in done.stdout
-
-
-def test_a_long_run_says_how_far_it_is(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Notes, "SECONDS", 0.2)
-    run_as(run_of(tmp_path, "import time; time.sleep(1)\n"), [0, 31])
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) > 1
-    assert re.fullmatch("dry-run: 0 of 2 ranks are done after [0-9]+ s; rank 0 runs", lines[0])
-
-
-def test_links_are_taken_as_doctor_measured_them(tmp_path):
-    file = tmp_path / "links.json"
-    unset = {name: value for name, value in os.environ.items() if name not in doctor.TORCHRUN_VARIABLES}
-    measured = forked_python("-m", "shardwise", "doctor", "--json", imported=TORCHS, env=unset)
-    file.write_text(measured.stdout)
-    ((latency_us, gb_per_second),) = slowest(file)
-    (speed,) = (each["speed"] for each in json.loads(measured.stdout) if each["speed"])
-    assert (latency_us, gb_per_second) == (speed["latency"] * 1e6, speed["bandwidth"] / 1e9)
-    program = run_of(tmp_path, "dist.broadcast(torch.ones(1000, 1000), src=0)\n")
-    done = finished_command("dry-run", "--ranks", 32, "--links", file, *program.arguments)
-    assert f"{(speed['latency'] + 4e6 / speed['bandwidth']) * 1e3:,.3f} ms of communication" in done.stdout
-
-
-def test_the_slowest_links_within_and_between_hosts_are_taken(tmp_path):
-    file = tmp_path / "links.json"
-    speeds = [None, LinkSpeed(5e-6, 3e9), LinkSpeed(2e-5, 1e9, True), LinkSpeed(4e-6, 2e9), LinkSpeed(3e-5, 2e9, True)]
-    file.write_text(json.dumps([{"speed": each and dataclasses.asdict(each)} for each in speeds]))
-    assert slowest(file) == [(pytest.approx(5), 2.0), (pytest.approx(30), 1.0)]
 
 
 def test_a_mesh_without_tensors_has_groups_that_agree(tmp_path):

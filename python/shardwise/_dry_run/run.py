@@ -119,7 +119,9 @@ class dry_run:
         with ExitStack() as scopes:
             n_ranks, per_host = self.figures.n_ranks, self.machine.ranks_per_host
             told = MemoryTold(lambda: self._memory.allocations())
-            scopes.enter_context(fake_world(n_ranks, self.figures.rank, per_host, self._device_type, self._letters, told))
+            scopes.enter_context(
+                fake_world(n_ranks, self.figures.rank, per_host, self._device_type, self._letters, told)
+            )
             _C.plan_for(self._device_type, self._ids.numbers)
             scopes.callback(_C.plan_for, None)
             scopes.enter_context(kept_ranks())
@@ -202,7 +204,9 @@ class dry_run:
         figures.communications = list(map(Communication, spans, self._places(MESSAGES, n_messages)))
         memory = zip(self._memory.allocations(), self._places(ALLOCATIONS, n_allocations))
         figures.allocations = [
-            Allocation(*numbers, intern(op), place) for (*numbers, op), place in memory if numbers[0] > 0
+            Allocation(n_bytes, begin, end, label, intern(op), place)
+            for (n_bytes, begin, end, label, op), place in memory
+            if n_bytes > 0
         ]
         figures.works = [
             Work(*each, place) for each, place in zip(self._work.works(), self._places(WORKS, n_works), strict=True)
