@@ -6,6 +6,7 @@
 #include "text/check.h"
 
 #include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
 
 #include <mutex>
 #include <utility>
