@@ -1,21 +1,17 @@
 #include "ops/embedding/gradient_sink.h"
 
+#include "ops/embedding/rows_of_ranks.h"
 #include "ops/embedding/split_rows.h"
 #include "placements/placement_list.h"
-#include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/communication.h"
-#include "runtime/comm/messages.h"
 #include "runtime/comm/order_check.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/sparse.h"
 #include "text/check.h"
 
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 
 namespace shardwise {
 namespace {
@@ -25,37 +21,6 @@ IdGroups groups_in(const Spec& spec, size_t i, const at::Tensor& ids, int64_t sk
   const Box& box = spec.boxes()[i];
   return group_ids(ids, box.offsets[0], box.sizes[0], skipped, /*with_group_of=*/false,
                    TableOfIds{spec.sizes()[0], /*are_in_piece=*/true});
-}
-
-/// Gathers the rows and sums of all members of `group`, in the group's order.
-BoxGrads gathered(const Group& group, const at::Tensor& rows, const at::Tensor& sums) {
-  const at::Tensor numbers = rows.is_meta() ? at::zeros(rows.sizes(), at::kLong) : rows.cpu();
-  const auto* begin = numbers.const_data_ptr<int64_t>();
-  const auto all = all_gather_numbers(group, std::vector<int64_t>(begin, begin + numbers.numel()));
-  std::vector<at::Tensor> ids, parts;
-  std::vector<Message> sends, receives;
-  for (size_t member = 0; member < all.size(); ++member) {
-    const auto n = static_cast<int64_t>(all[member].size());
-    const bool is_self = static_cast<int64_t>(member) == group.index;
-    ids.push_back(at::tensor(all[member], at::kLong).to(rows.device()));
-    parts.push_back(is_self ? sums : at::empty({n, sums.size(1)}, sums.options()));
-    if (is_self || sums.size(1) == 0) continue;
-    if (n > 0) receives.push_back({group.ranks[member], parts.back()});
-    if (sums.numel() > 0) sends.push_back({group.ranks[member], sums});
-  }
-  exchange(group, sums.device(), std::move(sends), std::move(receives))->wait();
-  return {at::cat(ids), {at::cat(parts)}};
-}
-
-/// Gathers the gradient rows of other ranks along the mesh dims where `spec` is Partial, because ranks looked up different ids there.
-void complete(const SpecPtr& spec, std::vector<BoxGrads>& boxes, int64_t skipped) {
-  for (const int64_t m : mesh_dims_with_terms(spec->placements())) {
-    for (size_t i = 0; i < boxes.size(); ++i) {
-      const IdGroups groups = groups_in(*spec, i, boxes[i].ids, skipped);
-      boxes[i] = gathered(*spec->mesh()->group(m), groups.rows + spec->boxes()[i].offsets[0],
-                          sum_groups(boxes[i].grads, groups));
-    }
-  }
 }
 
 at::Tensor dense(const SpecPtr& spec, c10::ArrayRef<BoxGroups> boxes) {
@@ -120,13 +85,34 @@ void GradientSink::check_cached(const char* op, const Spec& spec) const {
                            op);
 }
 
+void complete(c10::ArrayRef<TableGrads*> tables, int64_t skipped) {
+  if (tables.empty()) return;
+  const BelowAutograd guard;
+  for (const int64_t m : mesh_dims_with_terms(tables[0]->spec->placements())) {
+    std::vector<OwnRows> own;
+    for (const TableGrads* table : tables)
+      for (size_t i = 0; i < table->boxes.size(); ++i) {
+        const IdGroups groups = groups_in(*table->spec, i, table->boxes[i].ids, skipped);
+        own.push_back({groups.rows + table->spec->boxes()[i].offsets[0], sum_groups(table->boxes[i].grads, groups),
+                       table->spec->sizes()[0]});
+      }
+    if (own.empty()) continue;  // on a rank outside the mesh
+    std::vector<BoxGrads> all = rows_of_ranks(*tables[0]->spec->mesh()->group(m), own);
+    auto next = all.begin();
+    for (TableGrads* table : tables)
+      for (BoxGrads& box : table->boxes) box = std::move(*next++);
+  }
+  for (TableGrads* table : tables) table->spec = table->spec->reduced();
+}
+
 at::Tensor GradientSink::take(const SpecPtr& spec, std::vector<BoxGrads> boxes, int64_t skipped) const {
   const BelowAutograd guard;
-  if (is_complete()) complete(spec, boxes, skipped);
+  TableGrads table{spec, std::move(boxes)};
+  if (is_complete()) complete(&table, skipped);
   std::vector<BoxGroups> grouped;
-  for (size_t i = 0; i < boxes.size(); ++i)
-    grouped.push_back({groups_in(*spec, i, boxes[i].ids, skipped), boxes[i].grads});
-  return take_groups(spec, grouped);
+  for (size_t i = 0; i < table.boxes.size(); ++i)
+    grouped.push_back({groups_in(*table.spec, i, table.boxes[i].ids, skipped), table.boxes[i].grads});
+  return take_groups(table.spec, grouped);
 }
 
 at::Tensor GradientSink::take_groups(const SpecPtr& spec, c10::ArrayRef<BoxGroups> boxes) const {

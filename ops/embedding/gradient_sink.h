@@ -11,6 +11,17 @@
 
 namespace shardwise {
 
+/// Gradient rows of a table, for each of this rank's boxes.
+struct TableGrads {
+  SpecPtr spec;
+  std::vector<BoxGrads> boxes;
+};
+
+/// Adds the gradient rows of other ranks along the mesh dims where `spec` is Partial, because ranks looked up different ids there, and makes these
+/// Replicate. Rows that no rank looked up have no gradient. The id `skipped` has none either. Pre: all tables are Partial on the same mesh dims.
+/// Messages: as rows_of_ranks() per such dim. Collective over the mesh's members.
+void complete(c10::ArrayRef<TableGrads*> tables, int64_t skipped);
+
 struct GradientSink {
   bool is_sparse = false;
   std::shared_ptr<RowOptimizer> optimizer;  // null: the caller gets the gradient

@@ -25,9 +25,20 @@ class Backward {
   std::vector<at::Tensor> tables() {
     send_sums();
     update_lanes();
-    std::vector<at::Tensor> result;
+    std::vector<TableGrads> replicated;
+    std::vector<TableGrads*> completed;
+    for (size_t t = 0; t < lanes_.tables.size(); ++t) replicated.push_back(replicated_grads(t));
     for (size_t t = 0; t < lanes_.tables.size(); ++t)
-      result.push_back(!wanted_[t] ? at::Tensor() : lanes_.tables[t].is_replicated ? replicated(t) : sharded(t));
+      if (replicated[t].spec && step_.sinks[t].is_complete()) completed.push_back(&replicated[t]);
+    complete(completed, /*skipped=*/-1);
+    std::vector<at::Tensor> result;
+    for (size_t t = 0; t < lanes_.tables.size(); ++t) {
+      TableGrads& own = replicated[t];
+      const bool is_sharded = wanted_[t] && !lanes_.tables[t].is_replicated;
+      result.push_back(own.spec     ? step_.sinks[t].take(own.spec, std::move(own.boxes), /*skipped=*/-1)
+                       : is_sharded ? sharded(t)
+                                    : at::Tensor());
+    }
     return result;
   }
 
@@ -184,17 +195,16 @@ class Backward {
     return step_.sinks[t].take_groups(table.spec, boxes);
   }
 
-  /// The gradient of a replicated table: Partial, and reduced together with those of other replicated leaves at the end of the backward; or taken by
-  /// an optimizer.
-  at::Tensor replicated(size_t t) const {
+  /// This rank's gradients of a replicated table, Partial. A dense gradient is reduced together with those of other replicated leaves at the end of
+  /// the backward. Without layout if there is none.
+  TableGrads replicated_grads(size_t t) const {
     const std::vector<size_t>& features = step_.layer->features_of[t];
-    if (features.empty()) return {};
+    if (!wanted_[t] || !lanes_.tables[t].is_replicated || features.empty()) return {};
     std::vector<at::Tensor> ids;
     for (const size_t f : features) ids.push_back(step_.ids[f].ids);
     const at::Tensor all_ids = at::cat(ids).to(lanes_.mesh->device_type());
     const RowGrads grads = scaled(of_table(features), step_.layer->gradient_factor, all_ids.numel());
-    return step_.sinks[t].take(lanes_.tables[t].spec->with_placements({Placement::partial()}), {{all_ids, grads}},
-                               /*skipped=*/-1);
+    return {lanes_.tables[t].spec->with_placements({Placement::partial()}), {{all_ids, grads}}};
   }
 
   const LookupStep& step_;

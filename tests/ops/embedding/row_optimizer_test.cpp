@@ -176,6 +176,42 @@ TEST(RowOptimizerTest, OnlyRowsThatPiecesSplitAreTalkedAbout) {
   run_ranks(4, messages_of(at::tensor({0, 6, 7, 3})));
 }
 
+TEST(RowOptimizerTest, RowsOfReplicatedTablesAreReducedIfThatSendsLess) {
+  // The ids of a rank, the first id's distance from that of the rank before, whether rows are all-reduced.
+  const std::vector<std::tuple<int64_t, int64_t, bool>> cases = {{0, 0, false},     {100, 0, false},  {500, 250, false},
+                                                                 {500, 166, false}, {500, 100, true}, {1000, 0, true}};
+  const auto expect_rows = [](Method method, int64_t n_ids, int64_t step, bool is_reduced) {
+    run_ranks(4, [&](World&) {
+      const auto mesh = make_mesh({4});
+      const at::Tensor start = at::arange(1001 * 64, at::kDouble).view({1001, 64}).remainder(7).sub(3).div(4);
+      const at::Tensor table = lay_out(start, mesh, {kReplicate}).requires_grad_();
+      const RowOptimizer::Options options{.method = method, .lr = 0.1, .eps = 1e-6};
+      const auto optimizer = std::make_shared<RowOptimizer>(table, options);
+      fuse_optimizer(table, optimizer);
+      const at::Tensor firsts = at::arange(4).mul(step).unsqueeze(1);
+      const at::Tensor ids = at::arange(n_ids).add(firsts).remainder(1000).view(-1);  // row 1000 is never named
+      const at::Tensor grads = at::arange(ids.numel() * 64, at::kDouble).view({-1, 64}).remainder(5).sub(1).div(8);
+      const auto rows = at::embedding(table, lay_out(ids, mesh, {kRows}));
+      const at::Tensor of_rank = lay_out(grads, mesh, {kRows});
+      const CommTrace trace;
+      rows.backward(of_rank);
+      int64_t n_bytes = 0;
+      for (const CommEvent& event : trace.events())
+        if (std::string(event.collective) != "all_gather") n_bytes += event.bytes_received;  // without row numbers
+      const int64_t n_distinct = step == 0 ? n_ids : 500 + 3 * step;
+      EXPECT_EQ(n_bytes, (is_reduced ? 2 * 3 * n_distinct / 4 : 3 * n_ids) * 512) << n_ids << " ids";
+      EXPECT_EQ(trace.counts().contains("all_reduce"), is_reduced) << n_ids << " ids";
+      Judge judge(start, options);
+      judge.step(ids, grads);
+      const at::Tensor own = maybe_dtensor(table)->shards()[0].detach();
+      EXPECT_TRUE(own.allclose(judge.table, 1e-12, 1e-12)) << n_ids << " ids, " << to_string(method);
+      EXPECT_TRUE(own[1000].equal(start[1000]));
+    });
+  };
+  for (const Method method : kMethods)
+    for (const auto& [n_ids, step, is_reduced] : cases) expect_rows(method, n_ids, step, is_reduced);
+}
+
 TEST(RowOptimizerTest, SumsAndStateAreFloat32AtLeast) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
     for (const Method method : kMethods)
