@@ -10,7 +10,8 @@ from shardwise._suggest.plans import REPLICATE, SHARD, TP, Plan
 
 N_IMPROVED = 2  # meshes
 MOST_VERIFIED = 4  # plans
-STRATEGIES = ('strategy="cost_balanced"', 'strategy="memory_balanced"')
+BY_COST, BY_MEMORY = 'strategy="cost_balanced"', 'strategy="memory_balanced"'
+STRATEGIES = BY_COST, BY_MEMORY, f"{BY_MEMORY}, row_slice_threshold=1"  # the last one divides the rows of every table
 SHARES = (0.25, 0.1, 0.03)  # of a rank's memory, for the tables alone
 
 
@@ -79,7 +80,7 @@ class Search:
         if not subject.lookups or len(plan.mesh) != 1 or plan.size(TP) > 1:
             return []
         limits = [int(self.memory * each) for each in SHARES] if self.memory < inf else []
-        options = [*STRATEGIES, *(f"{STRATEGIES[0]}, memory_per_rank={each}" for each in limits)]
+        options = [*STRATEGIES, *(f"{BY_COST}, memory_per_rank={each}" for each in limits)]
         return [replace(plan, tables=f"{each}, {self.rates()}") for each in options]
 
     def rates(self) -> str:
