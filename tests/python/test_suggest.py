@@ -298,7 +298,7 @@ def test_a_model_that_reads_a_value_goes_on_with_the_one_that_is_given():
 
     model, batch = on_meta(lambda: Checked(32, 4, 1)), ids_of(2, 8)
     with pytest.raises(
-        ValueError, match=r"test_suggest.py:\d+ in .*forward reads a value .* or value=1 of .* and suggest"
+        ValueError, match=r"^\[suggest\] .*test_suggest.py:\d+ in .*forward reads a value .* value=1, or value={\"test_suggest.py:\d+\": 1} for"
     ):
         sw.suggest(model, batch, mesh={"shard": 2})
     line = Checked.forward.__code__.co_firstlineno + 1

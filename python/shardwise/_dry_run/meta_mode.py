@@ -48,6 +48,17 @@ TO_A_DEVICE = {torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.xpu, torch.Tens
 HAS_RANKS = "_has_ranks"  # an attribute of tensors that are computed from the ranks of meshes alone
 
 
+class NoValue(ValueError):
+    """The program reads a value of a tensor on meta at `place`, "train.py:12 in Model.forward"."""
+
+    def __init__(self, place: str, function: str) -> None:
+        self.place, self.function = place, function
+        super().__init__(
+            f"[dry_run] {place} reads a value ({function}), and a dry run has none. Give the value that it goes on with: "
+            "`--value 1` of the command, or value=1 of dry_run() and suggest()."
+        )
+
+
 class MetaMode(TorchFunctionMode):
     """A `with` block in which each device that the program names is meta. Attention takes the kernel of `device_type`.
 
@@ -157,10 +168,7 @@ class MetaMode(TorchFunctionMode):
         place, name = _C.program_line(), func.__name__
         value = self._value_at(place)
         if value is None:
-            raise ValueError(
-                f"[dry_run] {place} reads a value ({name}), and a dry run has none. Give the value that it goes on with: "
-                "`--value 1` of the command, or value=1 of dry_run() and suggest()."
-            )
+            raise NoValue(place, name)
         self.reads[place, name] += 1
         return value
 

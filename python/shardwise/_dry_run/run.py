@@ -49,7 +49,7 @@ from shardwise._dry_run.report import Report
 from shardwise._dry_run.world import MemoryTold, fake_world
 from shardwise.debug.module_tracker import EVERYTHING, ModuleTracker
 from shardwise.debug.pictures import picture
-from shardwise.debug.spans import RankProfile
+from shardwise.debug.spans import communications_in
 from shardwise.device_mesh import DeviceMesh
 
 Counters = tuple[int, int, int]
@@ -200,7 +200,7 @@ class dry_run:
 
     def _take_figures(self) -> None:
         figures, (n_messages, n_allocations, n_works) = self.figures, self._counters()
-        spans = RankProfile.of(figures.rank, self._events).communications
+        spans = communications_in(self._events)
         figures.communications = list(map(Communication, spans, self._places(MESSAGES, n_messages)))
         memory = zip(self._memory.allocations(), self._places(ALLOCATIONS, n_allocations))
         figures.allocations = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, prod
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,7 @@ def suggest(
     Traceback (most recent call last):
     ValueError: [suggest] ranks is 4, but the mesh {'shard': 2, 'tp': 4} has 8. Give one of them, or make them agree.
     """
+    from shardwise._dry_run.meta_mode import NoValue
     from shardwise._suggest.costs import Meter, loss_of  # the search is imported when it is used
     from shardwise._suggest.layers import blocks_of, kinds_of, on_meta
     from shardwise._suggest.plans import Subject
@@ -81,13 +83,20 @@ def suggest(
     copied = on_meta(model)
     subject = Subject(copied, kinds_of(copied), list(blocks_of(copied)), device_type)
     meter = Meter(subject, arguments, n_samples, loss or loss_of, optimizer, n_ranks, machine, value)
-    failure = meter.inspect()
+    search = Search(meter, memory or inf)
+    try:
+        failure = meter.inspect()
+        best = None if failure else search.run(meshes)
+    except NoValue as error:
+        line = os.path.basename(error.place.split(" in ")[0])
+        raise ValueError(
+            f"[suggest] {error.place} reads a value ({error.function}), which no tensor has here. Give the one that it goes on with: value=1, or "
+            f'value={{"{line}": 1}} for this line alone.'
+        ) from None
     if failure:
         raise ValueError(
             f"[suggest] the model does not take the batch: {failure.rstrip('.')}. Give what the model is called with, and a `loss` of its result."
         )
-    search = Search(meter, memory or inf)
-    best = search.run(meshes)
     if best is None or search.cost(best).failure:
         failures = sorted({cost.failure for cost in meter.found.values() if cost.failure})
         raise ValueError(f"[suggest] no plan runs: {'; '.join(failures[:3])}. Give another mesh, or ranks alone.")

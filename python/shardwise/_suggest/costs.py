@@ -12,13 +12,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwise._C import EmbeddingPlan
 from shardwise._dry_run.figures import OPTIMIZER, Machine
-from shardwise._dry_run.meta_mode import Value
+from shardwise._dry_run.meta_mode import NoValue, Value
 from shardwise._dry_run.run import MESSAGES, WORKS, dry_run
 from shardwise._suggest.layers import MEASURED_BLOCKS, lookups_in, with_fewer
 from shardwise._suggest.plans import Plan, Subject
 from shardwise.distributed_embedding import DistributedEmbedding
 
-NUMBERS = ("computing", "waiting", "gathering", "n_bytes", "flops", "optimizer_bytes")
+NUMBERS = ("computing", "waiting", "gathering", "sent", "n_bytes", "flops", "optimizer_bytes")
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Cost:
     computing: float = 0  # seconds
     waiting: float = 0  # seconds for messages that the program waits for
     gathering: float = 0  # seconds for those of fully_shard, which are sent beside the computation
+    sent: float = 0  # bytes
     n_bytes: float = 0  # the most that is held
     flops: float = 0
     optimizer_bytes: float = 0  # that the optimizer reads and writes
@@ -102,15 +103,19 @@ class Meter:
                     exec(self.subject.code(plan, model), code)
                     model = code["shard"](model)
                 self._train(model, plan.n_parts if plan else 1, n_steps, lambda: begin.extend(run._counters()))
+        except NoValue:
+            raise
         except Exception as error:
             return Cost(failure=f"{type(error).__name__}: {error}".split("\n")[0])
-        works, seconds = run.figures.works[begin[WORKS] :], {True: 0.0, False: 0.0}
-        for each in run.figures.communications[begin[MESSAGES] :]:
+        works, messages = run.figures.works[begin[WORKS] :], run.figures.communications[begin[MESSAGES] :]
+        seconds = {True: 0.0, False: 0.0}
+        for each in messages:
             seconds[each.span.op == "fully_shard"] += self.machine.seconds_of_message(each.span)
         return Cost(
             computing=sum(map(self.machine.seconds_of, works)),
             waiting=seconds[False],
             gathering=seconds[True],
+            sent=sum(each.span.bytes_sent for each in messages),
             n_bytes=run.figures.peak_bytes,
             flops=sum(each.flops for each in works),
             optimizer_bytes=sum(each.n_bytes for each in works if each.place.phase == OPTIMIZER),

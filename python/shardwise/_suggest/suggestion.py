@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from shardwise._suggest.costs import Cost
-from shardwise._suggest.plans import SHARD, Plan
+from shardwise._suggest.layers import WHOLE
+from shardwise._suggest.plans import SHARD, TP, Plan
 from shardwise._suggest.search import Search
-from shardwise.debug.text_tables import in_units, table_text
+from shardwise.debug.text_tables import in_time, in_units, table_text
 
 MOST_MESHES = 12
 
@@ -41,10 +42,12 @@ class Suggestion:
         search, plan, cost = self.search, self.plan, self.search.cost(self.plan)
         data = "fully sharded" if plan.size(SHARD) > 1 else "replicated"
         lines = (
-            f"{search.meter.n_ranks:,} ranks as {plan}: {ms(cost.seconds)} a step, {in_units(cost.n_bytes)} on a rank\n"
-            f"computation {ms(cost.computing)}, messages {ms(cost.waiting)}, and {ms(cost.gathering)} of fully_shard's beside it\n"
-            f"no plan is faster than {ms(self.bound_seconds)}; this one takes {cost.seconds / self.bound_seconds:.2f} times as long\n"
+            f"{search.meter.n_ranks:,} ranks as {plan}: {in_time(cost.seconds)} a step, {in_units(cost.n_bytes)} on a rank\n"
+            f"computation {in_time(cost.computing)}, messages {in_time(cost.waiting)}, and {in_time(cost.gathering)} of fully_shard's beside it; a rank sends {in_units(cost.sent)}\n"
+            f"no plan is faster than {in_time(self.bound_seconds)}; this one takes {cost.seconds / self.bound_seconds:.2f} times as long\n"
         )
+        if plan.size(TP) > 1 and set(plan.layouts) == {WHOLE}:
+            lines += f"the {plan.size(TP)} ranks of tp all do the same: dividing a layer over them makes no step shorter\n"
         rows = [
             (kind.names[0], type(kind.layer).__name__, f"{kind.n_elements:,}", layout, data)
             for kind, layout in zip(search.meter.subject.kinds, plan.layouts)
@@ -56,13 +59,9 @@ class Suggestion:
         for each in sorted(search.weighed(), key=search.order):
             best.setdefault(str(each), search.cost(each))
         meshes = [
-            (name, ms(each.seconds), in_units(each.n_bytes), "yes" if each.n_bytes <= search.memory else "no")
+            (name, in_time(each.seconds), in_units(each.n_bytes), "yes" if each.n_bytes <= search.memory else "no")
             for name, each in list(best.items())[:MOST_MESHES]
         ]
         title = f"weighed: {len(search.weighed()):,} plans; the best of each mesh"
         weighed = table_text(title, ["mesh", "step", "memory", "fits"], meshes, {0, 3})
         return "\n".join(each for each in (lines, layers, tables, weighed, self.code()) if each)
-
-
-def ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.3f} ms"

@@ -96,11 +96,7 @@ class RankProfile:
     def of(cls, rank: int, profile: _C.EventReader) -> RankProfile:
         """The operators and communications that `profile` recorded."""
         operators = [OperatorSpan(**_values(OperatorSpan, each)) for each in profile.operators()]
-        communications = [
-            CommunicationSpan(**_values(CommunicationSpan, each) | {"ranks": tuple(each.ranks)})
-            for each in profile.communications()
-        ]
-        return cls(rank, operators, communications)
+        return cls(rank, operators, communications_in(profile))
 
     def shifted(self, clock_ns: int) -> RankProfile:
         """The profile with times by the clock of rank 0."""
@@ -109,6 +105,12 @@ class RankProfile:
             return [replace(each, begin_ns=each.begin_ns - clock_ns, end_ns=each.end_ns - clock_ns) for each in spans]
 
         return RankProfile(self.rank, shifted(self.operators), shifted(self.communications), clock_ns)
+
+
+def communications_in(profile: _C.EventReader) -> list[CommunicationSpan]:
+    """The communications that `profile` recorded."""
+    found = profile.communications()
+    return [CommunicationSpan(**_values(CommunicationSpan, each) | {"ranks": tuple(each.ranks)}) for each in found]
 
 
 def _values(kind: type[OperatorSpan] | type[CommunicationSpan], recorded: object) -> dict[str, Any]:

@@ -95,3 +95,10 @@ def in_units(n_bytes: float) -> str:
             return f"{n_bytes:,.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
         n_bytes /= 1024
     return f"{n_bytes:,.1f} TiB"
+
+
+def in_time(seconds: float) -> str:
+    """0.00123456 -> 1.23 ms"""
+    rounded = float(f"{seconds:.3g}")
+    unit, length = next((each for each in (("us", 1e-6), ("ms", 1e-3)) if rounded < 1000 * each[1]), ("s", 1.0))
+    return f"{rounded / length:,.10g} {unit}"
