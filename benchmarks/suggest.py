@@ -2,6 +2,7 @@
 
     python benchmarks/suggest.py [--layers 32] [--sequences 1]
     PYTHONPATH=build/torchrec python benchmarks/suggest.py --dlrm 8 16
+    PYTHONPATH=autoparallel:libraries python benchmarks/suggest.py --autoparallel 32
 
 Llama has the shapes of Llama-3-8B in transformers' model, and its loss. transformers' plan is its tp_plan. Megatron-LM's differs from it outside of the
 blocks, where it divides the rows of the embedding.
@@ -9,13 +10,19 @@ blocks, where it divides the rows of the embedding.
 DLRM has Criteo's 26 tables and is trained by row-wise Adagrad, fused into the backward, and SGD. TorchRec's planner places the tables for GPUs with 80 GB,
 eight on a host. The figures are those of the slowest rank, and the imbalance is its step over the mean of all ranks. benchmarks/embedding_torchrec.py says
 how to install TorchRec.
+
+AutoParallel plans MLP blocks and Llama-like blocks, see benchmarks/suggest_autoparallel.py. suggest() plans for the same hardware, and its dry runs judge both.
 """
 
 import argparse
 import contextlib
 import io
 import itertools
+import json
 import logging
+import math
+import subprocess
+import sys
 import time
 import warnings
 from collections import Counter
@@ -23,9 +30,11 @@ from dataclasses import replace
 from statistics import fmean
 
 import embedding_torchrec
+import suggest_autoparallel as autoparallel
 import torch
 from embedding_planners import CRITEO_ROWS
 from embedding_planners_torchrec import TorchRecPlanner
+from suggest_models import MODELS, Tables
 from torch import nn
 
 import shardwise as sw
@@ -58,15 +67,6 @@ def llama(n_layers):
     )
     with torch.device("meta"):
         return LlamaForCausalLM(config).bfloat16()
-
-
-class Tables(nn.Module):
-    def __init__(self, n_rows, width):
-        super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(n, width, mode="sum") for n in n_rows)
-
-    def forward(self, ids):
-        return [table(each) for table, each in zip(self.tables, ids, strict=True)]
 
 
 def perceptron(*widths):
@@ -171,6 +171,54 @@ def compare_dlrm(n_ranks, n_samples):
     compare(model, batch, n_ranks, others, optimizer=row_wise_adagrad)
 
 
+def plan_of_autoparallel(name, n_blocks, shape, n_sequences, kinds):
+    """AutoParallel's layouts of weights as a plan, its CPU time, and the number of weights of large layers that such a plan lays out differently."""
+    command = [sys.executable, autoparallel.__file__, name, str(n_blocks), ",".join(map(str, shape)), str(n_sequences)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return done.stderr.strip().split("\n")[-1], 0, 0
+    found = json.loads(done.stdout.split("\n")[-2])
+    large = {path.removesuffix(".weight"): used for path, used in found["weights"].items() if "norm" not in path}
+    # A mesh dim whose weights mostly see a part of the batch divides the batch, any other one divides layers.
+    is_data = [2 * sum(used[m] == "data" for used in large.values()) > len(large) for m in range(len(shape))]
+    sizes = {"shard": math.prod(n for n, data in zip(shape, is_data, strict=True) if data)}
+    sizes["tp"] = math.prod(shape) // sizes["shard"]
+    layouts, n_others = [], 0
+    for kind in kinds:
+        path = kind.names[0].replace("*", "0")  # equal layers of blocks get equal layouts there, too
+        used = large.get(path) or ["data" if data else "whole" for data in is_data]
+        over_layers = {each for each, data in zip(used, is_data, strict=True) if not data}
+        n_others += len(over_layers) > 1 or any(each != "data" for each, data in zip(used, is_data, strict=True) if data)
+        columns = 1 if isinstance(kind.layer, nn.Embedding) else 0
+        by_use = {f"shard {columns}": COLUMN, f"shard {1 - columns}": ROW}
+        layouts.append(by_use.get(next(iter(over_layers), ""), WHOLE) if sizes["tp"] > 1 else WHOLE)
+    mesh = tuple((dim, size) for dim, size in sizes.items() if size > 1)
+    return Plan(mesh, tuple(layouts)), found["seconds"], n_others
+
+
+def compare_autoparallel(n_blocks):
+    print("| Model | Sequences | Plan | Mesh | Step | Over the bound | Sent | Memory | Found in |\n|---|---|---|---|---|---|---|---|---|")
+    for name, make in MODELS.items():
+        model, make_batch = make(n_blocks)
+        for n_sequences, shapes in ((1, [(8,), (1, 8)]), (2, [(2, 4)]), (8, [(8,)])):
+            begin = time.process_time()
+            found = sw.suggest(model, make_batch(n_sequences, autoparallel.N_TOKENS).to("meta"), ranks=8, memory=MEMORY, **autoparallel.RATES)
+            plans = {"`suggest()`": (found.plan, time.process_time() - begin)}
+            meter = found.search.meter
+            for shape in shapes:
+                plan, seconds, n_others = plan_of_autoparallel(name, n_blocks, shape, n_sequences, meter.subject.kinds)
+                words = f"AutoParallel on {shape}" + f", {n_others} kinds of layers changed" * (n_others > 0)
+                plans[words] = plan, seconds
+            for words, (plan, seconds) in plans.items():
+                if isinstance(plan, str):
+                    print(f"| {name} | {n_sequences} | {words} | {plan} |")
+                    continue
+                cost = max(costs_of(meter, plan), key=lambda each: each.seconds)
+                figures = f"{cost.seconds * 1e3:.2f} ms | {cost.seconds / found.bound_seconds:.2f} | {cost.sent / 1e9:.2f} GB | {cost.n_bytes / 2**30:.1f} GiB"
+                print(f"| {name} | {n_sequences} | {words} | {plan} | {figures} | {seconds:.0f} s |", flush=True)
+                print(", ".join(f"{kind.names[0]}: {layout}" for kind, layout in zip(meter.subject.kinds, plan.layouts) if layout != WHOLE))
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     arguments.add_argument("--layers", type=int, default=32)
@@ -178,6 +226,7 @@ def main():
     arguments.add_argument(
         "--dlrm", type=int, nargs="+", metavar="RANKS", help="DLRM on so many ranks, instead of Llama"
     )
+    arguments.add_argument("--autoparallel", type=int, metavar="BLOCKS", help="so many blocks, instead of Llama")
     arguments.add_argument("--samples", type=int, default=65536)
     options = arguments.parse_args()
     logging.disable(logging.WARNING)
@@ -186,7 +235,11 @@ def main():
         raise SystemExit(f"TorchRec: {embedding_torchrec.HOW_TO_INSTALL}")
     for n_ranks in options.dlrm or ():
         compare_dlrm(n_ranks, options.samples)
-    if not options.dlrm:
+    if options.autoparallel:
+        if not autoparallel.is_installed():
+            raise SystemExit(f"AutoParallel is not installed:\n\n{autoparallel.HOW_TO_INSTALL}")
+        compare_autoparallel(options.autoparallel)
+    elif not options.dlrm:
         compare_llama(options.layers, options.sequences)
 
 

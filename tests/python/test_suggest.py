@@ -4,6 +4,7 @@ import copy
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,36 +16,8 @@ from shardwise._suggest.layers import COLUMN, EXPERT, ROW, WHOLE, blocks_of, kin
 from shardwise._suggest.plans import Plan
 from shardwise.testing import run_ranks
 
-
-class Block(nn.Module):
-    def __init__(self, width, n_heads):
-        super().__init__()
-        self.n_heads = n_heads
-        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
-        self.up, self.gate = (nn.Linear(width, 4 * width, bias=False) for _ in range(2))
-        self.down = nn.Linear(4 * width, width, bias=False)
-
-    def forward(self, x):
-        h = self.norm1(x)
-        q, k, v = (each(h).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
-        x = x + self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        h = self.norm2(x)
-        return x + self.down(F.silu(self.gate(h)) * self.up(h))
-
-
-class Llama(nn.Module):
-    def __init__(self, width, n_heads, n_blocks, n_words=128):
-        super().__init__()
-        self.words = nn.Embedding(n_words, width)
-        self.blocks = nn.ModuleList(Block(width, n_heads) for _ in range(n_blocks))
-        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, n_words, bias=False)
-
-    def forward(self, ids):
-        x = self.words(ids)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from suggest_models import Block, Llama, Tables  # noqa: E402
 
 
 class Experts(nn.Module):
@@ -71,15 +44,6 @@ class Mixture(nn.Module):
     def forward(self, x):
         weights, index = self.router(x).softmax(-1).topk(2, -1)
         return x + self.experts(x, index, weights)
-
-
-class Tables(nn.Module):
-    def __init__(self, n_rows, width):
-        super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(n, width, mode="sum") for n in n_rows)
-
-    def forward(self, ids):
-        return [table(each) for table, each in zip(self.tables, ids, strict=True)]
 
 
 class Ranking(nn.Module):
@@ -171,6 +135,19 @@ def test_every_plan_of_experts_runs_also_if_they_are_uneven(n_experts, mesh):
     found = sw.suggest(model, torch.zeros(256, dtype=torch.long), mesh=mesh)
     assert {cost.failure for cost in found.search.meter.found.values()} == {""}
     assert any(EXPERT in plan.layouts for plan in found.search.weighed())
+
+
+def test_blocks_of_a_sequential_are_sharded():
+    model = on_meta(lambda: nn.Sequential(nn.Embedding(128, 64), *(Block(64, 4) for _ in range(3)), nn.Linear(64, 128)))
+    found = sw.suggest(model, ids_of(4, 8), ranks=4)
+    assert {cost.failure for cost in found.search.meter.found.values()} == {""}
+    assert "for block in model:" in sw.suggest(model, ids_of(4, 8), mesh={"shard": 4}).code()
+
+
+def test_a_plan_that_divides_nothing_says_so_and_times_have_three_digits():
+    text = str(sw.suggest(on_meta(lambda: nn.Linear(8, 8)), torch.zeros(4, 8), mesh={"tp": 8}))
+    assert "the 8 ranks of tp all do the same" in text
+    assert re.search(r": [\d.]{1,7} us a step, ", text)
 
 
 def test_tables_with_a_fused_optimizer_are_placed_too():

@@ -81,7 +81,7 @@ class Subject:
         options = mesh + ", reshard_after_forward=False" * plan.keeps
         for path in paths:
             yield f"for block in {expression(path)}:\n        sw.fully_shard(block, {options})"
-        within = tuple(f"{path}." for path in (*paths, *(self.lookups if plan.tables else ())))
+        within = tuple(f"{path}.".lstrip(".") for path in (*paths, *(self.lookups if plan.tables else ())))
         for kind in self.kinds if paths else ():  # the large layers outside of blocks
             if len(kind.layouts) > 1 and not kind.names[0].startswith(within):
                 yield f"sw.fully_shard({expression(kind.names[0])}, {options})"
