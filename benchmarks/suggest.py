@@ -188,7 +188,9 @@ def plan_of_autoparallel(name, n_blocks, shape, n_sequences, kinds):
         path = kind.names[0].replace("*", "0")  # equal layers of blocks get equal layouts there, too
         used = large.get(path) or ["data" if data else "whole" for data in is_data]
         over_layers = {each for each, data in zip(used, is_data, strict=True) if not data}
-        n_others += len(over_layers) > 1 or any(each != "data" for each, data in zip(used, is_data, strict=True) if data)
+        n_others += len(over_layers) > 1 or any(
+            each != "data" for each, data in zip(used, is_data, strict=True) if data
+        )
         columns = 1 if isinstance(kind.layer, nn.Embedding) else 0
         by_use = {f"shard {columns}": COLUMN, f"shard {1 - columns}": ROW}
         layouts.append(by_use.get(next(iter(over_layers), ""), WHOLE) if sizes["tp"] > 1 else WHOLE)
@@ -197,12 +199,20 @@ def plan_of_autoparallel(name, n_blocks, shape, n_sequences, kinds):
 
 
 def compare_autoparallel(n_blocks):
-    print("| Model | Sequences | Plan | Mesh | Step | Over the bound | Sent | Memory | Found in |\n|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| Model | Sequences | Plan | Mesh | Step | Over the bound | Sent | Memory | Found in |\n|---|---|---|---|---|---|---|---|---|"
+    )
     for name, make in MODELS.items():
         model, make_batch = make(n_blocks)
         for n_sequences, shapes in ((1, [(8,), (1, 8)]), (2, [(2, 4)]), (8, [(8,)])):
             begin = time.process_time()
-            found = sw.suggest(model, make_batch(n_sequences, autoparallel.N_TOKENS).to("meta"), ranks=8, memory=MEMORY, **autoparallel.RATES)
+            found = sw.suggest(
+                model,
+                make_batch(n_sequences, autoparallel.N_TOKENS).to("meta"),
+                ranks=8,
+                memory=MEMORY,
+                **autoparallel.RATES,
+            )
             plans = {"`suggest()`": (found.plan, time.process_time() - begin)}
             meter = found.search.meter
             for shape in shapes:
@@ -216,7 +226,13 @@ def compare_autoparallel(n_blocks):
                 cost = max(costs_of(meter, plan), key=lambda each: each.seconds)
                 figures = f"{cost.seconds * 1e3:.2f} ms | {cost.seconds / found.bound_seconds:.2f} | {cost.sent / 1e9:.2f} GB | {cost.n_bytes / 2**30:.1f} GiB"
                 print(f"| {name} | {n_sequences} | {words} | {plan} | {figures} | {seconds:.0f} s |", flush=True)
-                print(", ".join(f"{kind.names[0]}: {layout}" for kind, layout in zip(meter.subject.kinds, plan.layouts) if layout != WHOLE))
+                print(
+                    ", ".join(
+                        f"{kind.names[0]}: {layout}"
+                        for kind, layout in zip(meter.subject.kinds, plan.layouts)
+                        if layout != WHOLE
+                    )
+                )
 
 
 def main():

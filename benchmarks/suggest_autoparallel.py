@@ -52,7 +52,12 @@ def layouts_of(node, solution, order):
 
 
 def main():
-    name, n_blocks, shape, n_sequences = sys.argv[1], int(sys.argv[2]), tuple(map(int, sys.argv[3].split(","))), int(sys.argv[4])
+    name, n_blocks, shape, n_sequences = (
+        sys.argv[1],
+        int(sys.argv[2]),
+        tuple(map(int, sys.argv[3].split(","))),
+        int(sys.argv[4]),
+    )
     import torch
 
     torch.cpu.get_device_name = lambda device=None: "NVIDIA H100"
@@ -64,19 +69,26 @@ def main():
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(shape))
-    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=tuple(f"dim{i}" for i in range(len(shape))))
+    mesh = torch.distributed.device_mesh.init_device_mesh(
+        "cpu", shape, mesh_dim_names=tuple(f"dim{i}" for i in range(len(shape)))
+    )
     model, make_batch = MODELS[name](n_blocks)
     divides = n_sequences % shape[0] == 0
     layout = (Shard(0) if divides else Replicate(), *(Replicate() for _ in shape[1:]))
     begin = time.process_time()
     # The CPU's kernel of attention has no strategies there. The composed one divides heads.
-    with sdpa_kernel(SDPBackend.MATH), AutoParallel(model, lambda: make_batch(n_sequences, N_TOKENS), mesh, cost_model=h100_topo_config()) as planner:
+    with (
+        sdpa_kernel(SDPBackend.MATH),
+        AutoParallel(model, lambda: make_batch(n_sequences, N_TOKENS), mesh, cost_model=h100_topo_config()) as planner,
+    ):
         planner.add_input_constraints([layout])
         planner.add_output_constraints([layout])
         planner.add_parameter_memory_constraint()
         solution = planner.optimize_placement()
         order = {node: i for i, node in enumerate(planner.gm.graph.nodes)}
-        weights = {path: layouts_of(node, solution, order) for path, node in get_named_param_nodes(planner.gm.graph).items()}
+        weights = {
+            path: layouts_of(node, solution, order) for path, node in get_named_param_nodes(planner.gm.graph).items()
+        }
     print(json.dumps({"seconds": time.process_time() - begin, "weights": weights}))
 
 

@@ -17,7 +17,7 @@ from shardwise._suggest.plans import Plan
 from shardwise.testing import run_ranks
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from suggest_models import Block, Llama, Tables  # noqa: E402
+from suggest_models import Block, Llama, Tables
 
 
 class Experts(nn.Module):
@@ -275,7 +275,8 @@ def test_a_model_that_reads_a_value_goes_on_with_the_one_that_is_given():
 
     model, batch = on_meta(lambda: Checked(32, 4, 1)), ids_of(2, 8)
     with pytest.raises(
-        ValueError, match=r"^\[suggest\] .*test_suggest.py:\d+ in .*forward reads a value .* value=1, or value={\"test_suggest.py:\d+\": 1} for"
+        ValueError,
+        match=r"^\[suggest\] .*test_suggest.py:\d+ in .*forward reads a value .* value=1, or value={\"test_suggest.py:\d+\": 1} for",
     ):
         sw.suggest(model, batch, mesh={"shard": 2})
     line = Checked.forward.__code__.co_firstlineno + 1

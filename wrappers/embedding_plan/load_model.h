@@ -6,7 +6,8 @@
 //   client, every rank alike    n ids found among the distinct ones; n vectors read, written and given a gradient
 //   a slice, on its rank        R u ids arrive, once per requesting rank, and as many rows are reached, copied and sent. As many gradients
 //                               arrive and are summed; U rows are updated, with the optimizer's state
-//   a replicated table          u rows are looked up on the rank, the dense gradient is written, all-reduced and applied to all rows
+//   a replicated table          u rows are looked up on the rank, the dense gradient is written, all-reduced and applied to all rows. A fused
+//                               optimizer sends at most that, and row numbers (ops/embedding/rows_of_ranks.h)
 //   exchanges                   three: ids, vectors and gradients, of R - 1 messages for any number of tables, and a count per
 //                               slice and requesting rank; one all-reduce of all replicated tables, mesh dim by mesh dim as a ring
 //

@@ -47,7 +47,9 @@ class Suggestion:
             f"no plan is faster than {in_time(self.bound_seconds)}; this one takes {cost.seconds / self.bound_seconds:.2f} times as long\n"
         )
         if plan.size(TP) > 1 and set(plan.layouts) == {WHOLE}:
-            lines += f"the {plan.size(TP)} ranks of tp all do the same: dividing a layer over them makes no step shorter\n"
+            lines += (
+                f"the {plan.size(TP)} ranks of tp all do the same: dividing a layer over them makes no step shorter\n"
+            )
         rows = [
             (kind.names[0], type(kind.layer).__name__, f"{kind.n_elements:,}", layout, data)
             for kind, layout in zip(search.meter.subject.kinds, plan.layouts)
