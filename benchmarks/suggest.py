@@ -11,7 +11,8 @@ DLRM has Criteo's 26 tables and is trained by row-wise Adagrad, fused into the b
 eight on a host. The figures are those of the slowest rank, and the imbalance is its step over the mean of all ranks. benchmarks/embedding_torchrec.py says
 how to install TorchRec.
 
-AutoParallel plans MLP blocks and Llama-like blocks, see benchmarks/suggest_autoparallel.py. suggest() plans for the same hardware, and its dry runs judge both.
+AutoParallel plans MLP blocks and Llama-like blocks, see benchmarks/suggest_autoparallel.py. suggest() plans for the same hardware, and its dry runs
+judge both.
 """
 
 import argparse
@@ -171,67 +172,64 @@ def compare_dlrm(n_ranks, n_samples):
     compare(model, batch, n_ranks, others, optimizer=row_wise_adagrad)
 
 
-def plan_of_autoparallel(name, n_blocks, shape, n_sequences, kinds):
-    """AutoParallel's layouts of weights as a plan, its CPU time, and the number of weights of large layers that such a plan lays out differently."""
-    command = [sys.executable, autoparallel.__file__, name, str(n_blocks), ",".join(map(str, shape)), str(n_sequences)]
+def plan_of_autoparallel(arguments, shape, kinds):
+    """AutoParallel's layouts of weights as a plan, the CPU time that it took, and the number of kinds of layers that the plan lays out differently.
+    Raises RuntimeError."""
+    command = [sys.executable, autoparallel.__file__, *map(str, arguments), ",".join(map(str, shape))]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        return done.stderr.strip().split("\n")[-1], 0, 0
-    found = json.loads(done.stdout.split("\n")[-2])
-    large = {path.removesuffix(".weight"): used for path, used in found["weights"].items() if "norm" not in path}
+        raise RuntimeError(done.stderr.strip().split("\n")[-1].removeprefix("[rank0]: "))
+    found = json.loads(done.stdout.strip().split("\n")[-1])
+    used = {path.removesuffix(".weight"): each for path, each in found["weights"].items() if "norm" not in path}
     # A mesh dim whose weights mostly see a part of the batch divides the batch, any other one divides layers.
-    is_data = [2 * sum(used[m] == "data" for used in large.values()) > len(large) for m in range(len(shape))]
-    sizes = {"shard": math.prod(n for n, data in zip(shape, is_data, strict=True) if data)}
-    sizes["tp"] = math.prod(shape) // sizes["shard"]
+    divides = [2 * sum(each[m] == "data" for each in used.values()) > len(used) for m in range(len(shape))]
+    n_parts = math.prod(n for n, is_data in zip(shape, divides, strict=True) if is_data)
     layouts, n_others = [], 0
     for kind in kinds:
-        path = kind.names[0].replace("*", "0")  # equal layers of blocks get equal layouts there, too
-        used = large.get(path) or ["data" if data else "whole" for data in is_data]
-        over_layers = {each for each, data in zip(used, is_data, strict=True) if not data}
+        each = used.get(kind.names[0].replace("*", "0")) or ["data" if is_data else "whole" for is_data in divides]
+        over_layers = {use for use, is_data in zip(each, divides, strict=True) if not is_data}
         n_others += len(over_layers) > 1 or any(
-            each != "data" for each, data in zip(used, is_data, strict=True) if data
+            use != "data" for use, is_data in zip(each, divides, strict=True) if is_data
         )
         columns = 1 if isinstance(kind.layer, nn.Embedding) else 0
         by_use = {f"shard {columns}": COLUMN, f"shard {1 - columns}": ROW}
-        layouts.append(by_use.get(next(iter(over_layers), ""), WHOLE) if sizes["tp"] > 1 else WHOLE)
-    mesh = tuple((dim, size) for dim, size in sizes.items() if size > 1)
-    return Plan(mesh, tuple(layouts)), found["seconds"], n_others
+        layouts.append(by_use.get(min(over_layers, default=""), WHOLE))
+    mesh = {"shard": n_parts, "tp": math.prod(shape) // n_parts}
+    plan = Plan(tuple((dim, n) for dim, n in mesh.items() if n > 1), tuple(layouts))
+    return plan, found["seconds"], n_others
 
 
 def compare_autoparallel(n_blocks):
     print(
-        "| Model | Sequences | Plan | Mesh | Step | Over the bound | Sent | Memory | Found in |\n|---|---|---|---|---|---|---|---|---|"
+        "| Model | Sequences | Plan | Mesh | Step | Over the bound | Sent | Memory | Found in | Layouts over tp |\n"
+        f"|{'---|' * 10}"
     )
     for name, make in MODELS.items():
         model, make_batch = make(n_blocks)
         for n_sequences, shapes in ((1, [(8,), (1, 8)]), (2, [(2, 4)]), (8, [(8,)])):
-            begin = time.process_time()
-            found = sw.suggest(
-                model,
-                make_batch(n_sequences, autoparallel.N_TOKENS).to("meta"),
-                ranks=8,
-                memory=MEMORY,
-                **autoparallel.RATES,
-            )
+            begin, batch = time.process_time(), make_batch(n_sequences, autoparallel.N_TOKENS).to("meta")
+            found = sw.suggest(model, batch, ranks=8, memory=MEMORY, **autoparallel.RATES)
             plans = {"`suggest()`": (found.plan, time.process_time() - begin)}
             meter = found.search.meter
             for shape in shapes:
-                plan, seconds, n_others = plan_of_autoparallel(name, n_blocks, shape, n_sequences, meter.subject.kinds)
-                words = f"AutoParallel on {shape}" + f", {n_others} kinds of layers changed" * (n_others > 0)
-                plans[words] = plan, seconds
+                words = f"AutoParallel on {'x'.join(map(str, shape))}"
+                try:
+                    *result, n_others = plan_of_autoparallel((name, n_blocks, n_sequences), shape, meter.subject.kinds)
+                    plans[words + f", {n_others} kinds of layers changed" * (n_others > 0)] = result
+                except RuntimeError as error:
+                    print(f"| {name} | {n_sequences} | {words} | fails: {error} |")
             for words, (plan, seconds) in plans.items():
-                if isinstance(plan, str):
-                    print(f"| {name} | {n_sequences} | {words} | {plan} |")
-                    continue
                 cost = max(costs_of(meter, plan), key=lambda each: each.seconds)
-                figures = f"{cost.seconds * 1e3:.2f} ms | {cost.seconds / found.bound_seconds:.2f} | {cost.sent / 1e9:.2f} GB | {cost.n_bytes / 2**30:.1f} GiB"
-                print(f"| {name} | {n_sequences} | {words} | {plan} | {figures} | {seconds:.0f} s |", flush=True)
+                layouts = ", ".join(
+                    f"{kind.names[0].split('.')[-1]} {layout}"
+                    for kind, layout in zip(meter.subject.kinds, plan.layouts, strict=True)
+                    if layout != WHOLE
+                )
                 print(
-                    ", ".join(
-                        f"{kind.names[0]}: {layout}"
-                        for kind, layout in zip(meter.subject.kinds, plan.layouts)
-                        if layout != WHOLE
-                    )
+                    f"| {name} | {n_sequences} | {words} | {plan} "
+                    f"| {cost.seconds * 1e3:.2f} ms | {cost.seconds / found.bound_seconds:.2f} "
+                    f"| {cost.sent / 1e9:.2f} GB | {cost.n_bytes / 2**30:.1f} GiB | {seconds:.0f} s | {layouts} |",
+                    flush=True,
                 )
 
 
@@ -253,7 +251,7 @@ def main():
         compare_dlrm(n_ranks, options.samples)
     if options.autoparallel:
         if not autoparallel.is_installed():
-            raise SystemExit(f"AutoParallel is not installed:\n\n{autoparallel.HOW_TO_INSTALL}")
+            raise SystemExit(f"AutoParallel is not installed. {autoparallel.HOW_TO_INSTALL}")
         compare_autoparallel(options.autoparallel)
     elif not options.dlrm:
         compare_llama(options.layers, options.sequences)

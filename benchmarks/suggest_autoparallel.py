@@ -1,14 +1,12 @@
-"""A plan by torch's AutoParallel (github.com/meta-pytorch/autoparallel), as the layouts of weights, in JSON. benchmarks/suggest.py runs this program.
+"""A plan by torch's AutoParallel (github.com/meta-pytorch/autoparallel), as the layouts of weights, in JSON: benchmarks/suggest.py runs this program.
 
-    PYTHONPATH=autoparallel:libraries python benchmarks/suggest_autoparallel.py llama 32 8 1
+    PYTHONPATH=autoparallel:libraries python benchmarks/suggest_autoparallel.py llama 32 1 8
 
-The arguments: the model, its number of blocks, the mesh of fake ranks ("2,4") and the number of sequences. It needs a checkout of AutoParallel, and pulp and filecheck:
+The arguments: the model, its number of blocks, the number of sequences, and the mesh of fake ranks ("2,4").
 
-    git clone https://github.com/meta-pytorch/autoparallel && pip install --target libraries pulp filecheck
-
-AutoParallel's solver reads the model's operators on a mesh of CPUs, with the costs of H100s (`RATES` are those that it takes). The batch is divided over the first mesh dim
-if it can be. Parameters take 1 / ranks of their memory at most, which is AutoParallel's default. A plan is more than the layouts of weights: AutoParallel also
-places activations, which our rules place after the weights.
+AutoParallel's solver reads the model's operators on a mesh of CPUs, with the costs of H100s. The batch is divided over the first mesh dim if it can
+be. Parameters take 1 / ranks of their memory at most, which is AutoParallel's default. Its plan is more than the layouts of weights: it also places
+activations, which our rules place after the weights.
 """
 
 import importlib.util
@@ -22,7 +20,7 @@ from suggest_models import MODELS
 # suggest()'s options for the hardware that AutoParallel plans for: 70 % of an H100's arithmetic and memory, and its links.
 RATES = {"flops": 692, "memory_bandwidth": 2345, "links": [(5, 320), (20, 50)]}
 N_TOKENS = 4096  # of a sequence
-HOW_TO_INSTALL = __doc__.split("\n\n")[2]
+HOW_TO_INSTALL = "Clone github.com/meta-pytorch/autoparallel, install pulp and filecheck, and put both into PYTHONPATH."
 
 
 def is_installed():
