@@ -50,12 +50,9 @@ def layouts_of(node, solution, order):
 
 
 def main():
-    name, n_blocks, shape, n_sequences = (
-        sys.argv[1],
-        int(sys.argv[2]),
-        tuple(map(int, sys.argv[3].split(","))),
-        int(sys.argv[4]),
-    )
+    name, *numbers, shape = sys.argv[1:]
+    n_blocks, n_sequences = map(int, numbers)
+    shape = tuple(map(int, shape.split(",")))
     import torch
 
     torch.cpu.get_device_name = lambda device=None: "NVIDIA H100"
