@@ -122,8 +122,8 @@ std::vector<PieceMeta> pieces_of_step(const std::string& what) {
   return result;
 }
 
-/// Functions of python/shardwise/_tracing.py, called while a program is traced.
-py::object tracing(const char* name) { return py::module_::import("shardwise._tracing").attr(name); }
+/// Functions of python/shardwise/_symbols.py, called while a program is traced.
+py::object of_symbols(const char* name) { return py::module_::import("shardwise._symbols").attr(name); }
 
 std::vector<c10::SymInt> list_of(c10::SymIntArrayRef sizes) { return sizes.vec(); }
 
@@ -131,22 +131,22 @@ constexpr SymbolHooks kSymbolHooks{
     .values =
         [](c10::SymIntArrayRef sizes) {
           const py::gil_scoped_acquire gil;
-          return tracing("values_of")(list_of(sizes)).cast<Dims>();
+          return of_symbols("values_of")(list_of(sizes)).cast<Dims>();
         },
     .fix =
         [](c10::SymIntArrayRef sizes) {
           const py::gil_scoped_acquire gil;
-          tracing("numbers")(list_of(sizes));
+          of_symbols("fixed")(list_of(sizes));
         },
     .without_symbols =
         [](const at::Tensor& piece) {
           const py::gil_scoped_acquire gil;
-          return tracing("static")(piece).cast<at::Tensor>();
+          return of_symbols("with_numbers")(piece).cast<at::Tensor>();
         },
     .evaluate =
         [](c10::SymIntArrayRef sizes, c10::SymIntArrayRef symbols, c10::IntArrayRef values) {
           const py::gil_scoped_acquire gil;
-          return tracing("evaluated")(list_of(sizes), list_of(symbols), values.vec()).cast<Dims>();
+          return of_symbols("evaluated")(list_of(sizes), list_of(symbols), values.vec()).cast<Dims>();
         }};
 
 }  // namespace

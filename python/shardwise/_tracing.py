@@ -7,31 +7,18 @@ operator whose sizes or messages depend on values raises NotImplementedError.
 """
 
 import functools
-import math
-import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from shardwise import _C
+from shardwise import _C, _symbols
 from shardwise._torch_versions import register_constant
 from shardwise.placement_types import KINDS
 
 _KERNELS = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse2)
-# Operators whose results on pieces have the right sizes for all sizes of dims that are whole on each rank, as pointwise ones do.
-_KEEP_SYMBOLS = frozenset(
-    {"aten::alias", "aten::detach", "aten::linear", "aten::matmul", "aten::native_layer_norm", "aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward", "aten::_fused_rms_norm", "aten::_softmax", "aten::_softmax_backward_data", "aten::sum", "aten::sum.dim_IntList",
-     "aten::mean", "aten::mean.dim", "aten::unsqueeze", "aten::squeeze.dim", "aten::squeeze.dims", "aten::clone",
-     "aten::t", "aten::transpose.int", "shardwise::index", "shardwise::linear_of_rows", "shardwise::linear_weight_grad", "shardwise::matmul", "shardwise::put",
-     "shardwise::put_"}
-)  # fmt: skip
-# Operators with a list of sizes of the result, by the place of the argument.
-_SIZED = {"aten::view": 1, "aten::_unsafe_view": 1, "aten::expand": 1}
-NO_SYMBOLS = "has no effect on this dim of a DTensor: it is divided between ranks, or an operator needs its size. A call with another size makes another graph."
 # Words of the errors that a tracer raises if the memory of a tensor is read.
 _NO_VALUES = ("data pointer", "doesn't have storage", "data_ptr", "data is not allocated")
 
@@ -39,28 +26,11 @@ _NO_VALUES = ("data pointer", "doesn't have storage", "data_ptr", "data is not a
 def run_traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operator on traced DTensors. Raises NotImplementedError if it needs values."""
     register_steps()
-    if (
-        any(isinstance(value, torch.SymInt) for value in args)
-        and "Scalar" in func.overloadpacket.overloads()
-        and func._overloadname == "Tensor"
-    ):
-        func = func.overloadpacket.Scalar  # which takes a symbol
+    func = _symbols.with_number(func, args)
     arguments = func._schema.arguments
     args = tuple(map(_operand, arguments, args))
     kwargs = {each.name: _operand(each, kwargs[each.name]) for each in arguments if each.name in kwargs}
-    scope: Any = nullcontext()
-    if _keeps_symbols(func):
-        at = _symbolic_number(func, args)
-        scope = _C.KeepsSymbols() if at is None else _C.KeepsSymbols(func.name(), at, [args[at]])
-        if at is not None:
-            args = (*args[:at], *values_of([args[at]]), *args[at + 1 :])
-        args, kwargs = tree_map_only(torch.SymInt, lambda size: numbers([size])[0], (args, kwargs))
-    elif sizes := _symbolic_sizes(func, args):
-        at = _SIZED[func.name()]
-        args = (*args[:at], values_of(sizes), *args[at + 1 :])
-        scope = _C.KeepsSymbols(func.name(), at, sizes)
-    elif any(_has_symbols(each) for each in tree_leaves((args, kwargs))):
-        args, kwargs = tree_map(_with_numbers, (args, kwargs))
+    scope, args, kwargs = _symbols.settled(func, args, kwargs)
     try:
         with scope:
             results = func.redispatch(_KERNELS, *args, **kwargs)
@@ -77,71 +47,14 @@ def run_traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise
 
 
-@functools.cache
-def _keeps_symbols(func: torch._ops.OpOverload) -> bool:
-    is_pointwise = torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags
-    return is_pointwise or func.name() in _KEEP_SYMBOLS
-
-
-def _symbolic_number(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> int | None:
-    """The place of the last number that is a symbol; None if there is none."""
-    arguments = func._schema.arguments
-    places = [
-        i
-        for i, value in enumerate(args)
-        if isinstance(value, torch.SymInt) and isinstance(arguments[i].type, torch.NumberType)
-    ]
-    return places[-1] if places else None
-
-
-def _symbolic_sizes(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> list[int | torch.SymInt] | None:
-    """The sizes that an operator is called with, if there are symbols among them that the view of another tensor can be given, too."""
-    if func.name() not in _SIZED or not any(map(_has_symbols, (args[0], *args[_SIZED[func.name()]]))):
-        return None
-    source, sizes = args[0], list(args[_SIZED[func.name()]])
-    if func.name() == "aten::expand":
-        sizes = [source.shape[i - len(sizes)] if size == -1 else size for i, size in enumerate(sizes)]
-    elif -1 in sizes:
-        rest = math.prod(size for size in sizes if size != -1)
-        if rest == 0:
-            return None
-        sizes[sizes.index(-1)] = source.numel() // rest
-    known = {size.node.expr for size in source.shape if isinstance(size, torch.SymInt)}
-    used = {symbol for size in sizes if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols}
-    is_backward = torch._C._current_graph_task_id() != -1  # a program returns no view that its backward makes
-    return sizes if used and (is_backward or used <= known) else None
-
-
-def evaluated(
-    sizes: Sequence[int | torch.SymInt], symbols: Sequence[int | torch.SymInt], values: Sequence[int]
-) -> list[int]:
-    """`sizes` where the symbols have these values."""
-    known = {
-        symbol.node.expr: value
-        for symbol, value in zip(symbols, values, strict=True)
-        if isinstance(symbol, torch.SymInt)
-    }
-    return [int(size.node.expr.xreplace(known)) if isinstance(size, torch.SymInt) else size for size in sizes]
-
-
-def _has_symbols(value: Any) -> bool:
-    return isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and _C.has_symbols(value))
-
-
-def _with_numbers(value: Any) -> Any:
-    if not _has_symbols(value):
-        return value
-    if isinstance(value, torch.SymInt):
-        return numbers([value])[0]
-    return _C.layout_of(value).wrap([static(_C.piece_at(value, 0))])
-
-
 def _operand(argument: Any, value: Any) -> Any:
     """`value`, as a tensor if it is a number in the place of a tensor: kernels take tensors."""
     if not isinstance(argument.type, torch.TensorType):
         return value
-    if isinstance(value, (torch.SymInt, torch.SymFloat)):
-        value = numbers([value])[0] if isinstance(value, torch.SymInt) else float(value)
+    if isinstance(value, torch.SymInt):
+        value = _symbols.fixed([value])[0]
+    elif isinstance(value, torch.SymFloat):
+        value = float(value)
     return _C.wrapped_number(value) if isinstance(value, (int, float, complex)) else value
 
 
@@ -192,71 +105,12 @@ def unflatten(pieces: dict[str, torch.Tensor], layout: _C.TensorLayout) -> torch
     """The DTensor of these pieces. It is a traced one if the pieces are a tracer's."""
     values = [piece for name, piece in pieces.items() if name != _NO_PIECE]
     if len(values) > 1:
-        values = [*map(static, values)]
+        values = [*map(_symbols.with_numbers, values)]
     is_traced = _NO_PIECE in pieces and _is_traced(pieces[_NO_PIECE])
     tensor = layout.wrap(values, is_traced)
     if is_traced:
         tensor.__dict__[_NO_PIECE] = pieces[_NO_PIECE]
     return tensor
-
-
-def static(piece: torch.Tensor) -> torch.Tensor:
-    """`piece` with numbers instead of a tracer's symbols for its sizes: layouts consist of numbers."""
-    sizes = (*piece.shape, *piece.stride())
-    if not any(isinstance(size, torch.SymInt) for size in sizes):
-        return piece
-    fixed = numbers(sizes)
-    shape, strides = fixed[: piece.dim()], fixed[piece.dim() :]
-    return piece.view(shape) if piece.is_contiguous() else piece.as_strided(shape, strides)
-
-
-def divides(placements: Sequence[Any], dim: int, n_dims: int) -> bool:
-    """Whether a placement divides the dim between ranks."""
-    divided = (each for each in placements if not each.is_replicate() and not each.is_partial())
-    return any(not each.is_shard() or each.dim % n_dims == dim % n_dims for each in divided)
-
-
-def with_whole_symbols(piece: torch.Tensor, placements: Sequence[Any] | None) -> torch.Tensor:
-    """`piece`, whose symbols are fixed if a placement divides a dim that has one."""
-    symbolic = (dim for dim, size in enumerate(piece.shape) if isinstance(size, torch.SymInt))
-    return static(piece) if any(divides(placements or (), dim, piece.dim()) for dim in symbolic) else piece
-
-
-def fixed_symbols() -> int:
-    """How many symbols of the program that is being traced are fixed by now, by us or by torch."""
-    context = torch._guards.TracingContext.try_get()
-    env = context.fake_mode.shape_env if context is not None and context.fake_mode is not None else None
-    return 0 if env is None else sum(bool(env.replace(symbol).is_number) for symbol in list(env.replacements))
-
-
-def numbers(sizes: Sequence[int | torch.SymInt]) -> list[int]:
-    """Fixes symbols: the graph has a guard from here on."""
-    if symbols := [size for size in sizes if isinstance(size, torch.SymInt) and size.node.maybe_as_int() is None]:
-        _drop_marks(symbols)
-    return [int(size) for size in sizes]
-
-
-def values_of(sizes: Sequence[int | torch.SymInt]) -> list[int]:
-    """The sizes in the call that is being traced. Fixes no symbols, except those whose values are unknown."""
-    hints = [size.node.hint if isinstance(size, torch.SymInt) else size for size in sizes]
-    return numbers(sizes) if None in hints else [int(hint) for hint in hints]
-
-
-def _drop_marks(sizes: Sequence[torch.SymInt]) -> None:
-    """Drops mark_dynamic() of the graph's inputs for dims that these sizes depend on, and warns: with a mark, torch refuses a fixed size."""
-    symbols = set().union(*(size.node.expr.free_symbols for size in sizes))
-    waiting: Any = [(each.fake, each.symbolic_context) for each in sizes[0].node.shape_env.tracked_fakes or ()]
-    is_dropped = False
-    while waiting:
-        fake, context = waiting.pop()
-        marks: Any = getattr(context, "constraint_sizes", ())
-        for dim, mark in enumerate(marks):
-            size = fake.shape[dim]
-            if mark is not None and isinstance(size, torch.SymInt) and size.node.expr.free_symbols & symbols:
-                marks[dim], is_dropped = None, True
-        waiting += [(getattr(fake, name), inner) for name, inner in getattr(context, "inner_contexts", {}).items()]
-    if is_dropped:
-        warnings.warn(f"[mark_dynamic] {NO_SYMBOLS}", stacklevel=2)
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 // runtime/tensor/symbolic_sizes.h: sizes of traced tensors that are symbols of the tracer: one graph serves all their values.
 //
 // Layouts consist of numbers, so the layout of such a tensor has the sizes of the call that is being traced. Only dims that are whole on each rank have
-// symbols. Operators that use no number of such a dim run on the pieces, whose sizes are the symbols: python/shardwise/_tracing.py lists them. Whatever
+// symbols. Operators that use no number of such a dim run on the pieces, whose sizes are the symbols: python/shardwise/_symbols.py lists them. Whatever
 // else reads a size fixes all symbols of the tensor: the graph gets a guard, and a call with another size makes another graph.
 #pragma once
 

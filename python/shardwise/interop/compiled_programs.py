@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from shardwise import _C, _tracing
+from shardwise import _C, _symbols
 from shardwise.dtensor import DTensor
 from shardwise.interop.fake_tensors import has_values
 
@@ -19,7 +19,7 @@ def traced_again(original: Any, program: Any, inputs: Any, *args: Any, **options
     n_fixed = 0
 
     def is_outdated() -> bool:
-        return _tracing.fixed_symbols() > n_fixed
+        return _symbols.fixed_symbols() > n_fixed
 
     def checked(divide: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(divide)
@@ -33,7 +33,7 @@ def traced_again(original: Any, program: Any, inputs: Any, *args: Any, **options
     if "partition_fn" in options:
         options["partition_fn"] = checked(options["partition_fn"])
     while True:
-        n_fixed = _tracing.fixed_symbols()
+        n_fixed = _symbols.fixed_symbols()
         try:
             result = original(program, inputs, *args, **options)
             if not is_outdated():

@@ -12,8 +12,9 @@ from torch._library.fake_class_registry import FakeScriptObject
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C, forward_scope
+from shardwise._symbols import NO_SYMBOLS, divides, with_numbers, with_whole_symbols
 from shardwise._torch_versions import register_mesh
-from shardwise._tracing import NO_SYMBOLS, divides, run_traced, static, with_whole_symbols
+from shardwise._tracing import run_traced
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.fsdp import unit
@@ -114,7 +115,7 @@ def _from_local_in_graph(
     local_tensor: torch.Tensor, device_mesh: Any, placements: Any, shape: Any, stride: Any, grad_placements: Any
 ) -> torch.Tensor:
     return _C.from_local(
-        static(local_tensor) if shape is not None else with_whole_symbols(local_tensor, placements),
+        with_numbers(local_tensor) if shape is not None else with_whole_symbols(local_tensor, placements),
         device_mesh,
         placements,
         shape=_numbers(shape),
