@@ -31,6 +31,10 @@ constexpr std::pair<const char*, py::handle Package::*> kFunctions[] = {
     {"have_same_context", &Package::have_same_context},
     {"says_places", &Package::says_places},
     {"holds_traced", &Package::holds_traced},
+    {"symbol_values", &Package::symbol_values},
+    {"fix_symbols", &Package::fix_symbols},
+    {"without_symbols", &Package::without_symbols},
+    {"evaluate_symbols", &Package::evaluate_symbols},
 };
 
 /// Throws: KeyError for a missing function.

@@ -1,5 +1,6 @@
 // Functions by which python/shardwise/_tracing.py takes distributed tensors apart and puts them together, for torch's tracers.
 #include "python/casters.h"
+#include "python/package.h"
 #include "python/scope.h"
 #include "runtime/api/gradients.h"
 #include "runtime/api/local_form.h"
@@ -122,31 +123,28 @@ std::vector<PieceMeta> pieces_of_step(const std::string& what) {
   return result;
 }
 
-/// Functions of python/shardwise/_symbols.py, called while a program is traced.
-py::object of_symbols(const char* name) { return py::module_::import("shardwise._symbols").attr(name); }
-
 std::vector<c10::SymInt> list_of(c10::SymIntArrayRef sizes) { return sizes.vec(); }
 
 constexpr SymbolHooks kSymbolHooks{
     .values =
         [](c10::SymIntArrayRef sizes) {
           const py::gil_scoped_acquire gil;
-          return of_symbols("values_of")(list_of(sizes)).cast<Dims>();
+          return package().symbol_values(list_of(sizes)).cast<Dims>();
         },
     .fix =
         [](c10::SymIntArrayRef sizes) {
           const py::gil_scoped_acquire gil;
-          of_symbols("fixed")(list_of(sizes));
+          package().fix_symbols(list_of(sizes));
         },
     .without_symbols =
         [](const at::Tensor& piece) {
           const py::gil_scoped_acquire gil;
-          return of_symbols("with_numbers")(piece).cast<at::Tensor>();
+          return package().without_symbols(piece).cast<at::Tensor>();
         },
     .evaluate =
         [](c10::SymIntArrayRef sizes, c10::SymIntArrayRef symbols, c10::IntArrayRef values) {
           const py::gil_scoped_acquire gil;
-          return of_symbols("evaluated")(list_of(sizes), list_of(symbols), values.vec()).cast<Dims>();
+          return package().evaluate_symbols(list_of(sizes), list_of(symbols), values.vec()).cast<Dims>();
         }};
 
 }  // namespace

@@ -36,6 +36,9 @@ struct Package {
   py::handle flatten, unflatten;  // tensor subclasses: taken apart and put together,
   py::handle have_same_context;   // and properties of them
   py::handle says_places, holds_traced;
+
+  py::handle symbol_values, fix_symbols;        // sizes that are a tracer's symbols: their values in the call that is traced, fixed with a guard or not
+  py::handle without_symbols, evaluate_symbols;  // a piece without them, and sizes for other values
 };
 
 const Package& package();

@@ -58,16 +58,16 @@ bool is_along_dim(at::TensorList indices, bool from_end) {
 at::Tensor looked_up(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims, bool from_end) {
   if (!is_along_dim(indices, from_end)) return at::index(self, listed(self.dim(), indices, dims));
   if (!self.is_meta()) return self.index_select(dims[0], indices[0]);
-  std::vector<int64_t> sizes = self.sizes().vec();  // torch has no meta kernel in C++
-  sizes[dims[0]] = indices[0].numel();
-  return self.new_empty(sizes);
+  std::vector<c10::SymInt> sizes = self.sym_sizes().vec();  // torch has no meta kernel in C++
+  sizes[dims[0]] = indices[0].sym_numel();
+  return self.new_empty_symint(sizes);
 }
 
 std::vector<c10::SymInt> sizes_of_result(const at::Tensor& self, const ResultDims& dims, c10::SymIntArrayRef batch) {
   std::vector<c10::SymInt> sizes;
   for (size_t i = 0; i < dims.of_self.size(); ++i)
     sizes.push_back(dims.of_self[i] < 0 ? batch[static_cast<int64_t>(i) - dims.batch_begin]
-                                        : c10::SymInt(self.size(dims.of_self[i])));
+                                        : self.sym_size(dims.of_self[i]));
   return sizes;
 }
 
@@ -140,7 +140,7 @@ at::Tensor index_window(const at::Tensor& self, at::TensorList indices, c10::Int
   FoundAll found(self, indices, dims, firsts, sizes, from_end);
   at::Tensor is_elsewhere = found.is_elsewhere;
   const ResultDims result_dims(self.dim(), dims, is_elsewhere.dim());
-  if (self.numel() == 0 || is_elsewhere.sym_numel() == 0)
+  if (self.sym_numel() == 0 || is_elsewhere.sym_numel() == 0)
     return self.new_zeros_symint(sizes_of_result(self, result_dims, is_elsewhere.sym_sizes()));
   for (int64_t i = result_dims.batch_begin + found.is_elsewhere.dim();
        i < static_cast<int64_t>(result_dims.of_self.size()); ++i)

@@ -2,7 +2,7 @@
 
 import os
 
-from shardwise import _C, _inner_tensors, _torch_groups
+from shardwise import _C, _inner_tensors, _symbols, _torch_groups
 from shardwise.device_mesh import DeviceMesh
 from shardwise.interop import replacements, torch_meshes, torch_tensors
 
@@ -31,4 +31,8 @@ def hand_over() -> None:
         have_same_context=_inner_tensors.have_same_context,
         says_places=_inner_tensors.says_places,
         holds_traced=_inner_tensors.holds_traced,
+        symbol_values=_symbols.values_of,
+        fix_symbols=_symbols.fixed,
+        without_symbols=_symbols.with_numbers,
+        evaluate_symbols=_symbols.evaluated,
     )

@@ -76,7 +76,7 @@ def settled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[A
 def with_number(func: Any, args: tuple[Any, ...]) -> Any:
     """The overload of an operator that takes a number, which may be a symbol, if it is called with a symbol instead of a second tensor."""
     is_called_so = len(args) > 1 and isinstance(args[0], torch.Tensor) and isinstance(args[1], torch.SymInt)
-    has_other = func._overloadname == "Tensor" and "Scalar" in func.overloadpacket.overloads()
+    has_other = func._overloadname == "Tensor" and "Scalar" in func.overloadpacket.overloads() and not _compares_number(func)
     return func.overloadpacket.Scalar if is_called_so and has_other else func
 
 
@@ -86,9 +86,16 @@ def _keeps_symbols(func: Any) -> bool:
     return is_pointwise or func.name() in _KEEP_SYMBOLS
 
 
+def _compares_number(func: Any) -> bool:
+    """Whether the operator's derivative compares its number, which torch cannot do with symbols."""
+    return bool(func.name().partition(".")[0].rstrip("_") == "aten::pow")
+
+
 def _place_of_number(func: Any, args: tuple[Any, ...]) -> int | None:
     """The place of the last number among the arguments that is a symbol."""
     types = [argument.type for argument in func._schema.arguments]
+    if _compares_number(func):
+        return None
     symbols = (i for i, value in enumerate(args) if isinstance(value, torch.SymInt))
     return max((i for i in symbols if isinstance(types[i], torch.NumberType)), default=None)
 
@@ -152,8 +159,8 @@ def divides(placements: Sequence[Any], dim: int, n_dims: int) -> bool:
 
 def with_whole_symbols(piece: torch.Tensor, placements: Sequence[Any] | None) -> torch.Tensor:
     """`piece`, whose symbols are fixed if a placement divides a dim that has one."""
-    symbolic = (dim for dim, size in enumerate(piece.shape) if isinstance(size, torch.SymInt))
-    return with_numbers(piece) if any(divides(placements or (), dim, piece.dim()) for dim in symbolic) else piece
+    fixed([size for dim, size in enumerate(piece.shape) if divides(placements or (), dim, piece.dim())])
+    return piece
 
 
 def fixed_symbols() -> int:
@@ -186,7 +193,7 @@ def _drop_marks(sizes: Sequence[torch.SymInt]) -> None:
         marks: Any = getattr(context, "constraint_sizes", ())
         for dim, mark in enumerate(marks):
             size = fake.shape[dim]
-            if mark is not None and isinstance(size, torch.SymInt) and size.node.expr.free_symbols & symbols:
+            if mark is not None and not mark.warn_only and isinstance(size, torch.SymInt) and size.node.expr.free_symbols & symbols:
                 marks[dim], is_dropped = None, True
         waiting += [(getattr(fake, name), inner) for name, inner in getattr(context, "inner_contexts", {}).items()]
     if is_dropped:

@@ -178,6 +178,7 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
   }
   std::vector<at::Tensor> pieces;
   if (mesh->is_member() && !(spec->boxes().empty() && local.sym_numel() == 0)) pieces.push_back(piece);
+  if (pieces.empty()) fix_symbols(local.sym_sizes());  // no piece has them
   check_pieces(pieces, *spec);
   if (is_sparse && pieces.empty()) return wrap_sparse(spec, {}, {local.sparse_dim()});
   return with_history_of(local, piece, wrap_pieces(pieces, spec, gradient), gradient);

@@ -196,11 +196,13 @@ class LocalRun {
       }
     for (const BoundOperand& operand : call_.operands)
       if (operand.impl && operand.impl->symbols()) fix_symbols(operand.impl->symbols()->sizes);
+    if (const SymbolicArgument* const argument = KeepsSymbols::argument_of(call_.op.name)) fix_symbols(argument->values);
     fill_outputs();
   }
 
   bool has_symbols() const {
-    return std::ranges::any_of(call_.operands, [](const auto& each) { return each.impl && each.impl->symbols(); });
+    return KeepsSymbols::argument_of(call_.op.name) ||
+           std::ranges::any_of(call_.operands, [](const auto& each) { return each.impl && each.impl->symbols(); });
   }
 
   void run_piece(size_t piece) {

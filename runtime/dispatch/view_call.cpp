@@ -46,7 +46,7 @@ at::Tensor ViewCall::of(const at::Tensor& source) const {
   stack[source_arg(op_)] = source;
   if (!symbols_.op.empty())
     stack[symbols_.index] =
-        c10::IValue(c10::IntArrayRef(symbol_hooks().evaluate(symbols_.sizes, source_sizes_, source.sizes())));
+        c10::IValue(c10::IntArrayRef(symbol_hooks().evaluate(symbols_.values, source_sizes_, source.sizes())));
   op_.handle.callBoxed(&stack);
   const c10::IValue& result = stack[0];
   return result.isTensor() ? result.toTensor() : result.toTensorVector()[output_];

@@ -24,6 +24,10 @@ bool is_whole(const Spec& spec, int64_t dim) {
   });
 }
 
+/// torch's rule for strides over dims without elements. A symbol is 2 or more.
+int64_t at_least_1(int64_t size) { return std::max<int64_t>(size, 1); }
+c10::SymInt at_least_1(const c10::SymInt& size) { return size.is_symbolic() ? size : c10::SymInt(at_least_1(size.expect_int())); }
+
 /// Strides of `sizes`, with dims in the order in memory that `like` has: dense, except that dims of stride 0 keep it.
 template <class Size>
 std::vector<Size> ordered_strides(c10::ArrayRef<Size> sizes, c10::IntArrayRef like) {
@@ -35,7 +39,7 @@ std::vector<Size> ordered_strides(c10::ArrayRef<Size> sizes, c10::IntArrayRef li
   for (const size_t dim : inner_first) {
     if (like[dim] == 0) continue;
     strides[dim] = next;
-    next = next * sizes[dim];
+    next = next * at_least_1(sizes[dim]);
   }
   return strides;
 }
@@ -105,8 +109,8 @@ SpecPtr with_whole_sizes(const SpecPtr& spec, c10::IntArrayRef sizes) {
 
 thread_local const KeepsSymbols* KeepsSymbols::current_ = nullptr;
 
-KeepsSymbols::KeepsSymbols(std::string op, size_t argument, std::vector<c10::SymInt> sizes)
-    : argument_{std::move(op), argument, std::move(sizes)}, before_(std::exchange(current_, this)) {}
+KeepsSymbols::KeepsSymbols(std::string op, size_t argument, std::vector<c10::SymInt> values)
+    : argument_{std::move(op), argument, std::move(values)}, before_(std::exchange(current_, this)) {}
 KeepsSymbols::~KeepsSymbols() { current_ = before_; }
 
 const SymbolicArgument* KeepsSymbols::argument_of(const std::string& op) {
@@ -114,11 +118,11 @@ const SymbolicArgument* KeepsSymbols::argument_of(const std::string& op) {
 }
 
 c10::IValue with_symbols(const SymbolicArgument& argument, const Spec& spec, const c10::IValue& number) {
-  if (!number.isIntList()) return at::Scalar(argument.sizes[0]);
+  if (!number.isIntList()) return at::Scalar(argument.values[0]);
   const Dims local = number.toDimVector();
   std::vector<c10::SymInt> result;
   for (size_t dim = 0; dim < local.size(); ++dim) {
-    const c10::SymInt& size = argument.sizes[dim];
+    const c10::SymInt& size = argument.values[dim];
     const bool is_free = size.is_symbolic() && is_whole(spec, static_cast<int64_t>(dim));
     if (size.is_symbolic() && !is_free) fix_symbols(size);
     result.push_back(is_free ? size : c10::SymInt(local[dim]));

@@ -23,7 +23,7 @@ struct SymbolicSizes {
   c10::SymInt numel = 1;
 };
 
-/// Those of a tensor of `spec` with these pieces; null if they are numbers. Fixes symbols of sharded dims.
+/// The sizes and strides of a tensor of `spec` with these pieces; null if they are numbers. Fixes symbols of divided dims.
 std::unique_ptr<SymbolicSizes> symbolic_sizes_of(const Spec& spec, const Shards& pieces);
 
 /// True if a size of `tensor` is a symbol.
@@ -31,7 +31,7 @@ bool has_symbols(const at::TensorBase& tensor);
 bool has_symbols(const Shards& pieces);
 /// The sizes of a plain tensor. Symbols have their values in the call that is being traced, and are not fixed.
 Dims sizes_of(const at::TensorBase& tensor);
-/// The strides (elements), likewise.
+/// The strides of a plain tensor (elements), with the values of symbols.
 Dims strides_of(const at::TensorBase& tensor);
 
 /// True if a piece has these sizes, in the call that is being traced if they are symbols.
@@ -52,13 +52,13 @@ SpecPtr with_whole_sizes(const SpecPtr& spec, c10::IntArrayRef sizes);
 struct SymbolicArgument {
   std::string op;  // "" if there is none
   size_t index = 0;
-  std::vector<c10::SymInt> sizes;
+  std::vector<c10::SymInt> values;  // the number, or the sizes
 };
 
 /// During its lifetime this thread may read sizes as numbers, and fixes none. For operators whose results do not depend on them.
 class KeepsSymbols {
  public:
-  KeepsSymbols(std::string op, size_t argument, std::vector<c10::SymInt> sizes);
+  KeepsSymbols(std::string op, size_t argument, std::vector<c10::SymInt> values);
   ~KeepsSymbols();
   KeepsSymbols(const KeepsSymbols&) = delete;
   KeepsSymbols& operator=(const KeepsSymbols&) = delete;

@@ -123,6 +123,12 @@ def lookups(_):
         lambda at, table: F.embedding(at, table),
         lambda n: (sw.distribute_tensor(*ids(n), world_mesh(), [Replicate()]), placed(21, 8, by=Shard(0))),
     )
+    for by in (Shard(0), Shard(1)):  # as positions are looked up
+        expect(
+            TWO,
+            lambda at, table: F.embedding(at, table),
+            lambda n, by=by: (sw.distribute_tensor(torch.arange(n), world_mesh(), [Replicate()]), placed(21, 8, by=by)),
+        )
 
 
 def written_rows(_):
@@ -177,7 +183,9 @@ def sizes_that_are_needed(_):
         lambda x: x.new_zeros(x.shape[1], 3) + x.sum(),
         lambda x: x.redistribute(placements=[Shard(1)]) * 2,
     ):
-        expect(EACH, function, lambda n: (placed(4, n, 7, by=Shard(0)),))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*mark_dynamic")  # nothing is marked
+            expect(EACH, function, lambda n: (placed(4, n, 7, by=Shard(0)),))
     expect(EACH, lambda x: x * 2, lambda n: (placed(n, 4, by=Shard(0)),))
     expect(
         EACH,
@@ -195,6 +203,21 @@ def local_tensors(_):
             lambda x, by=by: DTensor.from_local(x, mesh, [by]).redistribute(placements=[Replicate()]) * 2,
             lambda n: (values(2, n, 4),),
         )
+
+
+def ranks_outside(_):
+    """A rank outside of a mesh has no piece, and so no symbol. It makes a graph for each length, and sends what the others expect."""
+    world, part = world_mesh(), sw.DeviceMesh("cpu", [0, 1])
+
+    def moved(x):
+        x = DTensor.from_local(x, part, [Shard(0)])
+        return x.redistribute(device_mesh=world, placements=[Replicate()]).mean(1)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(moved, backend="aot_eager")
+    for n in LENGTHS:
+        x = values(4, n, 7, grad=False)
+        torch.testing.assert_close(compiled(x).full_tensor(), moved(x).full_tensor())
 
 
 def returned_views_and_writes(_):
@@ -223,6 +246,14 @@ def returned_views_and_writes(_):
 
 def marks(_):
     """mark_dynamic makes the first graph one for all lengths. On a divided dim it has no effect, and warns."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x.mean(1) * x.shape[1], backend="aot_eager")  # some rank may have no elements
+    for n in LENGTHS:
+        x = placed(2, n, 7, by=Shard(0))
+        torch._dynamo.mark_dynamic(x, 1)
+        result = compiled(x)
+        torch.testing.assert_close(result.full_tensor(), x.full_tensor().sum(1))
+        result.sum().backward()
     for dim, graphs in ((0, [1, 1, 1]), (1, [1, 2, 3])):
         torch._dynamo.reset()
         counter = CompileCounterWithBackend("aot_eager")
@@ -259,6 +290,7 @@ PARTS = {
         operators,
         sizes_that_are_needed,
         local_tensors,
+        ranks_outside,
         returned_views_and_writes,
         marks,
         two_mesh_dims,

@@ -3,7 +3,7 @@
 import pytest
 from torchrun import expect_all_well
 
-PARTS = "styles,styles_that_divide_lengths,lookups,written_rows,sizes_that_are_needed,local_tensors,returned_views_and_writes,marks"
+PARTS = "styles,styles_that_divide_lengths,lookups,written_rows,sizes_that_are_needed,local_tensors,ranks_outside,returned_views_and_writes,marks"
 
 
 @pytest.mark.parametrize("parts", [PARTS, "operators"])

@@ -25,14 +25,14 @@ def traced_again(original: Any, program: Any, inputs: Any, *args: Any, **options
         @wraps(divide)
         def divide_if_valid(*arguments: Any, **settings: Any) -> Any:
             if is_outdated():
-                raise RuntimeError("a size was fixed")  # caught below
+                raise SizeWasFixed
             return divide(*arguments, **settings)
 
         return divide_if_valid
 
     if "partition_fn" in options:
         options["partition_fn"] = checked(options["partition_fn"])
-    while True:
+    while True:  # ends, because each round fixes one more of the symbols
         n_fixed = _symbols.fixed_symbols()
         try:
             result = original(program, inputs, *args, **options)
@@ -41,6 +41,10 @@ def traced_again(original: Any, program: Any, inputs: Any, *args: Any, **options
         except Exception:
             if not is_outdated():
                 raise
+
+
+class SizeWasFixed(Exception):
+    """Ends a round of traced_again()."""
 
 
 def _has_dtensors(program: Any, inputs: Any) -> bool:
