@@ -37,7 +37,8 @@ struct Package {
   py::handle have_same_context;   // and properties of them
   py::handle says_places, holds_traced;
 
-  py::handle symbol_values, fix_symbols;        // sizes that are a tracer's symbols: their values in the call that is traced, fixed with a guard or not
+  py::handle symbol_values,
+      fix_symbols;  // sizes that are a tracer's symbols: their values in the call that is traced, fixed with a guard or not
   py::handle without_symbols, evaluate_symbols;  // a piece without them, and sizes for other values
 };
 

@@ -76,7 +76,9 @@ def settled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[A
 def with_number(func: Any, args: tuple[Any, ...]) -> Any:
     """The overload of an operator that takes a number, which may be a symbol, if it is called with a symbol instead of a second tensor."""
     is_called_so = len(args) > 1 and isinstance(args[0], torch.Tensor) and isinstance(args[1], torch.SymInt)
-    has_other = func._overloadname == "Tensor" and "Scalar" in func.overloadpacket.overloads() and not _compares_number(func)
+    has_other = (
+        func._overloadname == "Tensor" and "Scalar" in func.overloadpacket.overloads() and not _compares_number(func)
+    )
     return func.overloadpacket.Scalar if is_called_so and has_other else func
 
 
@@ -192,8 +194,12 @@ def _drop_marks(sizes: Sequence[torch.SymInt]) -> None:
         fake, context = waiting.pop()
         marks: Any = getattr(context, "constraint_sizes", ())
         for dim, mark in enumerate(marks):
-            size = fake.shape[dim]
-            if mark is not None and not mark.warn_only and isinstance(size, torch.SymInt) and size.node.expr.free_symbols & symbols:
+            is_mark = mark is not None and not mark.warn_only  # torch sets others by itself
+            if (
+                is_mark
+                and isinstance(fake.shape[dim], torch.SymInt)
+                and fake.shape[dim].node.expr.free_symbols & symbols
+            ):
                 marks[dim], is_dropped = None, True
         waiting += [(getattr(fake, name), inner) for name, inner in getattr(context, "inner_contexts", {}).items()]
     if is_dropped:

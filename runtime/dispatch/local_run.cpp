@@ -196,7 +196,8 @@ class LocalRun {
       }
     for (const BoundOperand& operand : call_.operands)
       if (operand.impl && operand.impl->symbols()) fix_symbols(operand.impl->symbols()->sizes);
-    if (const SymbolicArgument* const argument = KeepsSymbols::argument_of(call_.op.name)) fix_symbols(argument->values);
+    if (const SymbolicArgument* const argument = KeepsSymbols::argument_of(call_.op.name))
+      fix_symbols(argument->values);
     fill_outputs();
   }
 

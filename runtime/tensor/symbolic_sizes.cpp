@@ -26,7 +26,9 @@ bool is_whole(const Spec& spec, int64_t dim) {
 
 /// torch's rule for strides over dims without elements. A symbol is 2 or more.
 int64_t at_least_1(int64_t size) { return std::max<int64_t>(size, 1); }
-c10::SymInt at_least_1(const c10::SymInt& size) { return size.is_symbolic() ? size : c10::SymInt(at_least_1(size.expect_int())); }
+c10::SymInt at_least_1(const c10::SymInt& size) {
+  return size.is_symbolic() ? size : c10::SymInt(at_least_1(size.expect_int()));
+}
 
 /// Strides of `sizes`, with dims in the order in memory that `like` has: dense, except that dims of stride 0 keep it.
 template <class Size>
