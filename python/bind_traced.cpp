@@ -123,18 +123,16 @@ std::vector<PieceMeta> pieces_of_step(const std::string& what) {
   return result;
 }
 
-std::vector<c10::SymInt> list_of(c10::SymIntArrayRef sizes) { return sizes.vec(); }
-
 constexpr SymbolHooks kSymbolHooks{
     .values =
         [](c10::SymIntArrayRef sizes) {
           const py::gil_scoped_acquire gil;
-          return package().symbol_values(list_of(sizes)).cast<Dims>();
+          return package().symbol_values(sizes.vec()).cast<Dims>();
         },
     .fix =
         [](c10::SymIntArrayRef sizes) {
           const py::gil_scoped_acquire gil;
-          package().fix_symbols(list_of(sizes));
+          package().fix_symbols(sizes.vec());
         },
     .without_symbols =
         [](const at::Tensor& piece) {
@@ -144,7 +142,7 @@ constexpr SymbolHooks kSymbolHooks{
     .evaluate =
         [](c10::SymIntArrayRef sizes, c10::SymIntArrayRef symbols, c10::IntArrayRef values) {
           const py::gil_scoped_acquire gil;
-          return package().evaluate_symbols(list_of(sizes), list_of(symbols), values.vec()).cast<Dims>();
+          return package().evaluate_symbols(sizes.vec(), symbols.vec(), values.vec()).cast<Dims>();
         }};
 
 }  // namespace

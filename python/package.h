@@ -37,9 +37,11 @@ struct Package {
   py::handle have_same_context;   // and properties of them
   py::handle says_places, holds_traced;
 
-  py::handle symbol_values,
-      fix_symbols;  // sizes that are a tracer's symbols: their values in the call that is traced, fixed with a guard or not
-  py::handle without_symbols, evaluate_symbols;  // a piece without them, and sizes for other values
+  // Sizes that are a tracer's symbols:
+  py::handle symbol_values;     // their values in the call that is traced,
+  py::handle fix_symbols;       // these values with a guard,
+  py::handle without_symbols;   // a piece with such values for its sizes,
+  py::handle evaluate_symbols;  // and the sizes for other values of the symbols
 };
 
 const Package& package();

@@ -69,12 +69,14 @@ const TracedStep& step_of(const std::string& what) {
   return found->second;
 }
 
-/// The step with this text, for these pieces.
-TracedStep step_for(at::TensorList pieces, std::string_view what) {
+/// Runs `function` below autograd with the step that has this text: for the sizes of the piece, if these are others.
+template <class Function>
+auto with_step(at::TensorList pieces, std::string_view what, const Function& function) {
   const TracedStep& step = step_of(std::string(what));
+  const BelowAutograd guard;
   const bool has_other_sizes =
       step.for_sizes && pieces.size() == 1 && pieces[0].sizes() != c10::IntArrayRef(step.operands[0]->boxes()[0].sizes);
-  return has_other_sizes ? step.for_sizes(pieces[0].sizes()) : step;
+  return has_other_sizes ? function(step.for_sizes(pieces[0].sizes())) : function(step);
 }
 
 /// The piece as the graph expects it: with the inferred strides, and in memory of its own.
@@ -93,29 +95,29 @@ std::vector<at::Tensor> as_foretold(const TracedStep& step, const Shards& made, 
 }
 
 std::vector<at::Tensor> run_call(at::TensorList pieces, std::string_view what) {
-  const TracedStep step = step_for(pieces, what);
-  const BelowAutograd guard;
-  return as_foretold(step, step.call(Shards(pieces.begin(), pieces.end())), pieces);
+  return with_step(pieces, what, [&](const TracedStep& step) {
+    return as_foretold(step, step.call(Shards(pieces.begin(), pieces.end())), pieces);
+  });
 }
 
 void drop_move(void* move) { delete static_cast<PendingMove*>(move); }
 
 at::Tensor run_start(at::TensorList pieces, std::string_view what) {
-  const TracedStep step = step_for(pieces, what);
-  const BelowAutograd guard;
-  c10::DataPtr move(nullptr, step.start_move(Shards(pieces.begin(), pieces.end())).release(), &drop_move, c10::kCPU);
-  at::Tensor started = at::empty({0}, at::kByte);
-  started.unsafeGetTensorImpl()->set_storage_keep_dtype(
-      c10::Storage(c10::Storage::use_byte_size_t(), 0, std::move(move)));
-  return started;
+  return with_step(pieces, what, [&](const TracedStep& step) {
+    c10::DataPtr move(nullptr, step.start_move(Shards(pieces.begin(), pieces.end())).release(), &drop_move, c10::kCPU);
+    at::Tensor started = at::empty({0}, at::kByte);
+    started.unsafeGetTensorImpl()->set_storage_keep_dtype(
+        c10::Storage(c10::Storage::use_byte_size_t(), 0, std::move(move)));
+    return started;
+  });
 }
 
 std::vector<at::Tensor> run_finish(const at::Tensor& started, at::TensorList pieces, std::string_view what) {
-  const TracedStep step = step_for(pieces, what);
-  const BelowAutograd guard;
-  auto* const move = started.storage().data_ptr().cast_context<PendingMove>(&drop_move);
-  TORCH_INTERNAL_ASSERT(move, "[torch.compile] the compiler copied the result of shardwise::start_move: ", what);
-  return as_foretold(step, move->finish(), pieces);
+  return with_step(pieces, what, [&](const TracedStep& step) {
+    auto* const move = started.storage().data_ptr().cast_context<PendingMove>(&drop_move);
+    TORCH_INTERNAL_ASSERT(move, "[torch.compile] the compiler copied the result of shardwise::start_move: ", what);
+    return as_foretold(step, move->finish(), pieces);
+  });
 }
 
 TORCH_LIBRARY_FRAGMENT(shardwise, library) {
