@@ -11,6 +11,7 @@
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/reduce_dtype.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/rules/propagate.h"
 #include "runtime/tensor/registrations.h"
 #include "text/check.h"
@@ -169,6 +170,14 @@ int64_t n_shards(const Spec& spec, const std::vector<int64_t>& dims) {
   return result;
 }
 
+/// A tensor [n] of float64. In a traced program operators of the graph make it: memory that a tracer makes takes no values.
+at::Tensor row_of(const std::vector<double>& numbers) {
+  if (!is_tracing()) return at::tensor(numbers, at::kDouble);
+  std::vector<at::Tensor> row;
+  for (const double number : numbers) row.push_back(at::scalar_tensor(number, at::kDouble));
+  return at::stack(row);
+}
+
 /// Elements per entry, from the layout, so that every rank knows them.
 at::Tensor counts_of(const Spec& spec, const std::vector<int64_t>& dims) {
   at::Tensor counts = at::ones(Dims(spec.dim(), 1), at::kDouble);
@@ -177,7 +186,7 @@ at::Tensor counts_of(const Spec& spec, const std::vector<int64_t>& dims) {
     for (const Interval interval : spec.layout().shard_intervals(dim)) lengths.push_back(double(interval.length()));
     Dims shape(spec.dim(), 1);
     shape[dim] = static_cast<int64_t>(lengths.size());
-    counts = counts * at::tensor(lengths, at::kDouble).view(shape);
+    counts = counts * row_of(lengths).view(shape);
   }
   return replica_of(counts.to(spec.mesh()->device()), spec.mesh());
 }

@@ -227,6 +227,20 @@ def selections(_):
                 raise
 
 
+def statistics(_):
+    """Along a sharded dim ranks combine counts, means and deviations."""
+    uneven = Shard(0, sizes=[4, *[0] * (dist.get_world_size() - 2), 1])
+    for layout in (Shard(0), Shard(1), uneven):
+        for dim in (0, 1):
+            for function in (torch.var, torch.std):
+                expect_dense(lambda x, dim=dim, function=function: function(x, dim), [(5, 4)], [[layout]], calls=1)
+            expect_dense(lambda x, dim=dim: torch.var_mean(x, dim)[1], [(5, 4)], [[layout]], calls=1)
+            expect_dense(lambda x, dim=dim: x.quantile(0.3, dim), [(5, 4)], [[layout]], calls=1)
+        expect_dense(lambda x: x.std(), [(5, 4)], [[layout]], calls=1)
+        expect_dense(lambda x: nn.functional.batch_norm(x, None, None, training=True), [(5, 4)], [[layout]], calls=1)
+        expect_dense(lambda x: nn.functional.layer_norm(x, (5,)), [(4, 5)], [[Shard(1)]], calls=1)
+
+
 def moves_without_messages(_):
     def moved(x, to):
         return (x.redistribute(placements=[to]) if isinstance(x, DTensor) else x) * 2
