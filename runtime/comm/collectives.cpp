@@ -108,9 +108,7 @@ class PartsReduction {
 
 class StartedReduction final : public Reduction {
  public:
-  /// `is_awaited`: finish() follows at once.
-  StartedReduction(const Group& group, const at::Tensor& terms, const at::Tensor& result, Reduce reduce,
-                   bool is_awaited)
+  StartedReduction(const Group& group, const at::Tensor& terms, const at::Tensor& result, Reduce reduce, WaitsFor waits)
       : n_members_(group.size()),
         index_(group.index),
         result_(result),
@@ -124,7 +122,7 @@ class StartedReduction final : public Reduction {
                                                                                   .bytes_received = n_bytes(),
                                                                                   .counted_as = "all_reduce"})) {
     const auto backend = backend_of(group, "all_reduce", terms.device().type());
-    works_ = communication_->launch([&] { return start(group, backend, is_awaited); });
+    works_ = communication_->launch([&] { return start(group, backend, waits); });
   }
 
   void finish() override {
@@ -142,11 +140,11 @@ class StartedReduction final : public Reduction {
  private:
   int64_t n_bytes() const { return 2 * static_cast<int64_t>(form_.tensor.nbytes()) * (n_members_ - 1) / n_members_; }
 
-  TaggedWorks start(const Group& group, const c10::intrusive_ptr<c10d::Backend>& backend, bool is_awaited) {
+  TaggedWorks start(const Group& group, const c10::intrusive_ptr<c10d::Backend>& backend, WaitsFor waits) {
     const auto n_bytes = static_cast<int64_t>(form_.tensor.nbytes());
-    if (!is_awaited) copy_terms();  // the program may write to them while the reduction goes on
+    if (waits == WaitsFor::kNothing) copy_terms();  // the program may write to them while the reduction goes on
     if (goes_tagged(*backend)) {
-      if (is_awaited && goes_doubling(group, n_bytes)) {
+      if (waits != WaitsFor::kNothing && goes_doubling(group, n_bytes)) {
         copy_terms();
         const auto reduce = goes_by_tree(group, n_bytes) ? reduce_by_tree : reduce_by_doubling;
         reduce(*communication_, *backend, group, form_.tensor, form_.op);
@@ -156,14 +154,15 @@ class StartedReduction final : public Reduction {
         rows_ = rows_around(group, terms_.tensor.view(-1));
         return gather_tagged(*communication_, *backend, group, rows_[group.index], rows_);
       }
-      if (goes_in_parts(n_bytes) && (is_awaited || form_.tensor.is_cpu())) {
+      if (goes_in_parts(n_bytes) && (waits == WaitsFor::kAll || form_.tensor.is_cpu())) {
         parts_ = std::make_shared<PartsReduction>(communication_, backend, group, terms_, form_);
         auto rest = [parts = parts_]() mutable {
           parts->finish();
           parts.reset();  // so that memory returns in the thread that waits
         };
         // Others may wait for the second round before this rank waits for anything.
-        end_ = is_awaited ? std::async(std::launch::deferred, std::move(rest)) : run_in_background(std::move(rest));
+        end_ = waits == WaitsFor::kAll ? std::async(std::launch::deferred, std::move(rest))
+                                       : run_in_background(std::move(rest));
         return {};
       }
       meet_tagged(*communication_, *backend, group, n_bytes);
@@ -195,7 +194,7 @@ class StartedReduction final : public Reduction {
 };
 
 std::unique_ptr<Reduction> started(const Group& group, const at::Tensor& terms, const at::Tensor& result, Reduce reduce,
-                                   bool is_awaited) {
+                                   WaitsFor waits) {
   check_contiguous("all_reduce", terms);
   check_reducible(terms, reduce);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -204,18 +203,18 @@ std::unique_ptr<Reduction> started(const Group& group, const at::Tensor& terms, 
     return nullptr;
   }
   check_policy("all_reduce");
-  return std::make_unique<StartedReduction>(group, terms, result, reduce, is_awaited);
+  return std::make_unique<StartedReduction>(group, terms, result, reduce, waits);
 }
 
 }  // namespace
 
 std::unique_ptr<Reduction> start_all_reduce(const Group& group, const at::Tensor& terms, const at::Tensor& result,
-                                            Reduce reduce) {
-  return started(group, terms, result, reduce, /*is_awaited=*/false);
+                                            Reduce reduce, WaitsFor waits) {
+  return started(group, terms, result, reduce, waits);
 }
 
 void all_reduce(const Group& group, const at::Tensor& terms, const at::Tensor& result, Reduce reduce) {
-  if (const auto reduction = started(group, terms, result, reduce, /*is_awaited=*/true)) reduction->finish();
+  if (const auto reduction = started(group, terms, result, reduce, WaitsFor::kAll)) reduction->finish();
 }
 
 void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index) {

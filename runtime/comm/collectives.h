@@ -30,10 +30,16 @@ class Reduction {
   virtual void finish() = 0;
 };
 
-/// all_reduce() without the wait; null if there is nothing to send. Neither read nor write the result before finish(). The terms are read
-/// before this returns.
+/// How much of a reduction its start may wait for.
+enum class WaitsFor {
+  kNothing,  // the terms are read: the program may write to them before finish()
+  kShort,    // a short reduction over Gloo ends where it starts: a thread for the rest of it costs more than it takes. The terms stay as they are.
+  kAll,      // finish() follows at once
+};
+
+/// all_reduce() without the wait; null if there is nothing to send. Neither read nor write the result before finish(). `waits` is the same on all ranks.
 std::unique_ptr<Reduction> start_all_reduce(const Group& group, const at::Tensor& terms, const at::Tensor& result,
-                                            Reduce reduce);
+                                            Reduce reduce, WaitsFor waits = WaitsFor::kNothing);
 
 /// Reduces contiguous `terms` over the group into contiguous `result`, which has the same sizes and dtype and may be the same tensor. Any dtype: see
 /// reduce_dtype.h; a NaN gives NaN. kAvg is the sum divided by the group's size.

@@ -86,7 +86,7 @@ class StartedMove final : public PendingMove {
       return;
     }
     if (!moving_.next().step.has_boxes()) {
-      reductions_ = moving_.start_reduction();
+      reductions_ = moving_.start_reduction(may_change ? WaitsFor::kNothing : WaitsFor::kShort);
       return;
     }
     last_.emplace(moving_.begin());

@@ -78,10 +78,10 @@ void Moving::run_in_place() {
   ++next_;
 }
 
-std::vector<std::unique_ptr<Reduction>> Moving::start_reduction() {
+std::vector<std::unique_ptr<Reduction>> Moving::start_reduction(WaitsFor waits) {
   std::vector<std::unique_ptr<Reduction>> reductions;
   for (const auto& [terms, result] : begin_reduction())
-    if (auto reduction = start_all_reduce(*reducing_group(), terms, result, next().step.reduce))
+    if (auto reduction = start_all_reduce(*reducing_group(), terms, result, next().step.reduce, waits))
       reductions.push_back(std::move(reduction));
   ++next_;
   return reductions;

@@ -56,7 +56,7 @@ class Moving {
   /// Runs the next step. Pre: it is not an exchange of boxes.
   void run_in_place();
   /// Starts the next step, an all-reduce.
-  std::vector<std::unique_ptr<Reduction>> start_reduction();
+  std::vector<std::unique_ptr<Reduction>> start_reduction(WaitsFor waits);
 
   /// The group of the next step, an all-reduce.
   const GroupPtr& reducing_group() const {

@@ -227,6 +227,10 @@ TEST(AllReduceTest, AnotherResultLeavesTheTermsAlone) {
           EXPECT_TRUE(result.equal(expected));
           EXPECT_TRUE(terms.eq(at::full({}, world.rank() + 1, dtype)).all().item<bool>());
           result.fill_(7);
+          start_all_reduce(*everyone(world), terms, result, reduce, WaitsFor::kShort)->finish();
+          EXPECT_TRUE(result.equal(expected));
+          EXPECT_TRUE(terms.eq(at::full({}, world.rank() + 1, dtype)).all().item<bool>());
+          result.fill_(7);
           const auto started = start_all_reduce(*everyone(world), terms, result, reduce);
           terms.fill_(0);  // it has been read
           started->finish();
@@ -237,11 +241,11 @@ TEST(AllReduceTest, AnotherResultLeavesTheTermsAlone) {
 
 TEST(AllReduceTest, StartedOnesAreAwaitedInAnyOrder) {
   on_ranks([](World& world) {
-    const auto reduces = [&](int64_t numel) {
+    const auto reduces = [&](int64_t numel, WaitsFor waits) {
       const std::vector<at::Tensor> tensors{at::full({numel}, 1.F), at::full({numel}, 2.F), at::full({numel}, 4.F)};
       std::vector<std::unique_ptr<Reduction>> started;
       for (const at::Tensor& tensor : tensors)
-        started.push_back(start_all_reduce(*everyone(world), tensor, tensor, Reduce::kSum));
+        started.push_back(start_all_reduce(*everyone(world), tensor, tensor, Reduce::kSum, waits));
       for (size_t i = 0; i < started.size(); ++i) {
         const size_t own = (i + world.rank()) % started.size();
         started[own]->finish();
@@ -249,7 +253,8 @@ TEST(AllReduceTest, StartedOnesAreAwaitedInAnyOrder) {
         all_gather_numbers(*everyone(world), {world.rank()});  // awaited between them
       }
     };
-    for (const int64_t numel : {10, 50'000, 1'500'000}) reduces(numel);  // in one round, in two, and by the backend
+    for (const int64_t numel : {10, 50'000, 1'500'000})  // in one round, in two, and by the backend
+      for (const WaitsFor waits : {WaitsFor::kNothing, WaitsFor::kShort}) reduces(numel, waits);
   });
 }
 
