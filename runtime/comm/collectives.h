@@ -33,8 +33,8 @@ class Reduction {
 /// How much of a reduction its start may wait for.
 enum class WaitsFor {
   kNothing,  // the terms are read: the program may write to them before finish()
-  kShort,    // a short reduction over Gloo ends where it starts: a thread for the rest of it costs more than it takes. The terms stay as they are.
-  kAll,      // finish() follows at once
+  kShort,  // a short reduction over Gloo ends where it starts: a thread for the rest of it costs more than it takes. The terms stay as they are.
+  kAll,    // finish() follows at once
 };
 
 /// all_reduce() without the wait; null if there is nothing to send. Neither read nor write the result before finish(). `waits` is the same on all ranks.
