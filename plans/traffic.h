@@ -17,6 +17,13 @@ inline constexpr size_t kSampledRanks = 64;
 /// The time of `n_messages` messages with `n_bytes` in total over `link`: the latency of each, plus the bytes over the bandwidth.
 double transfer_seconds(const Link& link, int64_t n_messages, int64_t n_bytes);
 
+/// Whether an all-reduce of rows sends less than each rank's rows sent to all others. `n_named`: the number of distinct rows of a rank, summed over
+/// the ranks; `n_distinct`: that of all ranks together. An all-reduce sends each of these twice.
+template <class Number>
+bool is_reduced(Number n_named, Number n_distinct) {
+  return 2 * n_distinct < n_named;
+}
+
 /// One rank's share of a plan. Bytes that stay on the rank do not count; an all-reduce counts as a ring's 2 (n-1)/n of the piece.
 struct RankTraffic {
   int64_t sent = 0;

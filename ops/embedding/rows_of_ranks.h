@@ -4,12 +4,9 @@
 #pragma once
 
 #include "ops/embedding/row_exchange.h"
+#include "plans/traffic.h"
 
 namespace shardwise {
-
-/// Whether an all-reduce of rows sends less than each rank's rows sent to all others. `n_named`: the number of distinct rows of a rank, summed over
-/// the ranks; `n_distinct`: that of all ranks together. An all-reduce sends each of these twice.
-inline bool is_reduced(int64_t n_named, int64_t n_distinct) { return 2 * n_distinct < n_named; }
 
 /// The rows of a table [n_rows, width] for which this rank has gradients, each once.
 struct OwnRows {

@@ -2,6 +2,8 @@
 
 #include "plans/traffic.h"
 
+#include <utility>
+
 namespace shardwise::detail {
 namespace {
 
@@ -31,13 +33,15 @@ LoadModel::LoadModel(const std::vector<TableConfig>& tables, int64_t n_ranks, co
     const double ring = 2 * static_cast<double>(shape[m] - 1) / static_cast<double>(shape[m]);
     all_reduce_share_ += ring;
     all_reduce_seconds_ += ring * transfer_seconds(link, 0, 1);
-    all_reduce_latency_ += transfer_seconds(link, 2 * (shape[m] - 1), 0);
+    all_reduce_latency_ += transfer_seconds(link, n_peers + 2 * (shape[m] - 1), 0);
   }
   for (const TableConfig& table : tables) {
     const double n_ids = static_cast<double>(options.batch_per_rank) * table.ids_per_sample;
     const int64_t bytes = element_bytes(table.dtype);
-    ids_.push_back(
-        {bytes, {table.n_rows, table.skew, n_ids}, {table.n_rows, table.skew, n_ids * static_cast<double>(n_ranks)}});
+    const auto of_ranks = static_cast<double>(n_ranks);
+    Ids ids{bytes, {table.n_rows, table.skew, n_ids}, {table.n_rows, table.skew, n_ids * of_ranks}, false};
+    ids.are_reduced = is_reduced(of_ranks * ids.of_rank.all(), ids.of_all.all());
+    ids_.push_back(std::move(ids));
     const auto row_bytes = static_cast<double>(table.n_columns * bytes);
     client_seconds_ += n_ids * (row_seconds_ + 3 * row_bytes * memory_seconds_);
   }
@@ -73,19 +77,30 @@ double LoadModel::seconds_of_empty_slice() const {
 
 double LoadModel::replicated_lookups(size_t table) const { return ids_[table].of_rank.all(); }
 
-double LoadModel::all_reduced_bytes(size_t table) const {
-  return all_reduce_share_ * static_cast<double>(weight_bytes(table, tables_[table].n_rows, tables_[table].n_columns));
+std::pair<double, double> LoadModel::told_and_reduced(size_t table) const {
+  const Ids& ids = ids_[table];
+  const auto row_bytes = static_cast<double>(weight_bytes(table, 1, tables_[table].n_columns));
+  const double told = static_cast<double>(n_ranks_ - 1) * ids.of_rank.all();
+  if (ids.are_reduced) return {told * kIdBytes, ids.of_all.all() * row_bytes};
+  return {told * (kIdBytes + row_bytes), 0};
+}
+
+double LoadModel::replicated_bytes(size_t table) const {
+  const auto [told, reduced] = told_and_reduced(table);
+  return told + all_reduce_share_ * reduced;
 }
 
 double LoadModel::replicated_seconds(size_t table) const {
   const TableConfig& config = tables_[table];
-  const auto weights = static_cast<double>(weight_bytes(table, config.n_rows, config.n_columns));
-  const auto state = static_cast<double>(state_bytes(config.n_rows, config.n_columns));
-  const double row_bytes = static_cast<double>(config.n_columns * ids_[table].element_bytes);
-  const double looked_up = replicated_lookups(table);
-  // The gradient is zeroed, added to and read, the weights and the state are read and written.
-  const double touched = 4 * looked_up * row_bytes + 2 * weights + 2 * (weights + state);
-  return looked_up * row_seconds_ + segment_seconds_ + touched * memory_seconds_ + weights * all_reduce_seconds_;
+  const Ids& ids = ids_[table];
+  const double own = ids.of_rank.all(), updated = ids.of_all.all();
+  const double summed = ids.are_reduced ? updated : static_cast<double>(n_ranks_) * own;
+  const auto row_bytes = static_cast<double>(weight_bytes(table, 1, config.n_columns));
+  const double touched = (3 * own + summed + 2 * updated) * row_bytes +
+                         2 * updated * static_cast<double>(state_bytes(1, config.n_columns));
+  const auto [told, reduced] = told_and_reduced(table);
+  return (own + updated) * row_seconds_ + segment_seconds_ + touched * memory_seconds_ + told * wire_seconds_ +
+         reduced * all_reduce_seconds_;
 }
 
 int64_t LoadModel::weight_bytes(size_t table, int64_t n_rows, int64_t n_columns) const {

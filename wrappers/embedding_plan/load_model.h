@@ -6,10 +6,13 @@
 //   client, every rank alike    n ids found among the distinct ones; n vectors read, written and given a gradient
 //   a slice, on its rank        R u ids arrive, once per requesting rank, and as many rows are reached, copied and sent. As many gradients
 //                               arrive and are summed; U rows are updated, with the optimizer's state
-//   a replicated table          u rows are looked up on the rank, the dense gradient is written, all-reduced and applied to all rows. A fused
-//                               optimizer sends at most that, and row numbers (ops/embedding/rows_of_ranks.h)
+//   a replicated table          u rows are looked up on the rank. Ranks tell each other their row numbers. If is_reduced(), the gradients of U
+//                               rows are all-reduced; otherwise a rank's u go to all others, and R u are summed. U rows are updated
 //   exchanges                   three: ids, vectors and gradients, of R - 1 messages for any number of tables, and a count per
-//                               slice and requesting rank; one all-reduce of all replicated tables, mesh dim by mesh dim as a ring
+//                               slice and requesting rank; an exchange of row numbers and an all-reduce of all replicated tables, mesh dim by
+//                               mesh dim as a ring
+//
+// The optimizer is fused, so it updates rows with ids alone. A plain one has dense gradients, and updates all rows, in every treatment.
 //
 // If a slice has only some of the rows, u and U count its rows only; low rows are hot if ids are skewed. Bytes read or written cost by
 // memory_gb_per_s, reaching a row by ns_per_row, a message by its link. The two directions of an exchange overlap. Ranks together serve as much as
@@ -20,6 +23,7 @@
 #include "wrappers/embedding_plan/plan_options.h"
 #include "wrappers/embedding_plan/table_config.h"
 
+#include <utility>
 #include <vector>
 
 namespace shardwise::detail {
@@ -49,8 +53,8 @@ class LoadModel {
   /// The seconds that every rank spends on a replicated table, without latencies.
   double replicated_seconds(size_t table) const;
   double replicated_lookups(size_t table) const;
-  /// Bytes that a rank sends (and receives) in the all-reduce of a replicated table.
-  double all_reduced_bytes(size_t table) const;
+  /// Bytes that a rank sends (and receives) for a replicated table.
+  double replicated_bytes(size_t table) const;
 
   /// The seconds that every rank pays in a plan that replicates tables, or shards some, independent of the placement.
   double fixed_seconds(bool any_replicated, bool any_sharded) const {
@@ -59,7 +63,7 @@ class LoadModel {
   double client_seconds() const { return client_seconds_; }
   /// Latencies of the three exchanges, paid if any table is sharded.
   double exchange_latency() const { return exchange_latency_; }
-  /// Latencies of the all-reduce, paid if any table is replicated.
+  /// Latencies of the row numbers and the all-reduce, paid if any table is replicated.
   double all_reduce_latency() const { return all_reduce_latency_; }
 
   int64_t weight_bytes(size_t table, int64_t n_rows, int64_t n_columns) const;
@@ -75,15 +79,19 @@ class LoadModel {
   struct Ids {
     int64_t element_bytes;
     DistinctIds of_rank, of_all;
+    bool are_reduced;  // if the table is replicated
   };
+
+  /// Bytes of a replicated table that a rank sends to all others, and those that are all-reduced.
+  std::pair<double, double> told_and_reduced(size_t table) const;
 
   const std::vector<TableConfig>& tables_;
   int64_t n_ranks_;
   int64_t state_per_element_, state_per_row_;
   double memory_seconds_, row_seconds_, segment_seconds_;  // per byte, row, segment
   double wire_seconds_ = 0;                                // per byte of an exchange among all ranks
-  double all_reduce_seconds_ = 0;                          // per byte of a replicated table
-  double all_reduce_share_ = 0;                            // bytes sent per byte of a replicated table
+  double all_reduce_seconds_ = 0;                          // per byte
+  double all_reduce_share_ = 0;                            // bytes sent per byte
   double exchange_latency_ = 0, all_reduce_latency_ = 0, client_seconds_ = 0;
   std::vector<Ids> ids_;
 };

@@ -161,7 +161,7 @@ std::vector<RankLoad> rank_loads(const LoadModel& model, const std::vector<Table
     if (table_plans[t].treatment == Treatment::kReplicated) {
       any_replicated = true;
       common += {model.weight_bytes(t, table.n_rows, table.n_columns), model.state_bytes(table.n_rows, table.n_columns),
-                 model.replicated_lookups(t), 2 * model.all_reduced_bytes(t), model.replicated_seconds(t)};
+                 model.replicated_lookups(t), 2 * model.replicated_bytes(t), model.replicated_seconds(t)};
       continue;
     }
     any_sharded = true;

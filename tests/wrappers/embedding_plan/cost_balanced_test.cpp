@@ -199,14 +199,31 @@ TEST(CostBalancedTest, ThresholdsThatAreGivenDecide) {
 TEST(CostBalancedTest, SmallTablesAreReplicatedWhereThatSavesTheExchanges) {
   EmbeddingPlanOptions options;
   options.strategy = Strategy::kCostBalanced;
+  options.mesh_shape = {4, 8};  // an all-reduce sends fewer messages between hosts than an exchange
+  options.links = {{10, 5}, {3, 50}};
   std::vector<TableConfig> tables{{"countries", 200, 64}, {"devices", 50, 16}};
-  const EmbeddingPlan small = plan_embeddings(tables, 8, options);
+  const EmbeddingPlan small = plan_embeddings(tables, 32, options);
   for (const TablePlan& table : small.table_plans) EXPECT_EQ(table.treatment, Treatment::kReplicated);
   EXPECT_NE(small.table_plans[0].reason.find("replicas take"), std::string::npos) << small.table_plans[0].reason;
   tables.push_back({"users", 100'000'000, 64});
-  const EmbeddingPlan large = plan_embeddings(tables, 8, options);
+  const EmbeddingPlan large = plan_embeddings(tables, 32, options);
   EXPECT_NE(large.table_plans[2].treatment, Treatment::kReplicated);
   EXPECT_LT(small.seconds(), large.seconds());
+}
+
+TEST(CostBalancedTest, ReplicasCostTheRowsThatRanksSendEachOther) {
+  constexpr int64_t kRanks = 4, kColumns = 16, kRowBytes = kColumns * 4;
+  EmbeddingPlanOptions options;
+  options.batch_per_rank = 8;
+  const std::vector<TableConfig> tables{{"few", 1, kColumns}, {"many", 1'000'000'000, kColumns}};
+  const detail::LoadModel model(tables, kRanks, options);
+  // All ranks name the only row, which is all-reduced. Of many rows each rank names others, and sends its own to the three others.
+  EXPECT_NEAR(model.replicated_bytes(0), 3 * 8 + 2 * 0.75 * kRowBytes, 0.1);
+  EXPECT_NEAR(model.replicated_bytes(1), 3 * 8 * (8 + kRowBytes), 0.1);
+  options.state_bytes_per_element = 4;
+  const detail::LoadModel with_state(tables, kRanks, options);
+  EXPECT_NEAR((with_state.replicated_seconds(1) - model.replicated_seconds(1)) * options.machine.memory_gb_per_s * 1e9,
+              2 * 4 * 8 * kRowBytes, 1);  // of the rows with ids alone
 }
 
 TEST(CostBalancedTest, IsDeterministic) {
