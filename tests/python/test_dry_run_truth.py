@@ -62,6 +62,5 @@ def test_a_dry_run_of_a_program_sends_holds_and_lays_out_what_the_program_does(c
         spans = [each.span for each in figures.communications]
         planned = [(each.collective, each.op, each.bytes_sent, each.bytes_received) for each in spans]
         assert totals(planned, by_values) == totals(of_real["sent"], by_values)
-        # How long messages of the DLRM's gradients hold memory beside other work depends on the machine's load.
-        rel = 0.1 if case == "dlrm" else 0.03
-        assert max(figures.bytes_over_time) == pytest.approx(of_real["peak"], rel=rel, abs=ASIDE)
+        peak, (least, most) = max(figures.bytes_over_time), of_real["peak"]
+        assert peak == pytest.approx(min(max(peak, least), most), rel=0.03, abs=ASIDE)

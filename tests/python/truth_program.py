@@ -11,6 +11,7 @@ import os
 import runpy
 import sys
 from pathlib import Path
+from weakref import WeakSet
 
 import torch
 from dry_run_program import most_bytes, sent
@@ -58,19 +59,17 @@ class Layouts:
     """Notes the layout of each parameter when its module first runs."""
 
     def __init__(self):
-        self.seen = {}
-        self.hook = register_module_forward_pre_hook(self.note)
+        self.seen, self.found = WeakSet(), []
+        register_module_forward_pre_hook(self.note)
 
     def note(self, module, inputs):
         if module not in self.seen:
-            self.seen[module] = [
+            self.seen.add(module)
+            self.found += [
                 [type(module).__name__, name, str(each.placements), list(each.shape), list(each.to_local().shape)]
                 for name, each in module._parameters.items()
                 if isinstance(each, sw.DTensor)
             ]
-
-    def __iter__(self):
-        return (layout for layouts in self.seen.values() for layout in layouts)
 
 
 def main(folder, name, *command):
@@ -87,9 +86,10 @@ def main(folder, name, *command):
         events.open()
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as memory:
             run(*command)
+            gc.collect()
         events.close()
         figures = {"sent": sent(events.communications()), "peak": most_bytes(memory)}
-    figures["layouts"] = list(layouts)
+    figures["layouts"] = layouts.found
     Path(folder, f"{name}-{rank}.json").write_text(json.dumps(figures))
 
 
