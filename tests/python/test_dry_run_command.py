@@ -77,7 +77,7 @@ def test_the_command_prints_the_report_and_writes_files(tmp_path):
         (["-m"], "there is no module 'nothing.py'. Give the name of a module, as for `python -m`."),
         (["--ids", "zipf:one"], "'one' is no number of 0 or more"),
         (["--ids", "loads.txt"], "no such file"),
-        (["--links", "nothing.json"], "'nothing.json' has no links. Give what"),
+        (["--links", "nothing.json"], "there is no file 'nothing.json'. Give what"),
         (["--links", __file__], "has no links. Give what"),
         (["--link", "20:1"] * 3, "there are 3 links. Give the link within a host"),
         (["--value", "train.py:x=1"], '"train.py:x=1" is no value. Write a number, or a line'),
@@ -130,7 +130,7 @@ def test_an_error_of_several_ranks_is_told_once(tmp_path):
     done = finished_command("dry-run", "--ranks", 8, "--sample", 4, script)
     assert [line.split(" at ")[0] for line in done.stdout.splitlines() if "ValueError" in line] == [
         "on ranks 0, 2, 5: ValueError: no",
-        "on ranks 7: ValueError: never",
+        "on rank 7: ValueError: never",
     ]
 
 
@@ -142,9 +142,19 @@ def test_a_run_that_fails_shows_its_error_and_no_empty_tables(tmp_path):
     script.write_text("import torch, os\nx = torch.ones(3)\nraise ValueError(os.environ['RANK'] == '0')\n")
     done = finished_command("dry-run", "--ranks", 8, "--sample", 2, script)
     titles = [part.split(":")[0].split("\n")[0] for part in done.stdout.strip().split("\n\n")]
-    assert titles[-2:] == ["on ranks 0", "on ranks 7"]
+    assert titles[-2:] == ["on rank 0", "on rank 7"]
     assert [each for each in titles if "communication" in each or "time" in each] == []
     assert "bytes sent" not in done.stdout
+
+
+def test_a_read_of_a_value_is_told_once_and_a_value_for_a_line_that_reads_none_is_told(tmp_path):
+    program = run_of(tmp_path, "torch.ones(3).sum().item()\n")
+    script, given = program.arguments[0], ["--value", "program.py:99=1"]
+    done = finished_command("dry-run", "--ranks", 32, *given, script)
+    (failure,) = (line for line in done.stdout.splitlines() if line.startswith("on rank 0: NoValue"))
+    assert failure.count("program.py:") == 1
+    done = finished_command("dry-run", "--ranks", 32, "--sample", 2, *given, "--value", "1", script)
+    assert "the program read no value at program.py:99, for which one is given\n" in done.stdout
 
 
 def test_a_long_run_says_how_far_it_is(tmp_path, monkeypatch, capsys):

@@ -137,6 +137,7 @@ class RankFigures:
     works: list[Work] = field(default_factory=list)
     blocking: set[int] = field(default_factory=set)  # the communications in which the program waits for another rank
     reads: dict[tuple[str, str], int] = field(default_factory=dict)  # by line and function
+    unread: set[str] = field(default_factory=set)  # lines that have a value given and read none
     ids: str = ""  # their model, if the run planned for any
     failure: str = ""
     files: list[FileAccess] = field(default_factory=list)

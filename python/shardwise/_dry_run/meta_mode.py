@@ -84,9 +84,12 @@ class MetaMode(TorchFunctionMode):
             f"`--value {lines[-1]}=NUMBER`"
         )
 
+    def unread(self) -> set[str]:
+        """The lines of `value` at which the program read nothing."""
+        return {line for line in self._by_line if line and not any(is_at(line, place) for place, _ in self.reads)}
+
     def _value_at(self, place: str) -> float | None:
-        line = place.split(" in ")[0]
-        return next((value for key, value in self._by_line.items() if key and line.endswith(key)), self._value)
+        return next((value for line, value in self._by_line.items() if line and is_at(line, place)), self._value)
 
     def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -171,6 +174,11 @@ class MetaMode(TorchFunctionMode):
             raise NoValue(place, name)
         self.reads[place, name] += 1
         return value
+
+
+def is_at(line: str, place: str) -> bool:
+    """Whether "train.py:12" is "examples/train.py:12 in Model.forward"."""
+    return f"/{place.split(' in ')[0]}".endswith(f"/{line.removeprefix('/')}")
 
 
 def with_ranks(tensor: torch.Tensor) -> torch.Tensor:

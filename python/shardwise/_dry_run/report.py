@@ -64,9 +64,10 @@ class Report:
             times(shown, machine) if shown.communications or not has_failed else "",
             outside_meshes(ranks),
             reads(shown),
+            unread(ranks),
             f"ids and choices of experts are a model: {shown.ids}\n" if shown.ids else "",
             *(
-                f"on ranks {ranks_text(sorted(rank for each in alike for rank in each.alike))}: {failure}\n"
+                f"on {named(sorted(rank for each in alike for rank in each.alike))}: {failure}\n"
                 for failure, alike in _grouped(
                     (each for each in ranks if each.failure), lambda each: each.failure
                 ).items()
@@ -207,10 +208,20 @@ def reads(figures: RankFigures) -> str:
     return table_text("values that the program read, and a dry run does not have", ["line", "call", "reads"], rows, 2)
 
 
+def unread(ranks: Sequence[RankFigures]) -> str:
+    lines = ", ".join(sorted(set.intersection(*(each.unread for each in ranks))))
+    return f"the program read no value at {lines}, for which one is given\n" if lines else ""
+
+
+def named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}"
+
+
 def outside_meshes(ranks: Sequence[RankFigures]) -> str:
     members = {rank for each in ranks for grid in each.grids for rank in grid.ranks}
     others = set(range(ranks[0].n_ranks)).difference(members) if members else ()
-    return f"ranks {ranks_text(others)} are in no mesh that the program made\n" if others else ""
+    are = "is" if len(others) == 1 else "are"
+    return f"{named(sorted(others))} {are} in no mesh that the program made\n" if others else ""
 
 
 def compared(ranks: Sequence[RankFigures]) -> str:

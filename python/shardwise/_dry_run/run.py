@@ -211,7 +211,7 @@ class dry_run:
         figures.works = [
             Work(*each, place) for each, place in zip(self._work.works(), self._places(WORKS, n_works), strict=True)
         ]
-        figures.reads = dict(self._mode.reads)
+        figures.reads, figures.unread = dict(self._mode.reads), self._mode.unread()
         if not figures.failure:
             figures.pictures = [picture(module).draw("svg") for module in self._models]
 
@@ -296,6 +296,7 @@ def failure_text(error: BaseException | None, advice: str) -> str:
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return ""
     lines = [each for each in traceback.extract_tb(error.__traceback__) if not _C.is_of_a_library(each.filename)]
-    place = f" at {lines[-1].filename}:{lines[-1].lineno}" if lines else ""
+    place = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else ""
     words = " ".join(str(error).split())  # errors of torch have several lines
-    return f"{type(error).__name__}: {words}{place}{'' if '[dry_run]' in words else advice}"
+    where = "" if place in words else f" at {place}"
+    return f"{type(error).__name__}: {words}{where}{'' if '[dry_run]' in words else advice}"
