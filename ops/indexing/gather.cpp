@@ -153,7 +153,9 @@ at::Tensor gather(const at::Tensor& self, int64_t dim, const at::Tensor& index, 
     static const ByRule rule("shardwise::gather");
     const int64_t size = source.size(along);
     const auto layouts = [&] { return rule.layouts(part, places, along, int64_t{0}, size); };
-    const auto operands = moved_in_range("aten::gather", {part, places}, layouts, along, size);
+    std::vector<at::Tensor> operands{part, places};
+    if (!move_in_range("aten::gather", operands, {{along, 0, size}}, /*fails_as_gather=*/true, layouts))
+      operands[1] = checked_positions("aten::gather", places, along, size);
     moved = operands[0], places = operands[1];
   }
   const at::Tensor found = moved.is_same(part) ? call_gather(part, places, along) : lookup(part, places, along, moved);
@@ -196,12 +198,17 @@ struct Scatter {
     if (!is_integer(index)) return result;
     const CommScope scope("aten::scatter");
     const int64_t size = self.dim() == 0 ? 1 : self.size(dim);
+    const auto in_range = [&](const auto& wanted) {
+      if (!move_in_range("aten::scatter", result, {{dim, 0, size}}, /*fails_as_gather=*/true, wanted))
+        result[1] = checked_positions("aten::scatter", result[1], dim, size);
+      return result;
+    };
     if (!stays) {
       static const ByRule rule("shardwise::scatter");
       const auto by_rule = [&] {
         return rule.layouts(self, index, src, dim, int64_t{0}, size, std::string(mode), include_self);
       };
-      return moved_in_range("aten::scatter", result, by_rule, dim, size);
+      return in_range(by_rule);
     }
     Placements whole = spec_of(index)->placements().vec(), wanted = whole;
     for (size_t m = 0; m < whole.size(); ++m) {
@@ -216,7 +223,7 @@ struct Scatter {
       return tensor.dim() == self.dim() ? spec_of(tensor)->with_placements(wanted) : nullptr;
     };
     const auto as_self = [&] { return c10::SmallVector<SpecPtr, 8>{nullptr, as_wanted(result[1]), as_wanted(src)}; };
-    return moved_in_range("aten::scatter", result, as_self, dim, size);
+    return in_range(as_self);
   }
 
   bool covers(const at::Tensor& self) const { return sliced_to(self, index.sizes(), dim).sizes() == self.sizes(); }

@@ -11,14 +11,19 @@
 #include "ops/indexing/index_operand.h"
 #include "ops/indexing/masked_rows.h"
 #include "ops/indexing/window.h"
+#include "ops/support/by_rule.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
 #include "ops/support/plain_self.h"
 #include "runtime/api/dtensor.h"
+#include "runtime/tensor/below_autograd.h"
 #include "text/check.h"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/ops/empty.h>
+
+#include <utility>
 
 namespace shardwise {
 namespace {
@@ -117,16 +122,61 @@ at::Tensor index_grad(const at::Tensor& grad, const Indexed& at, const SpecPtr& 
                          });
 }
 
+/// `moved`: `self` or its values in another layout, which the lookup reads.
+at::Tensor differentiable(const at::Tensor& self, const Indexed& at, const at::Tensor& moved) {
+  const at::Tensor result = below_derivatives([&] { return look_up(moved, at); });
+  carry_tangent(self, result, [&](const at::Tensor& tangent) { return look_up(tangent, at); });
+  return with_derivative(self, result, at.indices, "IndexBackward",
+                         [source = spec_of(self), dims = at.dims, from_end = at.from_end](const at::Tensor& grad,
+                                                                                          const variable_list& saved) {
+                           return index_grad(grad, {saved, dims, from_end}, source);
+                         });
+}
+
 at::Tensor differentiable_index(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims,
                                 c10::IntArrayRef /*firsts*/, c10::IntArrayRef /*sizes*/, bool from_end) {
-  const Indexed at{indices.vec(), dims.vec(), from_end};
-  const at::Tensor result = below_derivatives([&] { return look_up(self, at); });
-  carry_tangent(self, result, [&](const at::Tensor& tangent) { return look_up(tangent, at); });
-  return with_derivative(
-      self, result, at.indices, "IndexBackward",
-      [source = spec_of(self), dims = at.dims, from_end](const at::Tensor& grad, const variable_list& saved) {
-        return index_grad(grad, {saved, dims, from_end}, source);
-      });
+  return differentiable(self, {indices.vec(), dims.vec(), from_end}, self);
+}
+
+/// A tensor of layout `spec` without values, to ask a rule about.
+at::Tensor stand_in(const SpecPtr& spec) {
+  const BelowAutograd guard;
+  const auto options = at::TensorOptions().dtype(spec->dtype()).device(spec->mesh()->device());
+  Shards pieces;
+  for (const Box& box : spec->boxes()) pieces.push_back(at::empty({}, options).expand(box.sizes));
+  return wrap(spec, std::move(pieces));
+}
+
+/// Checks the indices `at`, if they are unchecked. Together with the check, `self`, the indices and `values` may move, to where the rule of the
+/// operator takes them. `layouts`: the rule's answer for indices.
+template <class Layouts>
+void move_checked(at::Tensor& self, Indexed& at, at::Tensor* values, const Layouts& layouts) {
+  const char* op = std::exchange(at.unchecked_of, nullptr);
+  if (!op) return;
+  const size_t n = at.dims.size();
+  std::vector<IndexBounds> bounds;
+  for (const int64_t dim : at.dims) bounds.push_back({dim, at.from_end ? -self.size(dim) : 0, self.size(dim)});
+  std::vector<at::Tensor> operands{self};
+  operands.insert(operands.end(), at.indices.begin(), at.indices.end());
+  if (values) operands.push_back(*values);
+  const auto wanted = [&] {
+    std::vector<at::Tensor> indices = at.indices;
+    for (at::Tensor& index : indices)
+      if (const SpecPtr spec = layout_beside(index, self); spec != spec_of(index)) index = stand_in(spec);
+    auto result = layouts(indices);
+    for (size_t i = 0; i < n && !result.empty(); ++i)
+      if (!result[i + 1]) result[i + 1] = spec_of(indices[i]);
+    return result;
+  };
+  if (move_in_range(op, operands, bounds, /*fails_as_gather=*/false, wanted)) {
+    self = operands[0];
+    if (values) *values = operands.back();
+    at.indices.assign(operands.begin() + 1, operands.begin() + 1 + n);
+    return;
+  }
+  for (size_t i = 0; i < n; ++i)
+    at.indices[i] =
+        checked_indices(op, index_of(op, at.indices[i], self), bounds[i].dim, bounds[i].lowest, bounds[i].size);
 }
 
 // aten's operators.
@@ -247,11 +297,13 @@ std::vector<int64_t> Indexed::sizes_of(const at::Tensor& self) const {
 Indexed indexed(const char* op, const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices) {
   Indexed at;
   int64_t dim = 0, n_indexed = 0;
+  bool has_mask = false;
   for (const auto& entry : indices) {
     const std::optional<at::Tensor> index = entry;
     const bool is_mask =
         index && index->defined() && (index->scalar_type() == at::kBool || index->scalar_type() == at::kByte);
     n_indexed += is_mask ? index->dim() : 1;
+    has_mask |= is_mask;
   }
   SW_CHECK_INDEX(n_indexed <= self.dim(), "[{}] too many indices for tensor of dimension {} (got {}). Give {} at most.",
                  op, self.dim(), n_indexed, self.dim());
@@ -270,34 +322,52 @@ Indexed indexed(const char* op, const at::Tensor& self, const c10::List<std::opt
       dim += given->dim();
       continue;
     }
-    at.indices.push_back(checked_indices(op, index_of(op, *given, self), dim, -self.size(dim), self.size(dim)));
+    at.indices.push_back(has_mask
+                             ? checked_indices(op, index_of(op, *given, self), dim, -self.size(dim), self.size(dim))
+                             : index_operand(op, *given, spec_of(self)->mesh()));
     at.dims.push_back(dim++);
+    if (!has_mask) at.unchecked_of = op;
   }
   if (!at.dims.empty()) at.sizes_of(self);  // throws if the indices do not broadcast together
   return at;
 }
 
-at::Tensor look_up(const at::Tensor& self, const Indexed& at) {
+at::Tensor look_up(const at::Tensor& self, Indexed at) {
   static const auto op = operator_of<decltype(index_window)>("shardwise::index");
-  const std::vector<int64_t> firsts(at.dims.size());
-  return op.call(self, at.indices, at.dims, firsts, sizes_at(self, at.dims), at.from_end);
+  static const ByRule rule("shardwise::index");
+  const std::vector<int64_t> firsts(at.dims.size()), sizes = sizes_at(self, at.dims);
+  at::Tensor moved = self;
+  move_checked(moved, at, nullptr, [&](const std::vector<at::Tensor>& indices) {
+    return rule.layouts(self, indices, at.dims, firsts, sizes, at.from_end);
+  });
+  if (!moved.is_same(self)) return differentiable(self, at, moved);
+  return op.call(self, at.indices, at.dims, firsts, sizes, at.from_end);
 }
 
-at::Tensor put(const at::Tensor& self, const Indexed& at, const at::Tensor& values, bool accumulate) {
+at::Tensor put(const at::Tensor& self, Indexed at, at::Tensor values, bool accumulate) {
   static const auto op = operator_of<decltype(compute_put)>("shardwise::put");
-  const std::vector<int64_t> firsts(at.dims.size());
-  return op.call(self, at.indices, values, at.dims, firsts, sizes_at(self, at.dims), at.from_end, accumulate);
+  static const ByRule rule("shardwise::put");
+  const std::vector<int64_t> firsts(at.dims.size()), sizes = sizes_at(self, at.dims);
+  at::Tensor moved = self;
+  move_checked(moved, at, &values, [&](const std::vector<at::Tensor>& indices) {
+    return rule.layouts(self, indices, values, at.dims, firsts, sizes, at.from_end, accumulate);
+  });
+  return op.call(moved, at.indices, values, at.dims, firsts, sizes, at.from_end, accumulate);
 }
 
-void put_(at::Tensor self, const Indexed& at, const at::Tensor& values, bool accumulate) {
+void put_(at::Tensor self, Indexed at, at::Tensor values, bool accumulate) {
   if (const Layout& layout = spec_of(self)->layout();
       !layout.has_one_box_each() || (layout.has_terms() && !accumulate)) {
-    self.copy_(put(self, at, values, accumulate));
+    self.copy_(put(self, std::move(at), std::move(values), accumulate));
     return;
   }
   static const auto op = operator_of<decltype(compute_put_)>("shardwise::put_");
-  const std::vector<int64_t> firsts(at.dims.size());
-  op.call(self, at.indices, values, at.dims, firsts, sizes_at(self, at.dims), at.from_end, accumulate);
+  static const ByRule rule("shardwise::put_");
+  const std::vector<int64_t> firsts(at.dims.size()), sizes = sizes_at(self, at.dims);
+  move_checked(self, at, &values, [&](const std::vector<at::Tensor>& indices) {
+    return rule.layouts(stand_in(spec_of(self)), indices, values, at.dims, firsts, sizes, at.from_end, accumulate);
+  });
+  op.call(self, at.indices, values, at.dims, firsts, sizes, at.from_end, accumulate);
 }
 
 void register_index(RuleTable& table) {

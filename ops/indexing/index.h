@@ -5,11 +5,13 @@
 
 namespace shardwise {
 
-/// Index tensors, and the dims they index: consecutive or separate. They are distributed integers, in range.
+/// Index tensors, and the dims they index: consecutive or separate. They are distributed integers.
 struct Indexed {
   std::vector<at::Tensor> indices;
   std::vector<int64_t> dims;  // ascending
   bool from_end = true;       // indices may be negative, and then count from the end
+  const char* unchecked_of =
+      nullptr;  // the lookup or write checks the indices, for this operator; null: they are in range
 
   /// The sizes of self[indices]. Throws: c10::IndexError for indices that do not broadcast together.
   std::vector<int64_t> sizes_of(const at::Tensor& self) const;
@@ -17,14 +19,15 @@ struct Indexed {
 
 /// self[:, ids, ...] and the like. `self` does not move; if it is sharded along an indexed dim, the result is Partial. If `self` is sharded along
 /// another dim, or the indices are sharded, the result is sharded alike. The gradient has self's layout.
-at::Tensor look_up(const at::Tensor& self, const Indexed& at);
+/// Throws: as checked_indices() if the indices are unchecked. The check sends nothing if an operand moves along the mesh dim that shards them.
+at::Tensor look_up(const at::Tensor& self, Indexed at);
 
 /// Assigns `values` to the elements that look_up() reads, or adds them if `accumulate`. Each rank writes its own shard. Values broadcast. Below
 /// autograd.
-at::Tensor put(const at::Tensor& self, const Indexed& at, const at::Tensor& values, bool accumulate);
-void put_(at::Tensor self, const Indexed& at, const at::Tensor& values, bool accumulate);
+at::Tensor put(const at::Tensor& self, Indexed at, at::Tensor values, bool accumulate);
+void put_(at::Tensor self, Indexed at, at::Tensor values, bool accumulate);
 
-/// The indices of an aten operator, checked. A mask becomes the indices of its true elements.
+/// The indices of an aten operator. A mask becomes the indices of its true elements; the other indices then are checked, else unchecked.
 /// Throws: c10::IndexError, equal on all ranks.
 Indexed indexed(const char* op, const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices);
 

@@ -3,6 +3,7 @@
 #include "ops/families.h"
 #include "ops/indexing/index.h"
 #include "ops/indexing/index_operand.h"
+#include "ops/support/by_rule.h"
 #include "ops/support/dim_pieces.h"
 #include "ops/support/plain_self.h"
 #include "runtime/api/dtensor.h"
@@ -11,19 +12,19 @@
 #include <ATen/Functions.h>
 #include <c10/core/WrapDimMinimal.h>
 
+#include <numeric>
+
 namespace shardwise {
 namespace {
 
-/// A vector of indices for dim `of_dim` of `self`. Only index_fill accepts negative ones.
+/// A vector of indices, unchecked, for dim `of_dim` of `self`. Only index_fill accepts negative ones.
 Indexed along(const char* op, const at::Tensor& self, int64_t of_dim, const at::Tensor& index,
               bool may_be_negative = false) {
   const int64_t dim = c10::maybe_wrap_dim(of_dim, self.dim());
   SW_CHECK_INDEX(index.dim() <= 1, "[{}] Index is supposed to be a vector, but got dim: {}.", op, index.dim());
   SW_CHECK_TYPE(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt,
                 "[{}] Expected dtype int32 or int64 for index, got {}.", op, c10::toString(index.scalar_type()));
-  const at::Tensor vector = at_least_1d(index_of(op, index, self));
-  const int64_t size = self.dim() == 0 ? 1 : self.size(dim);
-  return {{checked_indices(op, vector, dim, may_be_negative ? -size : 0, size)}, {dim}, may_be_negative};
+  return {{at_least_1d(index_operand(op, index, spec_of(self)->mesh()))}, {dim}, may_be_negative, op};
 }
 
 at::Tensor index_select(const at::Tensor& self, int64_t dim, const at::Tensor& index) {
@@ -119,22 +120,42 @@ at::Tensor& index_reduce_(at::Tensor& self, int64_t dim, const at::Tensor& index
   return self.copy_(reduce_along(self, dim, index, source, reduce, include_self));
 }
 
-/// Indices into the flattened tensor.
-Indexed by_number(const char* op, const at::Tensor& self, const at::Tensor& index) {
-  SW_CHECK(index.scalar_type() == at::kLong, "[{}] Expected a long tensor for index, but got {}", op,
-           c10::toString(index.scalar_type()));
-  const at::Tensor numbers = index_of(op, index, self);
-  SW_CHECK_INDEX(self.numel() > 0 || index.numel() == 0, "[{}] tried to take from an empty tensor of shape [{}].", op,
-                 fmt::join(self.sizes(), ", "));
-  return {{checked_indices(op, numbers, 0, -self.numel(), self.numel())}, {0}};
-}
+/// Elements of `self` by number: a vector that shares its memory and the numbers, or, if sharding splits another dim than the first, `self` and the
+/// position along each dim. A negative number's position counts from the end along the first dim alone.
+struct Numbered {
+  at::Tensor self;
+  Indexed at;
+
+  Numbered(const char* op, const at::Tensor& of_self, const at::Tensor& index) : self(of_self) {
+    SW_CHECK(index.scalar_type() == at::kLong, "[{}] Expected a long tensor for index, but got {}", op,
+             c10::toString(index.scalar_type()));
+    SW_CHECK_INDEX(self.numel() > 0 || index.numel() == 0, "[{}] tried to take from an empty tensor of shape [{}].", op,
+                   fmt::join(self.sizes(), ", "));
+    std::vector<int64_t> inner(std::max<int64_t>(self.dim() - 1, 0));
+    std::iota(inner.begin(), inner.end(), 1);
+    at = {{index_operand(op, index, spec_of(self)->mesh())}, {0}, /*from_end=*/true, op};
+    if (inner.empty() || !is_sharded_along(self, inner)) {
+      self = self.reshape(-1);
+      return;
+    }
+    at::Tensor rest = checked_indices(op, index_of(op, index, self), 0, -self.numel(), self.numel());
+    at = {{}, inner};
+    for (int64_t dim = self.dim() - 1; dim > 0; --dim) {
+      at.indices.insert(at.indices.begin(), rest.remainder(self.size(dim)));
+      rest = rest.div(self.size(dim), "floor");
+    }
+    at.indices.insert(at.indices.begin(), rest);
+    at.dims.insert(at.dims.begin(), 0);
+  }
+};
 
 at::Tensor take(const at::Tensor& self, const at::Tensor& index) {
-  return look_up(self.reshape(-1), by_number("aten::take", self, index));
+  const Numbered numbered("aten::take", self, index);
+  return look_up(numbered.self, numbered.at);
 }
 
 at::Tensor put_by_number(const at::Tensor& self, const at::Tensor& index, const at::Tensor& source, bool accumulate) {
-  const Indexed at = by_number("aten::put", self, index);
+  const Numbered numbered("aten::put", self, index);
   SW_CHECK(self.scalar_type() == source.scalar_type(),
            "[aten::put] Expected self and source to have the same dtype, got {} and {}.",
            c10::toString(self.scalar_type()), c10::toString(source.scalar_type()));
@@ -142,11 +163,8 @@ at::Tensor put_by_number(const at::Tensor& self, const at::Tensor& index, const 
            "[aten::put] Expected source and index to have the same number of elements, got {} and {}.", source.numel(),
            index.numel());
   if (index.numel() == 0) return self.clone();
-  const at::Tensor values = source;
-  const at::Tensor result =
-      put(self.reshape(-1), at, values.dim() == 0 ? values : values.reshape(index.sizes()), accumulate)
-          .view(self.sizes());
-  return in_order_of(self, result);
+  const at::Tensor values = source.dim() == 0 ? source : source.reshape(index.sizes());
+  return in_order_of(self, put(numbered.self, numbered.at, values, accumulate).view(self.sizes()));
 }
 at::Tensor& put_by_number_(at::Tensor& self, const at::Tensor& index, const at::Tensor& source, bool accumulate) {
   return self.copy_(put_by_number(self, index, source, accumulate));

@@ -16,34 +16,34 @@
 #include "text/check.h"
 
 #include <ATen/ops/aminmax.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <limits>
+#include <set>
 
 namespace shardwise {
 namespace {
 
 using Fail = void (*)(const std::string& text);
 
-void check_bounds(const char* op, int64_t dim, int64_t lowest_allowed, int64_t size, int64_t lowest, int64_t highest,
-                  Fail fail) {
-  if (lowest < lowest_allowed || highest >= size)
+void check_bounds(const char* op, const IndexBounds& bounds, int64_t lowest, int64_t highest, Fail fail) {
+  if (lowest < bounds.lowest || highest >= bounds.size)
     fail(fmt::format("[{}] index {} is out of bounds for dimension {} with size {}. Use indices in [{}, {}).", op,
-                     highest >= size ? highest : lowest, dim, size, lowest_allowed, size));
+                     highest >= bounds.size ? highest : lowest, bounds.dim, bounds.size, bounds.lowest, bounds.size));
 }
 
-/// `index`, after `fail` with an error's text if an index is not in [lowest_allowed, size). `op` lives as long as the process.
-at::Tensor within(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest_allowed, int64_t size,
-                  Fail fail) {
+/// `index`, after `fail` with an error's text if an index is not within `bounds`. `op` lives as long as the process.
+at::Tensor within(const char* op, const at::Tensor& index, const IndexBounds& bounds, Fail fail) {
   if (is_alone(index)) return index;
   const CommScope scope(op);
-  const auto words = [&] { return fmt::format("{} along {} in [{}, {})", op, dim, lowest_allowed, size); };
-  return checked_range(index, words, [=](int64_t lowest, int64_t highest) {
-    check_bounds(op, dim, lowest_allowed, size, lowest, highest, fail);
-  });
+  const auto words = [&] { return fmt::format("{} along {} in [{}, {})", op, bounds.dim, bounds.lowest, bounds.size); };
+  return checked_range(index, words,
+                       [=](int64_t lowest, int64_t highest) { check_bounds(op, bounds, lowest, highest, fail); });
 }
 
+void fail_as_index(const std::string& text) { TORCH_CHECK_INDEX(false, text); }
 void fail_as_gather(const std::string& text) { TORCH_CHECK(false, text); }
 
 /// True if `operand` gets from one sharding along mesh dim `m` to another one, and changes along no other mesh dim.
@@ -77,15 +77,18 @@ at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr&
   return reduced(index);
 }
 
-at::Tensor index_of(const char* op, const at::Tensor& index, const at::Tensor& self) {
+SpecPtr layout_beside(const at::Tensor& index, const at::Tensor& self) {
   const Spec& spec = *spec_of(self);
-  at::Tensor result = index_operand(op, index, spec.mesh());
-  Placements placements = spec_of(result)->placements().vec();
+  Placements placements = spec_of(index)->placements().vec();
   for (size_t m = 0; m < placements.size(); ++m)
     if (spec.placements()[m].divides() && spec.mesh()->size(m) > 1) placements[m] = Placement::replicate();
-  if (placements == spec_of(result)->placements() || result.nbytes() > self.nbytes()) return result;
+  return index.nbytes() > self.nbytes() ? spec_of(index) : spec_of(index)->with_placements(std::move(placements));
+}
+
+at::Tensor index_of(const char* op, const at::Tensor& index, const at::Tensor& self) {
+  const at::Tensor result = index_operand(op, index, spec_of(self)->mesh());
   const CommScope scope(op);
-  return moved_to(result, std::move(placements));
+  return moved_to(result, layout_beside(result, self)->placements().vec());
 }
 
 std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index, std::optional<int64_t> ignored,
@@ -138,39 +141,41 @@ at::Tensor checked_in_graph(const at::Tensor& index, const std::string& words, c
 }
 
 at::Tensor checked_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest, int64_t size) {
-  return within(op, index, dim, lowest, size, [](const std::string& text) { TORCH_CHECK_INDEX(false, text); });
+  return within(op, index, {dim, lowest, size}, fail_as_index);
 }
 
 at::Tensor checked_positions(const char* op, const at::Tensor& index, int64_t dim, int64_t size) {
-  return within(op, index, dim, 0, size, fail_as_gather);
+  return within(op, index, {dim, 0, size}, fail_as_gather);
 }
 
-std::vector<at::Tensor> moved_in_range(const char* op, std::vector<at::Tensor> operands,
-                                       const std::function<c10::SmallVector<SpecPtr, 8>()>& wanted, int64_t dim,
-                                       int64_t size) {
-  const at::Tensor& index = operands[1];
-  const MeshPtr& mesh = spec_of(index)->mesh();
-  const std::vector<int64_t> sharding = mesh_dims_that_differ(spec_of(index)->placements());
-  const bool may_travel = sharding.size() == 1 && mesh->size(sharding[0]) > 1 && !is_tracing();
-  const auto layouts = may_travel ? wanted() : c10::SmallVector<SpecPtr, 8>();
+bool move_in_range(const char* op, std::vector<at::Tensor>& operands, c10::ArrayRef<IndexBounds> bounds,
+                   bool fails_as_gather, const std::function<c10::SmallVector<SpecPtr, 8>()>& wanted) {
+  const MeshPtr& mesh = spec_of(operands[1])->mesh();
+  const auto n = static_cast<int64_t>(bounds.size());
+  std::set<int64_t> sharding;
+  for (int64_t i = 1; i <= n; ++i)
+    for (const int64_t m : mesh_dims_that_differ(spec_of(operands[i])->placements())) sharding.insert(m);
+  if (sharding.size() != 1 || mesh->size(*sharding.begin()) == 1 || is_tracing()) return false;
+  const int64_t along = *sharding.begin();
+  const auto layouts = wanted();
   std::vector<size_t> moving;
   for (size_t i = 0; i < layouts.size(); ++i)
-    if (moves_along(operands[i], layouts[i], sharding[0])) moving.push_back(i);
-  if (moving.empty()) {
-    operands[1] = checked_positions(op, index, dim, size);
-    return operands;
-  }
+    if (moves_along(operands[i], layouts[i], along)) moving.push_back(i);
+  if (moving.empty()) return false;
   const CommScope scope(op);
   OpSpan span;
-  const auto [low, high] =
-      range_of(index, std::nullopt, /*of_all_ranks=*/false).value_or(std::pair<int64_t, int64_t>(0, -1));
+  at::Tensor own = at::empty({1, n, 2}, at::kLong);
+  for (int64_t i = 0; i < n; ++i) {
+    const auto range = range_of(operands[i + 1], std::nullopt, /*of_all_ranks=*/false);
+    own[0][i][0] = range ? range->first : 0, own[0][i][1] = range ? range->second : -1;
+  }
   Placements by_rank(mesh->ndim());
-  by_rank[sharding[0]] = Placement::shard(0);
-  const Dims sizes{mesh->size(sharding[0]), 2};
+  by_rank[along] = Placement::shard(0);
+  const Dims sizes{mesh->size(along), n, 2};
   std::vector<SpecPtr> from{Spec::intern(mesh, sizes, by_rank, row_major_strides(sizes), at::kLong)};
   std::vector<SpecPtr> to{from[0]->replicated()};
   std::vector<Shards> pieces(1);
-  if (mesh->is_member()) pieces[0] = {at::tensor({low, high}, at::kLong).view({1, 2}).to(mesh->device())};
+  if (mesh->is_member()) pieces[0] = {own.to(mesh->device())};
   for (const size_t i : moving) {
     from.push_back(spec_of(operands[i]));
     to.push_back(layouts[i]);
@@ -185,12 +190,12 @@ std::vector<at::Tensor> moved_in_range(const char* op, std::vector<at::Tensor> o
     description.used = description.given;
     span.end(std::make_shared<OpDescription>(std::move(description)));
   }
-  if (mesh->is_member() && !mesh->is_meta()) {
-    const at::Tensor bounds = moved[0][0].cpu();
-    check_bounds(op, dim, 0, size, bounds.select(1, 0).min().item<int64_t>(), bounds.select(1, 1).max().item<int64_t>(),
-                 fail_as_gather);
-  }
-  return operands;
+  if (!mesh->is_member() || mesh->is_meta()) return true;
+  const at::Tensor lowest = std::get<0>(moved[0][0].cpu().min(0)), highest = std::get<0>(moved[0][0].cpu().max(0));
+  for (int64_t i = 0; i < n; ++i)
+    check_bounds(op, bounds[i], lowest[i][0].item<int64_t>(), highest[i][1].item<int64_t>(),
+                 fails_as_gather ? fail_as_gather : fail_as_index);
+  return true;
 }
 
 }  // namespace shardwise

@@ -20,8 +20,11 @@ bool is_alone(const at::Tensor& operand);
 /// Throws: c10::ValueError for an index on another mesh, and for a plain one that plain_operand.h objects to.
 at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr& mesh);
 
-/// index_operand() for indices of a dim of `self`. Indices of no more bytes than `self` are whole on the mesh dims that shard it: the operators gather
-/// them there anyway, and the check of whole indices sends nothing.
+/// The layout of distributed `index`, for a dim of `self`. Indices of no more bytes than `self` are whole on the mesh dims that shard it: the operators
+/// gather them there anyway, and the check of whole indices sends nothing.
+SpecPtr layout_beside(const at::Tensor& index, const at::Tensor& self);
+
+/// index_operand() in that layout.
 at::Tensor index_of(const char* op, const at::Tensor& index, const at::Tensor& self);
 
 /// A tensor without dims as a vector of one element.
@@ -66,11 +69,16 @@ template <class Words, class Check>
 /// The same for torch's gather and scatter, whose error is a c10::Error, and whose indices are in [0, size).
 [[nodiscard]] at::Tensor checked_positions(const char* op, const at::Tensor& index, int64_t dim, int64_t size);
 
-/// The operands of a gather or scatter along `dim`, of which operand 1, the index, is checked as by checked_positions(). `wanted()`: the layouts to
-/// which they will move, null for those that stay. If some of them move along the only mesh dim that shards the index, they move here, together, and the
-/// check sends nothing of its own: the ranks' bounds travel with them.
-std::vector<at::Tensor> moved_in_range(const char* op, std::vector<at::Tensor> operands,
-                                       const std::function<c10::SmallVector<SpecPtr, 8>()>& wanted, int64_t dim,
-                                       int64_t size);
+/// Indices in [lowest, size) for tensor dim `dim`.
+struct IndexBounds {
+  int64_t dim, lowest, size;
+};
+
+/// Moves `operands`, of which those from 1 on are indices, one for each of `bounds`. `wanted()`: the layouts to which operands will move, null for those
+/// that stay. If some of them move along the only mesh dim that shards the indices, they move here, together; the ranks' bounds of the indices travel
+/// with them, and the result is true. Else nothing happens.
+/// Throws: as checked_indices(), and with `fails_as_gather` as checked_positions().
+bool move_in_range(const char* op, std::vector<at::Tensor>& operands, c10::ArrayRef<IndexBounds> bounds,
+                   bool fails_as_gather, const std::function<c10::SmallVector<SpecPtr, 8>()>& wanted);
 
 }  // namespace shardwise

@@ -30,7 +30,11 @@ CALLS = {
     "index": lambda x, ids: x[ids],
     "index of columns": lambda x, ids: x[:, places(ids)],
     "index_select": lambda x, ids: x.index_select(0, ids),
+    "index of many": lambda x, ids: x[ids[:, None].expand(-1, 64)],  # the indices have more bytes than x
+    "index of two dims": lambda x, ids: x[ids, places(ids)],
     "take": lambda x, ids: x.take(ids * 4),
+    "put": lambda x, ids: x.put(ids * 4, ids.to(x.dtype)),
+    "put_": lambda x, ids: x.clone().put_(ids * 4, ids.to(x.dtype), accumulate=True),
     "gather": lambda x, ids: x.gather(1, places(ids)[:, None]),
     "gather along rows": lambda x, ids: x.gather(0, ids[:, None].expand(-1, 4)),
     "scatter along rows": lambda x, ids: x.scatter(0, ids[:, None].expand(-1, 4), -1.0),
@@ -40,7 +44,13 @@ CALLS = {
     "scatter_": lambda x, ids: x.clone().scatter_(0, ids[:, None], -1.0),
     "scatter_ of columns": lambda x, ids: x.clone().scatter_(1, places(ids)[:, None], -1.0),
     "scatter_add_": lambda x, ids: x.clone().scatter_add_(0, ids[:, None].expand(-1, 4), x),
+    "index_put": lambda x, ids: x.index_put((ids,), x, accumulate=True),
     "index_put_": lambda x, ids: x.clone().index_put_((ids,), x[0, 0], accumulate=True),
+    "index_put_ of two dims": lambda x, ids: x.clone().index_put_((ids, places(ids)), ids.to(x.dtype), accumulate=True),
+    "index_add": lambda x, ids: x.index_add(0, ids, x),
+    "index_copy": lambda x, ids: x.index_copy(0, ids, x),
+    "index_copy_": lambda x, ids: x.clone().index_copy_(0, ids, x),
+    "index_reduce": lambda x, ids: x.index_reduce(0, ids, x, "amax"),
     "index_fill_": lambda x, ids: x.clone().index_fill_(0, ids, -1.0),
     "embedding": lambda x, ids: F.embedding(ids, x),
     "mean loss": loss("mean"),
@@ -60,7 +70,18 @@ CASES = [
     ("index", (2, 2), [WHOLE, ROWS], [ROWS, ROWS], 2),
     ("index of columns", (4,), [UNEVEN], [UNEVEN], 1),
     ("index_select", (4,), [COLUMNS], [ROWS], 1),
+    ("index of many", (4,), [ROWS], [ROWS], 1),  # x and the check
+    ("index of two dims", (4,), [UNEVEN], [ROWS], 1),
+    ("index of two dims", (4,), [WHOLE], [ROWS], 2),  # the checks alone
     ("take", (4,), [ROWS], [ROWS], 1),
+    ("take", (4,), [WHOLE], [ROWS], 1),
+    ("take", (4,), [COLUMNS], [UNEVEN], 1),  # x does not move
+    ("put", (4,), [WHOLE], [UNEVEN], 1),
+    ("put", (4,), [ROWS], [ROWS], 1),
+    ("put", (4,), [COLUMNS], [ROWS], 2),  # one is of the values
+    ("put", (2, 2), [ROWS, COLUMNS], [ROWS, WHOLE], 2),
+    ("put_", (4,), [UNEVEN], [ROWS], 1),
+    ("put_", (4,), [COLUMNS], [ROWS], 2),
     ("gather", (4,), [UNEVEN], [UNEVEN], 1),
     ("gather", (4,), [COLUMNS], [ROWS], 1),
     ("gather along rows", (4,), [ROWS], [ROWS], 1),  # both operands and the check
@@ -80,7 +101,20 @@ CASES = [
     ("scatter_ of columns", (4,), [ROWS], [ROWS], 1),  # the check alone
     ("scatter_add_", (4,), [ROWS], [ROWS], 2),  # one is of the values
     ("scatter_add_", (2, 2), [ROWS, COLUMNS], [ROWS, WHOLE], 2),
+    ("index_put", (4,), [ROWS], [ROWS], 1),  # all three operands and the check
+    ("index_put", (4,), [WHOLE], [ROWS], 1),
     ("index_put_", (4,), [ROWS], [ROWS], 3),  # two are of x[0, 0]
+    ("index_put_ of two dims", (4,), [ROWS], [UNEVEN], 1),
+    ("index_put_ of two dims", (4,), [WHOLE], [ROWS], 1),
+    ("index_add", (4,), [UNEVEN], [UNEVEN], 1),
+    ("index_copy", (4,), [WHOLE], [ROWS], 1),
+    ("index_copy", (4,), [ROWS], [UNEVEN], 1),
+    ("index_copy", (4,), [COLUMNS], [ROWS], 1),
+    ("index_copy_", (4,), [UNEVEN], [ROWS], 1),
+    ("index_copy_", (2, 2), [ROWS, COLUMNS], [ROWS, WHOLE], 1),
+    ("index_reduce", (4,), [ROWS], [ROWS], 1),
+    ("index_reduce", (4,), [WHOLE], [UNEVEN], 1),
+    ("index_fill_", (4,), [WHOLE], [ROWS], 1),
     ("index_fill_", (4,), [UNEVEN], [ROWS], 1),
     ("embedding", (4,), [WHOLE], [ROWS], 1),
     ("embedding", (4,), [ROWS], [ROWS], 2),
