@@ -2,6 +2,7 @@
 
 #include "ops/embedding/kernel_views.h"
 #include "ops/support/planned_values.h"
+#include "runtime/comm/memory_view.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -17,7 +18,7 @@ namespace shardwise {
 
 RowGrads RowGrads::columns(int64_t begin, int64_t width) const {
   if (width == values.size(1)) return *this;
-  return {values.narrow(1, begin, width), row_of, factors,
+  return {narrowed(values, 1, begin, width), row_of, factors,
           chosen.defined() ? chosen.narrow(1, begin, width).contiguous() : chosen};
 }
 
@@ -122,8 +123,8 @@ IdGroups group_ids(const at::Tensor& ids, int64_t first_row, int64_t n_rows, int
                   return cuda::group_ids(all, first_row, n_rows, skipped, memory_with_scratch(cuda::group_scratch(n)),
                                          stream);
                 });
-  groups.rows = groups.rows.narrow(0, 0, n_groups);
-  groups.starts = groups.starts.narrow(0, 0, n_groups + 1);
+  groups.rows = narrowed(groups.rows, 0, 0, n_groups);
+  groups.starts = narrowed(groups.starts, 0, 0, n_groups + 1);
   return groups;
 }
 

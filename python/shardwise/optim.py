@@ -133,11 +133,18 @@ class _FusedOptimizer(torch.optim.Optimizer):
             )
         # The C++ optimizer holds the hook, so the hook must keep none of these alive.
         owner, weak_table, weak_rows = weakref.ref(self), weakref.ref(table), weakref.ref(rows)
+        known = self._values(group)
 
         def take_over() -> None:
+            nonlocal known
             optimizer, of, own = owner(), weak_table(), weak_rows()
-            if optimizer is not None and of is not None and own is not None:
-                own.set_options(optimizer._options(optimizer._group_of(of), place))
+            if optimizer is None or of is None or own is None:
+                return
+            group = optimizer._group_of(of, place)
+            values = optimizer._values(group)
+            if values != known:
+                own.set_options(optimizer._options(group, place))
+                known = values
 
         rows.set_before_step(take_over)
         _C.fuse_optimizer(table, rows)
@@ -145,23 +152,29 @@ class _FusedOptimizer(torch.optim.Optimizer):
 
     def _options(self, group: dict[str, Any], place: int) -> _C.RowOptions:
         """The options of the C++ optimizer of the table with the index `place`."""
+        *others, seed = self._values(group)
+        return _C.RowOptions(*others, (seed + place) % 2**64)
+
+    def _values(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments of RowOptions, of which the seed is that of the table with the index 0."""
         beta1, beta2 = group.get("betas", (0.0, 0.0))
-        return _C.RowOptions(
+        return (
             self._kind,
-            lr=float(group["lr"]),
-            eps=float(group.get("eps", 0.0)),
-            beta1=beta1,
-            beta2=beta2,
-            initial_accumulator_value=group.get("initial_accumulator_value", 0.0),
-            weight_decay=float(group.get("weight_decay", 0.0)),
-            decoupled_weight_decay=bool(group.get("decoupled_weight_decay", False)),
-            stochastic_rounding=bool(group.get("stochastic_rounding", False)),
-            seed=(int(group.get("seed", 0)) + place) % 2**64,
+            float(group["lr"]),
+            float(group.get("eps", 0.0)),
+            float(beta1),
+            float(beta2),
+            group.get("initial_accumulator_value", 0.0),
+            float(group.get("weight_decay", 0.0)),
+            bool(group.get("decoupled_weight_decay", False)),
+            bool(group.get("stochastic_rounding", False)),
+            int(group.get("seed", 0)),
         )
 
-    def _group_of(self, table: torch.Tensor) -> dict[str, Any]:
+    def _group_of(self, table: torch.Tensor, place: int) -> dict[str, Any]:
         for group in self.param_groups:
-            if id(table) in map(id, group["params"]):
+            params = group["params"]
+            if (place < len(params) and params[place] is table) or id(table) in map(id, params):
                 return group
         raise RuntimeError(
             f"[{type(self).__name__}] a table of shape {list(table.shape)} is in none of the optimizer's param_groups any more, so its step has no "

@@ -18,4 +18,15 @@ inline at::Tensor memory_view(const at::Tensor& tensor, int64_t offset, c10::Int
   return view;
 }
 
+/// tensor.narrow(dim, begin, n), likewise.
+inline at::Tensor narrowed(const at::Tensor& tensor, int64_t dim, int64_t begin, int64_t n) {
+  auto part = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(tensor.storage()),
+                                                       tensor.key_set(), tensor.dtype());
+  c10::SmallVector<int64_t, 5> sizes(tensor.sizes());
+  sizes[static_cast<size_t>(dim)] = n;
+  part.unsafeGetTensorImpl()->set_storage_offset(tensor.storage_offset() + begin * tensor.stride(dim));
+  part.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, tensor.strides());
+  return part;
+}
+
 }  // namespace shardwise

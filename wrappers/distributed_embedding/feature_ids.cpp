@@ -144,10 +144,9 @@ FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, con
     offsets = offsets_of_lengths(feature, *input.lengths, n);
   }
   if (result.pooling) {
-    const at::Tensor firsts = is_ragged ? offsets.narrow(0, 0, offsets.numel() - 1) : offsets_of_shape(input.ids);
-    result.sizes = {firsts.numel()};
-    if (is_ragged || firsts.numel() != n || input.weights)
-      result.offsets = firsts.to(device);
+    result.sizes = {is_ragged ? offsets.numel() - 1 : input.ids.size(0)};
+    if (is_ragged || result.sizes[0] != n || input.weights)
+      result.offsets = (is_ragged ? offsets.narrow(0, 0, result.sizes[0]) : offsets_of_shape(input.ids)).to(device);
     else
       result.pooling.reset();
   }

@@ -3,6 +3,7 @@
 #include "ops/embedding/first_order.h"
 #include "ops/embedding/saved_state.h"
 #include "runtime/comm/comm_scope.h"
+#include "runtime/comm/memory_view.h"
 #include "runtime/tensor/below_autograd.h"
 #include "wrappers/distributed_embedding/row_gradients.h"
 
@@ -54,9 +55,9 @@ RowsUnderWay::RowsUnderWay(const LookupStep& step) : held_(step.layer->lanes, st
       const auto at_rank = static_cast<size_t>(rank);
       const int64_t n_asked = step.incoming.counts[lane][at_rank];
       const at::Tensor asked =
-          held_.has(lane) ? held_.rows(lane).narrow(0, step.incoming.firsts[lane][at_rank], n_asked) : at::Tensor();
+          held_.has(lane) ? narrowed(held_.rows(lane), 0, step.incoming.firsts[lane][at_rank], n_asked) : at::Tensor();
       const at::Tensor place =
-          arrivals_[lane].narrow(0, step.requests.first_from(lane, rank), step.requests.n_from(lane, rank));
+          narrowed(arrivals_[lane], 0, step.requests.first_from(lane, rank), step.requests.n_from(lane, rank));
       if (rank == own) {
         if (asked.defined()) lookup_rows_into(place, block, asked, 0);
         continue;
@@ -121,7 +122,7 @@ void write_result(const at::Tensor& place, const FeatureIds& feature, const std:
                   at::Tensor& chosen) {
   std::vector<at::Tensor> chosen_parts;
   for (const auto& [rows, numbers, columns] : parts) {
-    const at::Tensor own = place.narrow(1, columns.begin, columns.length());
+    const at::Tensor own = narrowed(place, 1, columns.begin, columns.length());
     chosen_parts.emplace_back();
     if (feature.pooling)
       own.copy_(feature.combined(rows, numbers, &chosen_parts.back()));
@@ -148,7 +149,7 @@ std::vector<at::Tensor> results_of(LookupStep& step, const std::vector<at::Tenso
     const auto parts = rows_of_feature(
         step, f, arrivals, layer.lanes.tables[t].is_replicated ? maybe_dtensor(tables[t])->shards()[0] : at::Tensor());
     if (layer.concatenates) {
-      write_result(results[0].narrow(1, columns.begin, columns.length()), feature, parts, step.chosen[f]);
+      write_result(narrowed(results[0], 1, columns.begin, columns.length()), feature, parts, step.chosen[f]);
       continue;
     }
     at::Tensor result;
@@ -172,7 +173,7 @@ variable_list by_feature(const LookupStep& step, const at::Tensor& grad) {
   variable_list grads(step.ids.size());
   for (size_t f = 0; f < grads.size() && grad.defined(); ++f) {
     const Interval columns = step.layer->columns[f];
-    grads[f] = grad.narrow(1, columns.begin, columns.length());
+    grads[f] = narrowed(grad, 1, columns.begin, columns.length());
   }
   return grads;
 }

@@ -1,5 +1,7 @@
 #include "wrappers/distributed_embedding/row_buffers.h"
 
+#include "runtime/comm/memory_view.h"
+
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 
@@ -37,7 +39,7 @@ at::Tensor RowBuffers::take(int64_t n_rows, int64_t width, const at::TensorOptio
   }
   idle_[best] = 0;
   // A new tensor: the pool's own has a use count of 1 while the memory is free.
-  const at::Tensor result = buffers_[best].narrow(0, 0, n).view({n_rows, width});
+  const at::Tensor result = memory_view(buffers_[best], 0, {n_rows, width}, buffers_[best].scalar_type());
   for (size_t i = buffers_.size(); i-- > 0;)
     if (idle_[i] > kMostIdle) {
       buffers_.erase(buffers_.begin() + static_cast<int64_t>(i));

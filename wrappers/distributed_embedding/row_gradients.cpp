@@ -1,5 +1,6 @@
 #include "wrappers/distributed_embedding/row_gradients.h"
 
+#include "runtime/comm/memory_view.h"
 #include "wrappers/distributed_embedding/feature_gradients.h"
 
 #include <ATen/ops/cat.h>
@@ -101,9 +102,10 @@ class Backward {
         const IdGroups part = groups_on(device, table.groups, request.begin, request.end);
         const bool is_own = slice.rank == lanes_.own_rank();
         const int64_t among_own = request.arrival - step_.requests.first_from(slice.lane, slice.rank);
-        const at::Tensor place = is_own ? arrived_[slice.lane].narrow(
-                                              0, step_.incoming.firsts[slice.lane][own_rank()] + among_own, request.n())
-                                        : sums[slice.lane].narrow(0, request.arrival, request.n());
+        const at::Tensor place = is_own
+                                     ? narrowed(arrived_[slice.lane], 0,
+                                                step_.incoming.firsts[slice.lane][own_rank()] + among_own, request.n())
+                                     : narrowed(sums[slice.lane], 0, request.arrival, request.n());
         sum_groups_into(place, grads.columns(slice.columns.begin, slice.columns.length()), part);
       }
     }
@@ -111,8 +113,8 @@ class Backward {
   }
 
   static IdGroups groups_on(c10::Device device, const IdGroups& groups, int64_t begin, int64_t end) {
-    return {groups.rows.narrow(0, begin, end - begin).to(device),
-            groups.starts.narrow(0, begin, end - begin + 1).to(device),
+    return {narrowed(groups.rows, 0, begin, end - begin).to(device),
+            narrowed(groups.starts, 0, begin, end - begin + 1).to(device),
             groups.order.to(device),
             {}};
   }
@@ -125,9 +127,9 @@ class Backward {
         if (rank == lanes_.own_rank()) continue;  // own rows need no message
         const auto at_rank = static_cast<size_t>(rank);
         const at::Tensor sent =
-            sums[lane].narrow(0, step_.requests.first_from(lane, rank), step_.requests.n_from(lane, rank));
+            narrowed(sums[lane], 0, step_.requests.first_from(lane, rank), step_.requests.n_from(lane, rank));
         const at::Tensor place =
-            arrived_[lane].narrow(0, step_.incoming.firsts[lane][at_rank], step_.incoming.counts[lane][at_rank]);
+            narrowed(arrived_[lane], 0, step_.incoming.firsts[lane][at_rank], step_.incoming.counts[lane][at_rank]);
         if (sent.numel() > 0) sends.push_back({group.ranks[at_rank], sent});
         if (place.numel() > 0) receives.push_back({group.ranks[at_rank], place});
       }
