@@ -86,7 +86,10 @@ void for_each_column_block(int64_t width, const Use& use) {
       use(first, block);
     }
   };
-  if constexpr (kBytes > kAvx2) cover(std::integral_constant<size_t, 4>{}, std::integral_constant<size_t, kBytes>{});
+  if constexpr (kBytes > kAvx2) {
+    cover(std::integral_constant<size_t, 8>{}, std::integral_constant<size_t, kBytes>{});
+    cover(std::integral_constant<size_t, 4>{}, std::integral_constant<size_t, kBytes>{});
+  }
   cover(std::integral_constant<size_t, 8>{});  // half of AVX2's registers
   cover(std::integral_constant<size_t, 4>{});
   cover(std::integral_constant<size_t, 2>{});
