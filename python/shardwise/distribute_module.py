@@ -13,7 +13,7 @@ from shardwise.dtensor import DTensor
 from shardwise.forward_scope import open_around_forward
 from shardwise.interop import from_torch
 from shardwise.interop.state_dicts import take_plain_values
-from shardwise.module_tensors import by_tensor, is_read_by_its_class, places_of, put, tie_again
+from shardwise.module_tensors import groups_where, is_read_by_its_class, places_of, put, tie_again
 from shardwise.placement_types import Replicate
 
 PartitionFn = Callable[[str, nn.Module, DeviceMesh], None]
@@ -100,11 +100,7 @@ def _of_three(name: str, fn: Callable[..., Any]) -> HookFn:
 
 
 def _replicate_rest(module: nn.Module, mesh: DeviceMesh) -> None:
-    groups = [
-        group
-        for group in by_tensor(list(places_of(module)))
-        if not isinstance(group[0].original, DTensor) and not is_read_by_its_class(group[0].original)
-    ]
+    groups = groups_where(module, lambda tensor: not isinstance(tensor, DTensor) and not is_read_by_its_class(tensor))
     replicated = [[Replicate()] * mesh.ndim] * len(groups)
     replicas = distribute_tensors([group[0].original.detach() for group in groups], mesh, replicated)
     for group, replica in zip(groups, replicas, strict=True):

@@ -1,7 +1,7 @@
 """The parameters and buffers of a module by the places where its submodules keep them. Several places may keep one tensor."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -34,6 +34,32 @@ def places_of(module: nn.Module) -> Iterator[Place]:
     for path, submodule in module.named_modules():
         for tensors in (submodule._parameters, submodule._buffers):
             yield from (Place(path, submodule, tensors, name) for name, tensor in tensors.items() if tensor is not None)
+
+
+def submodules_of(module: nn.Module) -> list[nn.Module]:
+    """The modules of module.modules(), without the time that the names take."""
+    found: dict[int, nn.Module] = {}
+    waiting = [module]
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in found:
+            found[id(each)] = each
+            if each._modules:
+                waiting += [child for child in reversed(each._modules.values()) if child is not None]
+    return list(found.values())
+
+
+def groups_where(module: nn.Module, chosen: Callable[[torch.Tensor], bool]) -> list[list[Place]]:
+    """by_tensor() of the places of the chosen tensors. The paths of the places lack the submodules."""
+    return by_tensor(
+        [
+            Place("", submodule, tensors, name)
+            for submodule in submodules_of(module)
+            for tensors in (submodule._parameters, submodule._buffers)
+            for name, tensor in tensors.items()
+            if tensor is not None and chosen(tensor)
+        ]
+    )
 
 
 def is_read_by_its_class(tensor: torch.Tensor) -> bool:

@@ -153,7 +153,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
     def _options(self, group: dict[str, Any], place: int) -> _C.RowOptions:
         """The options of the C++ optimizer of the table with the index `place`."""
         *others, seed = self._values(group)
-        return _C.RowOptions(*others, (seed + place) % 2**64)
+        return _C.RowOptions(*others, seed=(seed + place) % 2**64)
 
     def _values(self, group: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments of RowOptions, of which the seed is that of the table with the index 0."""

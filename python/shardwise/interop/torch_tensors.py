@@ -25,7 +25,7 @@ from shardwise.dtensor import DTensor
 from shardwise.interop import fake_tensors
 from shardwise.interop.facade import torchs_own
 from shardwise.local_shards_wrapper import LocalShardsWrapper
-from shardwise.module_tensors import by_tensor, places_of, put
+from shardwise.module_tensors import groups_where, put
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor as TorchDTensor
@@ -307,7 +307,7 @@ def _convert_module(
     module: nn.Module, is_other: Callable[[object], bool], convert: Callable[[Any], torch.Tensor]
 ) -> nn.Module:
     """Converts all tensors before it changes the module, so that an error changes nothing. Shared tensors stay shared."""
-    groups = by_tensor([place for place in places_of(module) if is_other(place.original)])
+    groups = groups_where(module, is_other)
     tensors = [group[0].original for group in groups]
     converted = [convert(tensor.detach()) for tensor in tensors]
     grads = [convert(tensor.grad) if is_other(tensor.grad) else tensor.grad for tensor in tensors]
