@@ -1,10 +1,11 @@
 """An embedding table sharded by columns or rows."""
 
+from typing import Unpack
+
 import torch
 
 from shardwise import _C
-from shardwise.device_mesh import DeviceMesh
-from shardwise.parallel.layer import InitType, ParallelLayer
+from shardwise.parallel.layer import InitType, LayerOptions, ParallelLayer
 from shardwise.placement_types import Shard
 
 
@@ -36,16 +37,13 @@ class ParallelEmbedding(ParallelLayer):
         dim: int = 1,
         gather_output: bool = True,
         master_weight: torch.Tensor | None = None,
-        mesh: DeviceMesh | None = None,
-        mesh_dim: int | str = 0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[LayerOptions],
     ) -> None:
-        super().__init__(init_type, mesh, mesh_dim, device)
+        super().__init__(init_type, **options)
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx, self.max_norm, self.norm_type = padding_idx, max_norm, norm_type
         self.scale_grad_by_freq, self.sparse, self.gather_output = scale_grad_by_freq, sparse, gather_output
-        self._add_parameter("weight", (num_embeddings, embedding_dim), Shard(dim), dtype)
+        self._add_parameter("weight", (num_embeddings, embedding_dim), Shard(dim))
         self.reset_parameters()
         if master_weight is not None:
             self.set_master_weight(master_weight)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import nn
@@ -14,6 +14,15 @@ from shardwise.dtensor import DTensor
 from shardwise.placement_types import Placement
 
 InitType = str | Callable[[torch.Tensor], Any]
+
+
+class LayerOptions(TypedDict, total=False):
+    """The keyword arguments that all layers have."""
+
+    mesh: DeviceMesh | None
+    mesh_dim: int | str
+    device: torch.device | str | None
+    dtype: torch.dtype | None
 
 
 class Sharding(NamedTuple):
@@ -38,7 +47,12 @@ class ParallelLayer(nn.Module):
     weight: nn.Parameter
 
     def __init__(
-        self, init_type: InitType, mesh: DeviceMesh | None, mesh_dim: int | str, device: torch.device | str | None
+        self,
+        init_type: InitType,
+        mesh: DeviceMesh | None = None,
+        mesh_dim: int | str = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         kind = torch.device(device or torch.get_default_device()).type
@@ -50,15 +64,13 @@ class ParallelLayer(nn.Module):
             )
         self.mesh_dim = _C.mesh_dim_number(self.mesh, mesh_dim)
         self.init_type = init_type
+        self._dtype = dtype or torch.get_default_dtype()
         self._is_meta = kind == "meta"
         self._shardings: dict[str, Sharding] = {}
 
-    def _add_parameter(
-        self, name: str, size: tuple[int, ...], placement: Placement, dtype: torch.dtype | None, stride: int = 1
-    ) -> None:
+    def _add_parameter(self, name: str, size: tuple[int, ...], placement: Placement, stride: int = 1) -> None:
         self._shardings[name] = Sharding(size, placement, stride)
-        dtype = dtype or torch.get_default_dtype()
-        made = torch.empty(size, dtype=dtype, device="meta") if self._is_meta else self._make(name, dtype)
+        made = torch.empty(size, dtype=self._dtype, device="meta") if self._is_meta else self._make(name, self._dtype)
         self.register_parameter(name, nn.Parameter(made))
 
     def _make(self, name: str, dtype: torch.dtype) -> DTensor:

@@ -1,13 +1,19 @@
 """Linear layers: each rank computes some output columns, or a term of the sum."""
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import nn
 
 from shardwise import _C
-from shardwise.device_mesh import DeviceMesh
-from shardwise.parallel.layer import InitType, ParallelLayer
+from shardwise.parallel.layer import InitType, LayerOptions, ParallelLayer
+
+
+class LinearOptions(LayerOptions, total=False):
+    """The keyword arguments of both linear layers."""
+
+    master_weight: torch.Tensor | None
+    master_bias: torch.Tensor | None
 
 
 class ParallelLinear(ParallelLayer):
@@ -23,19 +29,16 @@ class ParallelLinear(ParallelLayer):
         bias: bool,
         init_type: InitType,
         stride: int,
-        master_weight: torch.Tensor | None,
-        master_bias: torch.Tensor | None,
-        mesh: DeviceMesh | None,
-        mesh_dim: int | str,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        master_weight: torch.Tensor | None = None,
+        master_bias: torch.Tensor | None = None,
+        **options: Unpack[LayerOptions],
     ) -> None:
-        super().__init__(init_type, mesh, mesh_dim, device)
+        super().__init__(init_type, **options)
         self.in_features, self.out_features, self.stride = in_features, out_features, stride
         of_weight, of_bias, _, _ = _C.layer_placements(False, self._is_rowwise)
-        self._add_parameter("weight", (out_features, in_features), of_weight, dtype, stride)
+        self._add_parameter("weight", (out_features, in_features), of_weight, stride)
         if bias:
-            self._add_parameter("bias", (out_features,), of_bias, dtype, stride)
+            self._add_parameter("bias", (out_features,), of_bias, stride)
         else:
             self.register_parameter("bias", None)
         self.reset_parameters()
@@ -89,17 +92,10 @@ class ColumnParallelLinear(ParallelLinear):
         gather_output: bool = True,
         init_type: InitType = "xavier_normal",
         stride: int = 1,
-        *,
-        master_weight: torch.Tensor | None = None,
-        master_bias: torch.Tensor | None = None,
-        mesh: DeviceMesh | None = None,
-        mesh_dim: int | str = 0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[LinearOptions],
     ) -> None:
         self.gather_output = gather_output
-        master = (master_weight, master_bias)
-        super().__init__(in_features, out_features, bias, init_type, stride, *master, mesh, mesh_dim, device, dtype)
+        super().__init__(in_features, out_features, bias, init_type, stride, **options)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return _C.column_parallel_linear(input, self.weight, self.bias, self.gather_output, self.mesh_dim)
@@ -128,17 +124,10 @@ class RowParallelLinear(ParallelLinear):
         input_is_parallel: bool = False,
         init_type: InitType = "xavier_normal",
         stride: int = 1,
-        *,
-        master_weight: torch.Tensor | None = None,
-        master_bias: torch.Tensor | None = None,
-        mesh: DeviceMesh | None = None,
-        mesh_dim: int | str = 0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[LinearOptions],
     ) -> None:
         self.input_is_parallel = input_is_parallel
-        master = (master_weight, master_bias)
-        super().__init__(in_features, out_features, bias, init_type, stride, *master, mesh, mesh_dim, device, dtype)
+        super().__init__(in_features, out_features, bias, init_type, stride, **options)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return _C.row_parallel_linear(input, self.weight, self.bias, self.input_is_parallel, self.mesh_dim)
