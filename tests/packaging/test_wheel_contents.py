@@ -78,7 +78,7 @@ def test_a_whole_wheel_has_no_problem(tmp_path: Path, good: Path) -> None:
 # what is done to the wheel, words of the sentence
 FLAWS = [
     ({"without": "shardwise/py.typed"}, "shardwise/py.typed is missing."),
-    ({"without": "shardwise/_C.pyi"}, "shardwise/_C.pyi is missing."),
+    ({"without": "shardwise/_C/__init__.pyi"}, "shardwise/_C/__init__.pyi is missing."),
     ({"without": "shardwise/libshardwise.so"}, "shardwise/libshardwise.so is missing."),
     ({"extra": "shardwise.libs/libtorch_cpu-12345678.so"}, "libtorch_cpu-12345678.so is another's library."),
     ({"torch": "torch>=2.11"}, "It asks for no single minor version of torch"),
