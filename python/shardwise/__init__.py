@@ -36,8 +36,7 @@ from shardwise._C import (
     redistribution_counters,
     register_rule,
 )
-from shardwise._class_texts import give_texts_a_hash
-from shardwise._handed_over import hand_over
+from shardwise._handed_over import give_texts_a_hash, hand_over
 from shardwise.debug import CommDebugMode, explain, profile, step_report
 from shardwise.device_mesh import DeviceMesh, init_device_mesh, rebuild_mesh, rebuild_related
 from shardwise.distribute_module import distribute_module

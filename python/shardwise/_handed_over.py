@@ -1,6 +1,7 @@
-"""Hands C++ the functions of this package that it calls, so that it looks up no module by name."""
+"""Hands C++ the functions of this package that it calls, so that it looks up no module by name, and completes its classes."""
 
 import os
+from functools import partialmethod
 
 from shardwise import _C, _inner_tensors, _symbols, _torch_groups
 from shardwise.device_mesh import DeviceMesh
@@ -36,3 +37,12 @@ def hand_over() -> None:
         without_symbols=_symbols.with_numbers,
         evaluate_symbols=_symbols.evaluated,
     )
+
+
+def give_texts_a_hash() -> None:
+    """Makes each class's __repr__ one that has a hash. pprint, with which torch.compile's log prints a graph's metadata, looks its printer up by the
+    class's __repr__, and pybind11's kind of method has none."""
+    for cls in vars(_C).values():
+        text = vars(cls).get("__repr__") if isinstance(cls, type) else None
+        if text is not None and text.__hash__ is None:
+            cls.__repr__ = partialmethod(text)

@@ -1,4 +1,4 @@
-"""Functions of torch.distributed.tensor._utils and ._redistribute that other libraries call."""
+"""Functions of torch.distributed.tensor._utils, ._redistribute and ._api that other libraries call."""
 
 from collections.abc import Callable, Sequence
 from math import prod
@@ -8,7 +8,7 @@ import torch
 from shardwise._C import Layout
 from shardwise._dtensor_spec import DTensorSpec
 from shardwise.device_mesh import DeviceMesh
-from shardwise.dtensor import DTensor
+from shardwise.dtensor import DTensor, distribute_tensor
 from shardwise.placement_types import Placement, Shard
 
 
@@ -131,3 +131,10 @@ def redistribute_local_tensor(
     shape, stride = (None, None) if meta is None else (meta.shape, meta.stride)
     whole = DTensor.from_local(local_tensor, current_spec.mesh, current_spec.placements, shape=shape, stride=stride)
     return whole.redistribute(target_spec.mesh, target_spec.placements, async_op=async_op).to_local()
+
+
+def _shard_tensor(
+    full_tensor: torch.Tensor, placements: Sequence[Placement], device_mesh: DeviceMesh | None = None
+) -> DTensor:
+    """distribute_tensor() of a tensor that every rank has: nothing is sent."""
+    return distribute_tensor(full_tensor, device_mesh, placements, src_data_rank=None)

@@ -89,7 +89,7 @@ ELSEWHERE = {
         " plans fits into ",
         "no plan runs: ",
     ),
-    "another program that sends to the live page": ("python/shardwise/live/form.py",),
+    "another program that sends to the live page": ("python/shardwise/live/board.py",),
     "what torch's tracers ask for, and take as an answer": (
         "graphs of DTensors are for the meshes of the process",
         " reads the values of its operands, but a traced program has no values",

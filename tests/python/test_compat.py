@@ -14,7 +14,7 @@ from torchrun import IMPORTED, forked_ranks, torchrun
 
 import shardwise as sw
 from shardwise import compat
-from shardwise.compat.counterparts import counterparts
+from shardwise.compat.installation import counterparts
 from shardwise.interop.facade import torchs_own
 from shardwise.testing import run_ranks
 

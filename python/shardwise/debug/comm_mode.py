@@ -1,6 +1,8 @@
 """CommDebugMode: counts collectives and bytes by kind, operator and module."""
 
+import json
 from collections import Counter
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,80 @@ import torch
 
 from shardwise import _C
 from shardwise._C import CommEvent, OpRecord
-from shardwise.debug.comm_counts import CommCounts
-from shardwise.debug.comm_tables import write_json, write_table
 from shardwise.debug.module_tracker import ModuleTracker
 from shardwise.placement_types import Placement
+
+# The functional collectives that torch.distributed.tensor would have called, by our kinds of collectives.
+FUNCTIONAL = {
+    "all_gather": "all_gather_into_tensor",
+    "reduce_scatter": "reduce_scatter_tensor",
+    "all_to_all": "all_to_all_single",
+}
+
+
+class CommCounts(dict[str, int]):
+    """How often each kind of collective ran: {"all_reduce": 2, "all_to_all": 1}. A kind that did not run counts 0.
+
+    torch's operators are keys, too: counts[torch.ops.c10d_functional.all_reduce]. Communication of DTensors
+    counts as the equivalent functional collective, and that of fully_shard as the collective of c10d, such as
+    torch.ops.c10d._allgather_base_; a collective that the program called counts as itself.
+
+    >>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])
+    >>> with sw.CommDebugMode() as comm:
+    ...     y = x.full_tensor()
+    >>> comm.get_comm_counts()["all_gather"], comm.get_comm_counts()["all_reduce"]
+    (1, 0)
+    """
+
+    def __init__(self, events: Iterable[CommEvent] = ()) -> None:
+        super().__init__()
+        events = list(events)
+        self._by_name = Counter(map(_torch_name, events))
+        self.update(Counter(event.collective for event in events))
+
+    def __missing__(self, key: Any) -> int:
+        return self._by_name.get(_name_of(key), 0)
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or _name_of(key) in self._by_name
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self[key] if key in self else default  # noqa: SIM401  # dict.get does not know torch's operators
+
+    def by_operator(self) -> dict[Any, int]:
+        """The counts with torch's operators as keys."""
+        return {_operator(name): count for name, count in self._by_name.items()}
+
+
+# torch's fully_shard calls these.
+_BY_FULLY_SHARD = {
+    "all_gather": "c10d::_allgather_base_",
+    "reduce_scatter": "c10d::_reduce_scatter_base_",
+    "all_reduce": "c10d::allreduce_",
+}
+
+
+def _torch_name(event: CommEvent) -> str:
+    """ "c10d_functional::all_reduce"."""
+    space, _, name = event.op.partition("::")
+    if space in ("_c10d_functional", "_c10d_functional_autograd"):
+        return f"c10d_functional::{name.rstrip('_')}"
+    if space == "c10d":
+        return event.op
+    if space == "fully_shard" and event.collective in _BY_FULLY_SHARD:
+        return _BY_FULLY_SHARD[event.collective]
+    return f"c10d_functional::{FUNCTIONAL.get(event.collective, event.collective)}"
+
+
+def _name_of(key: object) -> str:
+    name = getattr(key, "_qualified_op_name", None) or getattr(getattr(key, "_schema", None), "name", "")
+    return str(name).removeprefix("_") if str(name).startswith("_c10d_functional::") else str(name)
+
+
+def _operator(name: str) -> Any:
+    space, _, operator = name.partition("::")
+    return getattr(getattr(torch.ops, space), operator, name)
+
 
 EVENTS, OPS = 0, 1  # indices of the tracker's counters
 
@@ -140,3 +212,60 @@ class CommDebugMode:
             }
             for path, told in tracker.module_helper_dict.items()
         }
+
+
+# Operators that change no values. Only the highest noise level shows them.
+TRIVIAL = {"alias", "as_strided", "detach", "t", "to", "_to_copy", "transpose", "view"}
+
+Modules = dict[str, dict[str, Any]]
+
+
+def write_table(modules: Modules, noise_level: int) -> str:
+    """A line per module, indented by its depth, and below it its parameters, collectives and operators."""
+    lines: list[str] = []
+    for path, told in modules.items():
+        indent = "    " * told["depth"]
+        lines.append(f"{indent}{path}")
+        if noise_level > 0:
+            lines += [f"{indent}*module type: {told['module_type']}"] if "module_type" in told else []
+            lines += [f"{indent}*Parameter List"] if "parameters" in told else []
+            lines += [f"{indent} *{name}: {placements}" for name, placements in told.get("parameters", {}).items()]
+        for direction in ("forward", "backward"):
+            collectives = told["collectives"].get(direction, {})
+            operations = _operations(told["operations"][direction], noise_level)
+            if not collectives and not operations:
+                continue
+            lines.append(f"{indent}  {direction.upper()} PASS")
+            lines += [f"{indent}    *{kind}: {count}" for kind, count in collectives.items()]
+            for record in operations:
+                lines.append(f"{indent}    **{record.op}")
+                lines.append(f"{indent}      given: {', '.join(record.given)}")
+                lines.append(f"{indent}      results: {', '.join(record.results)}")
+    return "\n".join(lines) + "\n"
+
+
+def write_json(modules: Modules, noise_level: int) -> str:
+
+    def tree(path: str) -> dict[str, Any]:
+        told = modules[path]
+        node: dict[str, Any] = {
+            "fqn": path,
+            "module_type": told.get("module_type", "") if noise_level > 0 else "",
+            "parameters": list(told.get("parameters", {}).items()) if noise_level > 0 else [],
+            "children": [tree(child) for child in told["children"]],
+        }
+        for direction in ("forward", "backward"):
+            node[f"collectives_{direction}"] = list(told["collectives"].get(direction, {}).items())
+            node[f"operations_{direction}"] = [
+                {"name": record.op, "input_sharding": record.given, "output_sharding": record.results}
+                for record in _operations(told["operations"][direction], noise_level)
+            ]
+        return node
+
+    return json.dumps(tree("Global"), indent=4)
+
+
+def _operations(records: list[OpRecord], noise_level: int) -> list[OpRecord]:
+    if noise_level < 1:
+        return []
+    return [record for record in records if noise_level > 2 or record.op.split("::")[-1].split(".")[0] not in TRIVIAL]

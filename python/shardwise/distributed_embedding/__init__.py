@@ -6,7 +6,7 @@ from shardwise.distributed_embedding.layer import DistributedEmbedding, Embeddin
 from shardwise.distributed_embedding.pipeline import EmbeddingPipeline
 from shardwise.distributed_embedding.replicas import broadcast_parameters
 from shardwise.distributed_embedding.report import MemoryReport, RankMemory
-from shardwise.distributed_embedding.storage import CacheCounts, FileStorage
+from shardwise.distributed_embedding.table_parameters import CacheCounts, FileStorage
 
 __all__ = [
     "CacheCounts", "DistributedEmbedding", "EmbeddingLookup", "EmbeddingPipeline", "FileStorage", "HotRow",

@@ -16,11 +16,15 @@ from shardwise.device_mesh import DeviceMesh, mesh_or_world
 from shardwise.distributed_embedding import report, weights
 from shardwise.distributed_embedding.hot_rows import HotRow, RowCounts
 from shardwise.distributed_embedding.inputs import Parts, in_order, is_keyed, n_samples, parts_of
-from shardwise.distributed_embedding.storage import FileStorage, by_index
-from shardwise.distributed_embedding.table_parameters import EmbeddingTables, TableParameters, check_names
+from shardwise.distributed_embedding.table_parameters import (
+    EmbeddingTables,
+    FileStorage,
+    TableParameters,
+    by_index,
+    check_names,
+)
 from shardwise.dtensor import DTensor, distribute_tensor
-from shardwise.interop.state_dicts import take_plain_values
-from shardwise.interop.state_differences import facts, other_sizes
+from shardwise.interop.state_dicts import facts, other_sizes, take_plain_values
 
 
 class EmbeddingLookup:

@@ -9,8 +9,7 @@ from shardwise import _C
 from shardwise._utils import on_all_ranks
 from shardwise.debug.memory import local_tensors
 from shardwise.debug.text_tables import in_units, ranks_text, table_text
-from shardwise.distributed_embedding.storage import CacheCounts
-from shardwise.distributed_embedding.table_parameters import EmbeddingTables
+from shardwise.distributed_embedding.table_parameters import CacheCounts, EmbeddingTables
 
 HEADER = (
     "table", "rows", "columns", "combined", "treatment", "ranks", "bytes", "here",

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from shardwise.device_mesh import DeviceMesh
-from shardwise.experimental.sequence_attention import SequenceAttention
-from shardwise.experimental.sequence_split import SequenceSplit
+from shardwise.experimental.sequence_attention import SequenceAttention, SequenceSplit
 from shardwise.experimental.sharded_sequences import check_buffers, options
 from shardwise.parallel.style import ParallelStyle, one_dim
 

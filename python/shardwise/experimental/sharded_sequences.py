@@ -9,8 +9,7 @@ import torch
 from shardwise._utils import on_all_ranks
 from shardwise.device_mesh import DeviceMesh, mesh_or_current
 from shardwise.dtensor import DTensor
-from shardwise.experimental.sequence_attention import SequenceAttention
-from shardwise.experimental.sequence_split import SequenceSplit
+from shardwise.experimental.sequence_attention import SequenceAttention, SequenceSplit
 
 ROTATE_METHODS = ("allgather", "alltoall")
 

@@ -145,10 +145,10 @@ the error for async_save() of DTensors over the group of the training
   torch.distributed.checkpoint._async_thread_executor save_wrapper staging.save_wrapper
 the error that names every entry of another model
   # Names are compared one by one: all that differ are said here.
-  torch.distributed.checkpoint.default_planner create_default_local_load_plan state_differences.create_plan
+  torch.distributed.checkpoint.default_planner create_default_local_load_plan state_dicts.create_plan
 the error for several pieces in a safetensors file
   # A tensor's __create_write_items__ does not know the format.
-  torch.distributed.checkpoint.hf_storage HuggingFaceStorageWriter.prepare_local_plan safetensors_files.prepare_local_plan
+  torch.distributed.checkpoint.hf_storage HuggingFaceStorageWriter.prepare_local_plan hugging_face.prepare_local_plan
 DTensors between the stages of a pipeline
   # Stages send local tensors and know DTensors by torch's class.
   torch.distributed.pipelining._utils,torch.distributed.pipelining.stage DTensor pipelines.either value 2.12
@@ -157,12 +157,12 @@ DTensors between the stages of a pipeline
   torch.distributed.pipelining.stage PipelineStage._compute_input_grads pipelines.compute_input_grads 2.12
   torch.distributed.pipelining.stage PipelineStage._prepare_forward_infra pipelines.prepare_forward_infra 2.12
 the errors for stages that do not fit the mesh
-  torch.distributed.pipelining.stage _PipelineStageBase.__init__ pipeline_stages.init
-  torch.distributed.pipelining.schedules PipelineScheduleSingle._initialize_stage pipeline_stages.initialize
-  torch.distributed.pipelining.schedules PipelineScheduleMulti._initialize_stages pipeline_stages.initialize
+  torch.distributed.pipelining.stage _PipelineStageBase.__init__ pipelines.init
+  torch.distributed.pipelining.schedules PipelineScheduleSingle._initialize_stage pipelines.initialize
+  torch.distributed.pipelining.schedules PipelineScheduleMulti._initialize_stages pipelines.initialize
 DTensors between the stages of a pipeline
-  torch.distributed.pipelining.microbatch,torch.distributed.pipelining.schedules _split_tensor pipeline_batches.split
-  torch.distributed.pipelining.microbatch,torch.distributed.pipelining.schedules merge_chunks pipeline_batches.merge
+  torch.distributed.pipelining.microbatch,torch.distributed.pipelining.schedules _split_tensor pipelines.split
+  torch.distributed.pipelining.microbatch,torch.distributed.pipelining.schedules merge_chunks pipelines.merge
 save_pretrained() of models of DTensors
   # Other libraries look for torch's DTensors alone, and save, wrap and gather what is none as if each rank had it whole.
   transformers.distributed.mixin DistributedMixin.gather_sharded_state_dict_for_save hugging_face.gather_state_dict
@@ -177,16 +177,16 @@ transformers.Trainer with models of DTensors
   transformers.trainer Trainer._sync_replicated_trainable_parameters hugging_face.synchronise
   transformers.trainer Trainer.training_step,Trainer.prediction_step hugging_face.step
 accelerate with models of DTensors
-  accelerate.accelerator Accelerator.prepare accelerator.prepare
-  accelerate.accelerator Accelerator.prepare_model accelerator.prepare_model
-  accelerate.accelerator Accelerator.prepare_data_loader accelerator.prepare_loader_of
-  accelerate.accelerator Accelerator.get_state_dict accelerator.get_state_dict
-  accelerate.accelerator Accelerator.gather accelerator.gather
-  accelerate.accelerator Accelerator.gather_for_metrics accelerator.gather_for_metrics
-  accelerate.accelerator prepare_data_loader accelerator.prepare_loader
-  accelerate.accelerator save_accelerator_state accelerator.save_state
+  accelerate.accelerator Accelerator.prepare hugging_face.prepare
+  accelerate.accelerator Accelerator.prepare_model hugging_face.prepare_model
+  accelerate.accelerator Accelerator.prepare_data_loader hugging_face.prepare_loader_of
+  accelerate.accelerator Accelerator.get_state_dict hugging_face.get_state_dict
+  accelerate.accelerator Accelerator.gather hugging_face.gather
+  accelerate.accelerator Accelerator.gather_for_metrics hugging_face.gather_for_metrics
+  accelerate.accelerator prepare_data_loader hugging_face.prepare_loader
+  accelerate.accelerator save_accelerator_state hugging_face.save_state
 safetensors' load_model() into DTensors
-  accelerate.checkpointing,safetensors.torch load_model safetensors_files.load_model
+  accelerate.checkpointing,safetensors.torch load_model hugging_face.load_model
 """
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -21,6 +21,7 @@ from shardwise import _C
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor, distribute_tensor, rebuild_dtensor
 from shardwise.interop.torch_tensors import from_torch, is_torch_dtensor
+from shardwise.local_shards_wrapper import LocalShardsWrapper
 from shardwise.module_tensors import submodules_of
 
 Function = Callable[..., Any]
@@ -222,3 +223,42 @@ def create_cpu_state_dict(original: Function, state_dict: dict[str, Any], *argum
 
     created = original(_with(DTensor, state_dict, on_cpu), *arguments, **options)
     return _with(_Done, created, lambda path, done: done.tensor)
+
+
+def create_plan(original: Any, state_dict: dict[str, Any], metadata: Any, strict: bool = True) -> Any:
+    """Compares the whole state dict with the checkpoint first. torch compares name by name, and its error has only the first missing name.
+
+    Raises RuntimeError that names all entries of `state_dict` that the checkpoint lacks or has in another size. It also names other entries of the
+    checkpoint, but these alone are no error; neither are missing names if `strict` is False. The size of a LocalShardsWrapper is not compared: it
+    knows only its own pieces.
+    """
+    if not any(isinstance(value, DTensor | LocalShardsWrapper) for value in state_dict.values()):
+        return original(state_dict, metadata, strict)
+    saved = metadata.state_dict_metadata
+    missing = [name for name in state_dict if name not in saved] if strict else []
+    sizes = other_sizes(
+        {name: entry.size for name, entry in saved.items() if hasattr(entry, "size")},
+        {name: value.size() for name, value in state_dict.items() if isinstance(value, DTensor)},
+    )
+    if missing or sizes:
+        extra = [name for name in saved if name not in state_dict]
+        raise RuntimeError(
+            f"[checkpoint] the checkpoint is of another model; nothing has been loaded. {facts(missing, sizes, extra)} Rename the "
+            "entries, or load a part with DefaultLoadPlanner(allow_partial_load=True)."
+        )
+    return original(state_dict, metadata, strict)
+
+
+def other_sizes(there: Mapping[str, torch.Size], here: Mapping[str, torch.Size]) -> list[str]:
+    """The names that both have with different sizes, each with the two sizes."""
+    return [
+        f"{name} is {list(there[name])} there and {list(size)} here"
+        for name, size in here.items()
+        if name in there and there[name] != size
+    ]
+
+
+def facts(missing: Sequence[str], sizes: Sequence[str], extra: Sequence[str]) -> str:
+    """A sentence for each kind of difference, for an error."""
+    kinds = (("It lacks", ", ", missing), ("Other sizes:", "; ", sizes), ("It has besides:", ", ", extra))
+    return " ".join(f"{words} {separator.join(names)}." for words, separator, names in kinds if names)
