@@ -69,7 +69,7 @@ if _build_facts.LAYERS:
 
     __all__ += _layers.__all__
 else:
-    from shardwise._core_alone import refuse
+    from shardwise._handed_over import refuse
 
     globals().update(__getattr__=refuse)
     vars(_C).update(__getattr__=refuse)

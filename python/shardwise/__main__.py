@@ -22,7 +22,7 @@ from shardwise import __version__
 from shardwise._build_facts import LAYERS
 from shardwise._commands import doctor, hang, redistribution, watch
 from shardwise._commands.arguments import PLACEMENTS, Parser, one_line
-from shardwise.debug.printing import printable
+from shardwise.debug.picture import printable
 
 COMMANDS = [redistribution, watch, hang, doctor]  # in the order of the help
 if LAYERS:

@@ -2,10 +2,11 @@
 
 import os
 from functools import partialmethod
+from typing import NoReturn
 
 from shardwise import _C, _inner_tensors, _symbols, _torch_groups
 from shardwise.device_mesh import DeviceMesh
-from shardwise.interop import replacements, torch_meshes, torch_tensors
+from shardwise.interop import replacements, torch_tensors
 
 
 def hand_over() -> None:
@@ -21,8 +22,8 @@ def hand_over() -> None:
         group_of=_torch_groups.group_of,
         ranks_of=_torch_groups.ranks_of,
         mesh_of=DeviceMesh._of,
-        mesh_from_torch=torch_meshes.mesh_from_torch,
-        current_torch_mesh=torch_meshes.current_torch_mesh,
+        mesh_from_torch=torch_tensors.mesh_from_torch,
+        current_torch_mesh=torch_tensors.current_torch_mesh,
         as_local=torch_tensors.as_local,
         as_piece=torch_tensors.as_piece,
         as_whole=torch_tensors.as_whole,
@@ -46,3 +47,12 @@ def give_texts_a_hash() -> None:
         text = vars(cls).get("__repr__") if isinstance(cls, type) else None
         if text is not None and text.__hash__ is None:
             cls.__repr__ = partialmethod(text)
+
+
+def refuse(name: str) -> NoReturn:
+    """The `__getattr__` of modules in such a build."""
+    raise AttributeError(
+        f"[shardwise] there is no {name} in this build, which has the core alone. The layers above it (tables, pictures, parallel styles, "
+        "fully_shard) are in a build with -DSHARDWISE_LAYERS=ON, the default.",
+        name=name,
+    )

@@ -22,6 +22,6 @@ def __getattr__(name: str) -> Any:
     used."""
     if name != "_StridedShard":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from shardwise.interop.facade import torchs_own
+    from shardwise.interop.when_imported import torchs_own
 
     return torchs_own("torch.distributed.tensor.placement_types")._StridedShard

@@ -13,7 +13,7 @@ from torch.distributed._shard.sharded_tensor.shard import Shard
 from shardwise import _C
 from shardwise.device_mesh import DeviceMesh, init_device_mesh
 from shardwise.dtensor import DTensor
-from shardwise.interop.held_pieces import pieces_of, wrapper_of
+from shardwise.interop.torchrec_states import pieces_of, wrapper_of
 
 __all__ = ["from_sharded_tensor", "to_sharded_tensor"]
 

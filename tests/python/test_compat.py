@@ -15,7 +15,7 @@ from torchrun import IMPORTED, forked_ranks, torchrun
 import shardwise as sw
 from shardwise import compat
 from shardwise.compat.installation import counterparts
-from shardwise.interop.facade import torchs_own
+from shardwise.interop.when_imported import torchs_own
 from shardwise.testing import run_ranks
 
 OF_LLAMA = (*IMPORTED, "transformers.models.llama.modeling_llama")

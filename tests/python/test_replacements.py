@@ -33,19 +33,19 @@ CALLS = {
     "compiled_programs.view_of_base": (PLAIN, PLAIN, False),
     "compiled_programs.runtime_wrapper": (print,),
     "compiled_programs.check_operator": (None, torch.ops.aten.add.Tensor, (), (PLAIN, PLAIN), {}),
-    "graph_order.post_grad_passes": (torch.fx.GraphModule({}, torch.fx.Graph()), True),
-    "module_hooks._must_be_exchanged": (PLAIN,),
-    "module_hooks.register_forward_pre_hook": (LAYER, print),
-    "clipping.total_norm": ([PLAIN], 2.0, False, None),
-    "clipping.clip_grads": ([PLAIN], 1.0, PLAIN, None),
+    "compiled_programs.post_grad_passes": (torch.fx.GraphModule({}, torch.fx.Graph()), True),
+    "torch_functions._must_be_exchanged": (PLAIN,),
+    "torch_functions.register_forward_pre_hook": (LAYER, print),
+    "torch_functions.total_norm": ([PLAIN], 2.0, False, None),
+    "torch_functions.clip_grads": ([PLAIN], 1.0, PLAIN, None),
     "optimizers.load_state_dict": (OPTIMIZER, OPTIMIZER.state_dict()),
     "optimizers.adafactor": ([PLAIN], [PLAIN], [None], [None], [PLAIN], [PLAIN]),
     "optimizers.muon": ([PLAIN], [PLAIN], [PLAIN]),
     "optimizers.gather_flat_grad": (SimpleNamespace(_params=[PLAIN]),),
     "optimizers.add_grad": (SimpleNamespace(_params=[PLAIN]), 0.1, PLAIN),
-    "made_tensors.as_replicas": (None, PLAIN),
-    "made_tensors.with_samples": (PLAIN,),
-    "made_tensors.unchunked": (PLAIN, PLAIN, PLAIN),
+    "torch_functions.as_replicas": (None, PLAIN),
+    "torch_functions.with_samples": (PLAIN,),
+    "torch_functions.unchunked": (PLAIN, PLAIN, PLAIN),
     "data_parallel.verify_managed_param": ("weight", PLAIN),
     "data_parallel.module_state": (LAYER,),
     "data_parallel.init_with_local_parameters": (None, LAYER),
@@ -53,15 +53,15 @@ CALLS = {
     "data_parallel.get_modules_and_states": (LAYER, torch.device("cpu")),
     "data_parallel.init_param_group": (None, None, (), SimpleNamespace()),
     "data_parallel.add_param_group": (None, {"params": [PLAIN]}),
-    "local_maps.mapped": (None, None, None, None, None, None, PLAIN),
+    "torch_functions.mapped": (None, None, None, None, None, None, PLAIN),
     "state_dicts.gather_state_dict": ({"a": PLAIN},),
     "state_dicts.distribute_state_dict": ({"a": PLAIN}, {"a": PLAIN}),
     "state_dicts.broadcast_state_dict": ({"a": PLAIN}, {"a": PLAIN}),
     "state_dicts.broadcast_tensors": ({"a": PLAIN}, {"a": PLAIN}, ["a"]),
     "state_dicts.create_cpu_state_dict": ({"a": PLAIN},),
-    "staging.offload_tensor": (None, PLAIN, {}),
-    "staging.execute_save": (None, {"a": PLAIN}),
-    "staging.save_wrapper": ({"a": PLAIN},),
+    "state_dicts.offload_tensor": (None, PLAIN, {}),
+    "state_dicts.execute_save": (None, {"a": PLAIN}),
+    "state_dicts.save_wrapper": ({"a": PLAIN},),
     "state_dicts.create_plan": ({"a": PLAIN}, None, True),
     "hugging_face.prepare_local_plan": (None, SimpleNamespace(items=[])),
     "pipelines.to_tensor": (STAGE, SimpleNamespace()),
@@ -137,7 +137,7 @@ def test_an_exchange_costs_less_than_a_microsecond():
     """The way to the replacement and back, the least of many: a machine that has something else to do does not count."""
     module = types.ModuleType("torch.of_the_test")
     module.original = original = lambda tensor: tensor
-    replace(module, [Replacement(module.__name__, "original", "module_hooks._must_be_exchanged", "the test")])
+    replace(module, [Replacement(module.__name__, "original", "torch_functions._must_be_exchanged", "the test")])
     assert module.original is not original and module.original.__wrapped__ is original
 
     def least(function):
@@ -148,9 +148,9 @@ def test_an_exchange_costs_less_than_a_microsecond():
 
 def test_a_missing_name_is_said_once_with_what_does_not_work(monkeypatch):
     rows = (
-        Replacement("torch.of_the_test", "renamed", "clipping.total_norm", "clipping of the test"),
-        Replacement("torch.of_the_test", "Class.renamed", "clipping.clip_grads", "clipping of the test"),
-        Replacement("torch.of_the_test", "newer", "clipping.clip_grads", "newer things", since=(99, 0)),
+        Replacement("torch.of_the_test", "renamed", "torch_functions.total_norm", "clipping of the test"),
+        Replacement("torch.of_the_test", "Class.renamed", "torch_functions.clip_grads", "clipping of the test"),
+        Replacement("torch.of_the_test", "newer", "torch_functions.clip_grads", "newer things", since=(99, 0)),
     )
     monkeypatch.setitem(sys.modules, "torch.of_the_test", types.ModuleType("torch.of_the_test"))
     monkeypatch.setattr(replacements, "TABLE", rows)
@@ -169,7 +169,7 @@ def test_a_missing_name_is_said_once_with_what_does_not_work(monkeypatch):
 
 def test_a_thread_does_not_save_over_the_group_of_the_training():
     import shardwise as sw
-    from shardwise.interop.staging import execute_save, save_wrapper, staged
+    from shardwise.interop.state_dicts import execute_save, save_wrapper, staged
 
     def body(rank):
         tensor = sw.ones(4, device_mesh=sw.init_device_mesh("cpu", (1,)), placements=[sw.Shard(0)])

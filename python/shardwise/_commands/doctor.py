@@ -20,7 +20,7 @@ import torch.distributed as dist
 from shardwise import _C, _build_facts
 from shardwise._commands import link_speed
 from shardwise._torch_groups import TORCHRUN_VARIABLES
-from shardwise.debug.printing import printable, shows_colors
+from shardwise.debug.picture import printable, shows_colors
 from shardwise.debug.text_tables import WIDTH, aligned, in_units
 
 State = Literal["ok", "note", "wrong"]

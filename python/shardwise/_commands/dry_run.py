@@ -5,7 +5,7 @@ from pathlib import Path
 
 from shardwise._commands.arguments import MAX_INTEGER, link, value, whole
 from shardwise._commands.link_speed import slowest
-from shardwise.debug.printing import printable
+from shardwise.debug.picture import printable
 
 COUNT = whole(1, MAX_INTEGER)
 EPILOG = """examples:

@@ -7,8 +7,7 @@ from pathlib import Path
 from shardwise import _C
 from shardwise._commands.arguments import PLACEMENTS, add_layout, check_names, layout, names, placements
 from shardwise._commands.redistribution import add_move, planned
-from shardwise.debug.picture import formats
-from shardwise.debug.printing import shown_picture
+from shardwise.debug.picture import formats, shown_picture
 
 SHOW_EXAMPLES = """examples:
   python -m shardwise show --shape 10x7 --mesh 2x2 --placements "S0,S1"

@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 from shardwise import _C
 from shardwise.compat.earlier_bindings import Place, earlier_bindings, is_torchs, put, warn_of_the_rest
-from shardwise.interop.facade import Facade, torchs_own
-from shardwise.interop.when_imported import Action, AroundImports
+from shardwise.interop.when_imported import Action, AroundImports, Facade, torchs_own
 
 # Each of our modules, and the modules of torch.distributed that define or re-export its names.
 _STANDS_FOR = {

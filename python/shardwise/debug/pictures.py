@@ -9,9 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C
 from shardwise._C import Layout, Placement, Plan, plan_redistribution
-from shardwise.debug.picture import File, Picture
+from shardwise.debug.picture import File, Picture, made, shown_picture
 from shardwise.debug.places import Place, listed_tensors, own_rank, pieces_of, place_of, place_on
-from shardwise.debug.printing import made, shown_picture
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.interop.torch_tensors import is_local_shards, is_torch_dtensor

@@ -13,7 +13,7 @@ from shardwise import _C
 from shardwise._C import OpRecord
 from shardwise._torch_groups import is_alone
 from shardwise.debug.chrome_trace import no_path, unwritable, write_trace
-from shardwise.debug.printing import printable
+from shardwise.debug.picture import printable
 from shardwise.debug.profile_tables import all_tables, check_limit, check_number, unasked_table
 from shardwise.debug.spans import CommunicationSpan, OperatorSpan, RankProfile
 

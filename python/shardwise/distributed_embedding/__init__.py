@@ -2,8 +2,7 @@
 
 from shardwise.distributed_embedding.hot_rows import HotRow
 from shardwise.distributed_embedding.inputs import RaggedIds
-from shardwise.distributed_embedding.layer import DistributedEmbedding, EmbeddingLookup
-from shardwise.distributed_embedding.pipeline import EmbeddingPipeline
+from shardwise.distributed_embedding.layer import DistributedEmbedding, EmbeddingLookup, EmbeddingPipeline
 from shardwise.distributed_embedding.replicas import broadcast_parameters
 from shardwise.distributed_embedding.report import MemoryReport, RankMemory
 from shardwise.distributed_embedding.table_parameters import CacheCounts, FileStorage

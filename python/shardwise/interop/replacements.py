@@ -27,8 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from shardwise._torch_versions import TORCH
-from shardwise.interop.facade import Facade
-from shardwise.interop.when_imported import when_imported
+from shardwise.interop.when_imported import Facade, when_imported
 
 Function = Callable[..., Any]
 
@@ -64,7 +63,7 @@ torch.compile of functions with DTensors
   torch._functorch._aot_autograd.runtime_wrappers _AnalyzeCustomOpInputOutputMode.__torch_dispatch__ compiled_programs.check_operator 2.13
 moves that a compiled program waits for late
   # Inductor's own passes move torch's collectives alone. Tried: its options for passes of others, which belong to the program.
-  torch._inductor.compile_fx post_grad_passes graph_order.post_grad_passes
+  torch._inductor.compile_fx post_grad_passes compiled_programs.post_grad_passes
 marks of dynamic dims of DTensors
   # A mark demands a symbol for the size, and a layout has numbers for the dims that it divides: a program that runs without the mark would fail.
   torch._dynamo mark_dynamic dynamo.mark
@@ -77,16 +76,16 @@ the error for whole DTensors in make_fx
 module.to() and remove_parametrizations() that keep a DTensor in its place
   # Tracers must flatten a DTensor, and Module._apply takes what can be flattened for what must be exchanged (torch.utils.swap_tensors). Tried:
   # torch.__future__.set_swap_module_params_on_conversion(), which is a switch for all tensors.
-  torch.nn.modules.module,torch.nn.utils.parametrize is_traceable_wrapper_subclass module_hooks._must_be_exchanged
+  torch.nn.modules.module,torch.nn.utils.parametrize is_traceable_wrapper_subclass torch_functions._must_be_exchanged
 forward pre-hooks that are registered after distribute_module()
   # A hook registered later runs later. Tried: a global forward pre-hook, which runs first.
-  torch.nn.modules.module Module.register_forward_pre_hook module_hooks.register_forward_pre_hook
+  torch.nn.modules.module Module.register_forward_pre_hook torch_functions.register_forward_pre_hook
 clipping gradients of several meshes, or of plain tensors beside DTensors
   # Its operators are right on one mesh, with a message per tensor: one message for all is made here.
-  torch.nn.utils.clip_grad _get_total_norm clipping.total_norm
-  torch.nn.utils.clip_grad _clip_grads_with_norm_ clipping.clip_grads
-  torch.nn.utils get_total_norm clipping.total_norm
-  torch.nn.utils clip_grads_with_norm_ clipping.clip_grads
+  torch.nn.utils.clip_grad _get_total_norm torch_functions.total_norm
+  torch.nn.utils.clip_grad _clip_grads_with_norm_ torch_functions.clip_grads
+  torch.nn.utils get_total_norm torch_functions.total_norm
+  torch.nn.utils clip_grads_with_norm_ torch_functions.clip_grads
 the foreach forms of optimizers, by default
   # torch's list of classes that have foreach operators has no function to add to it.
   torch.utils._foreach_utils,torch.optim.optimizer _foreach_supported_types optimizers.supporting value
@@ -103,13 +102,13 @@ LBFGS over several meshes
   torch.optim.lbfgs LBFGS._add_grad optimizers.add_grad
 functions of torch that put tensors of their own beside a DTensor
   # They make plain tensors, which an operator refuses beside a DTensor. Tried: a default device, which knows no mesh.
-  torch.nn.utils.parametrizations _Orthogonal.forward,_Orthogonal.right_inverse made_tensors.as_replicas
-  torch._lowrank get_approximate_basis made_tensors.as_replicas
-  torch.functional _unravel_index made_tensors.as_replicas
-  torch.masked._ops _std_var made_tensors.as_replicas
-  torch.nn.functional fractional_max_pool2d,fractional_max_pool2d_with_indices made_tensors.with_samples
-  torch.nn.functional fractional_max_pool3d,fractional_max_pool3d_with_indices made_tensors.with_samples
-  torch.nn.functional linear_cross_entropy made_tensors.unchunked 2.13
+  torch.nn.utils.parametrizations _Orthogonal.forward,_Orthogonal.right_inverse torch_functions.as_replicas
+  torch._lowrank get_approximate_basis torch_functions.as_replicas
+  torch.functional _unravel_index torch_functions.as_replicas
+  torch.masked._ops _std_var torch_functions.as_replicas
+  torch.nn.functional fractional_max_pool2d,fractional_max_pool2d_with_indices torch_functions.with_samples
+  torch.nn.functional fractional_max_pool3d,fractional_max_pool3d_with_indices torch_functions.with_samples
+  torch.nn.functional linear_cross_entropy torch_functions.unchunked 2.13
 the error for DTensors in torch's fully_shard
   # Parallelism that takes each rank's parameters for whole ones, and has no question for their kind: refused before anything is sent.
   torch.distributed.fsdp._fully_shard._fsdp_init _verify_managed_param data_parallel.verify_managed_param
@@ -126,7 +125,7 @@ replicate() of tensor-parallel modules
 the error for DTensors in ZeroRedundancyOptimizer
   torch.distributed.optim.zero_redundancy_optimizer ZeroRedundancyOptimizer.add_param_group data_parallel.add_param_group
 torch's local_map on DTensors
-  torch.distributed.tensor.experimental._func_map _local_map_wrapped local_maps.mapped
+  torch.distributed.tensor.experimental._func_map _local_map_wrapped torch_functions.mapped
 full state dicts of DTensors
   # State dicts that are gathered, spread or copied: walks by the kind of each value. Tried: the planner of a checkpoint, which sees them later.
   torch.distributed._state_dict_utils,torch.distributed.checkpoint.state_dict _gather_state_dict state_dicts.gather_state_dict
@@ -138,11 +137,11 @@ staging of DTensors by BlockingAsyncStager
   torch.distributed.checkpoint.staging _create_cpu_state_dict state_dicts.create_cpu_state_dict
 async_save() of DTensors
   # It copies by storages, and our pieces have several. Tried: __deepcopy__, which it does not ask tensors for.
-  torch.distributed.checkpoint._state_dict_stager StateDictStager._offload_tensor staging.offload_tensor
+  torch.distributed.checkpoint._state_dict_stager StateDictStager._offload_tensor state_dicts.offload_tensor
 the error for async_save() of DTensors over the group of the training
   # A thread that saves sends over the group that training on a CPU sends over: an error says it, where torch has no check.
-  torch.distributed.checkpoint._async_thread_executor _ThreadBasedAsyncCheckpointExecutor.execute_save staging.execute_save
-  torch.distributed.checkpoint._async_thread_executor save_wrapper staging.save_wrapper
+  torch.distributed.checkpoint._async_thread_executor _ThreadBasedAsyncCheckpointExecutor.execute_save state_dicts.execute_save
+  torch.distributed.checkpoint._async_thread_executor save_wrapper state_dicts.save_wrapper
 the error that names every entry of another model
   # Names are compared one by one: all that differ are said here.
   torch.distributed.checkpoint.default_planner create_default_local_load_plan state_dicts.create_plan

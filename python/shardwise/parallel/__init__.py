@@ -15,9 +15,8 @@ plain tensors, for layers that you write yourself.
 
 from shardwise._C import RoutedTokens, combine_tokens, dispatch_tokens, mp_copy, mp_gather, mp_reduce, mp_scatter
 from shardwise.parallel.api import parallelize_module
-from shardwise.parallel.embedding import ParallelEmbedding
 from shardwise.parallel.experts import ExpertParallel
-from shardwise.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from shardwise.parallel.layers import ColumnParallelLinear, ParallelEmbedding, RowParallelLinear
 from shardwise.parallel.loss import VocabParallelCrossEntropy, loss_parallel
 from shardwise.parallel.style import (
     ColwiseParallel,

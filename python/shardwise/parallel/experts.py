@@ -11,7 +11,7 @@ from shardwise._C import RoutedTokens, combine_tokens, dispatch_tokens
 from shardwise._utils import compute_local_shape_and_global_offset
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
-from shardwise.interop.local_parameters import dtensor_places, put_back
+from shardwise.interop.data_parallel import dtensor_places, put_back
 from shardwise.interop.state_dicts import take_plain_values
 from shardwise.module_tensors import Place
 from shardwise.parallel.style import ParallelStyle, one_dim, shard_parameters
