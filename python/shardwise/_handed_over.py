@@ -50,7 +50,7 @@ def give_texts_a_hash() -> None:
 
 
 def refuse(name: str) -> NoReturn:
-    """The `__getattr__` of modules in such a build."""
+    """The `__getattr__` of modules in a build of the core alone, which lacks names."""
     raise AttributeError(
         f"[shardwise] there is no {name} in this build, which has the core alone. The layers above it (tables, pictures, parallel styles, "
         "fully_shard) are in a build with -DSHARDWISE_LAYERS=ON, the default.",

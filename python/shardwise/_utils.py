@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
 
 import torch
 
@@ -117,16 +118,10 @@ def on_all_ranks(numbers: Sequence[int], mesh: DeviceMesh) -> torch.Tensor:
 
 
 def redistribute_local_tensor(
-    local_tensor: torch.Tensor,
-    current_spec: DTensorSpec,
-    target_spec: DTensorSpec,
-    *,
-    async_op: bool = False,
-    use_graph_based_transform: bool | None = None,
-    is_explicit: bool = False,
+    local_tensor: torch.Tensor, current_spec: DTensorSpec, target_spec: DTensorSpec, *, async_op: bool = False, **_: Any
 ) -> torch.Tensor:
-    """This rank's piece of the tensor after a move from `current_spec` to `target_spec`, on the same mesh. The last two arguments choose among
-    torch's plans and have no effect."""
+    """This rank's piece of the tensor after a move from `current_spec` to `target_spec`, on the same mesh. torch's other arguments choose among its
+    plans and have no effect."""
     meta = current_spec.tensor_meta
     shape, stride = (None, None) if meta is None else (meta.shape, meta.stride)
     whole = DTensor.from_local(local_tensor, current_spec.mesh, current_spec.placements, shape=shape, stride=stride)

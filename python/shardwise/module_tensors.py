@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -67,6 +68,21 @@ def is_read_by_its_class(tensor: torch.Tensor) -> bool:
     (Params4bit): a DTensor would be without the class, its attributes and its true shape."""
     has_own_class = isinstance(tensor, nn.Parameter) and type(tensor) is not nn.Parameter
     return has_own_class and _C.subclass_in(tensor) is None and not tensor.requires_grad
+
+
+def run_within(module: nn.Module, scope: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Makes each forward of `module` run in a `with` block of its own, which scope() gives."""
+    entered: list[AbstractContextManager[Any]] = []  # inner ones last
+
+    def enter(*_: Any) -> None:
+        entered.append(scope())
+        entered[-1].__enter__()
+
+    def leave(*_: Any) -> None:
+        entered.pop().__exit__(None, None, None)
+
+    module.register_forward_pre_hook(enter)
+    module.register_forward_hook(leave, always_call=True)
 
 
 def by_tensor(places: list[Place]) -> list[list[Place]]:

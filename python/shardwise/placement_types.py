@@ -6,15 +6,8 @@ from shardwise._C import BlockShard, EnumerableShard, Partial, Placement, Ragged
 
 KINDS = (BlockShard, EnumerableShard, Partial, RaggedShard, Replicate, Shard)
 __all__ = [
-    "BlockShard",
-    "EnumerableShard",
-    "Partial",
-    "Placement",
-    "RaggedShard",
-    "Replicate",
-    "Shard",
-    "ShardMetadata",
-]
+    "BlockShard", "EnumerableShard", "Partial", "Placement", "RaggedShard", "Replicate", "Shard", "ShardMetadata",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ from functools import partial
 
 from shardwise._C import Plan, RankTraffic, plan_redistribution
 from shardwise._commands.arguments import PLACEMENTS, add_layout, layout, link, mesh_extents, n_bytes, placements, ranks
-from shardwise.debug.text_tables import table_text
+from shardwise.debug.text_tables import in_time, table_text
 
 PLAN_EXAMPLE = """example:
   python -m shardwise plan --shape 4097x1023 --mesh 2x2 --from "S0,S1" --to "S1,S0\""""
@@ -80,12 +80,4 @@ def _numbers(share: RankTraffic) -> list[float]:
 
 
 def _row(name: str, rank: str, numbers: list[float]) -> tuple[str, ...]:
-    return name, rank, *(f"{count:,}" for count in numbers[:-1]), duration(numbers[-1])
-
-
-def duration(seconds: float) -> str:
-    """Microseconds, milliseconds or seconds, whichever leaves at most three digits before the point."""
-    for unit, factor in (("us", 1e6), ("ms", 1e3)):
-        if seconds * factor < 1000:
-            return f"{seconds * factor:.1f} {unit}"
-    return f"{seconds:.2f} s"
+    return name, rank, *(f"{count:,}" for count in numbers[:-1]), in_time(numbers[-1])

@@ -257,7 +257,7 @@ def _memory(model: nn.Module) -> dict[str, tuple[int, int, int]]:
     def size(tensors: Iterable[torch.Tensor | None]) -> int:
         new = {id(tensor): tensor for tensor in tensors if tensor is not None and id(tensor) not in seen}
         seen.update(new)
-        return sum(map(_own_bytes, new.values()))
+        return sum(part.nbytes for tensor in new.values() for part in local_tensors(tensor))
 
     result = {}
     for path, module in model.named_modules():
@@ -268,7 +268,3 @@ def _memory(model: nn.Module) -> dict[str, tuple[int, int, int]]:
             size(module.buffers(recurse=False)),
         )
     return result
-
-
-def _own_bytes(tensor: torch.Tensor) -> int:
-    return sum(part.nbytes for part in local_tensors(tensor))

@@ -182,8 +182,8 @@ def format_of_file(file: File | None, format: str | None) -> str:
 
 def made(
     figures: _C.Figures,
-    format: str | None,
-    file: File | None,
+    format: str | None = None,
+    file: File | None = None,
     color: bool = False,
     max_width: int = 100,
     title: str = "",

@@ -1,7 +1,7 @@
 """Pictures of layouts, meshes, modules and moves."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import nn
@@ -16,15 +16,21 @@ from shardwise.dtensor import DTensor
 from shardwise.interop.torch_tensors import is_local_shards, is_torch_dtensor
 
 
+class Drawing(TypedDict, total=False):
+    """How a picture is drawn, as picture() describes."""
+
+    format: str | None
+    file: File | None
+    color: bool
+    max_width: int
+
+
 def picture(
     shown: Any,
     *,
     optimizer: torch.optim.Optimizer | None = None,
     dtype: torch.dtype | None = None,
-    format: str | None = None,
-    file: File | None = None,
-    color: bool = False,
-    max_width: int = 100,
+    **drawing: Unpack[Drawing],
 ) -> Picture:
     """A Picture of which rank holds what: print it, let a notebook show it, or save it.
 
@@ -48,7 +54,7 @@ def picture(
     Sends nothing. The picture is equal on every rank, except that of a LocalShardsWrapper. Raises TypeError for other values of `shown`, and
     ValueError for an unknown format or a file whose suffix contradicts `format`.
     """
-    return made(_figures_of(shown, optimizer, dtype), format, file, color=color, max_width=max_width)
+    return made(_figures_of(shown, optimizer, dtype), **drawing)
 
 
 def diff(
@@ -58,10 +64,7 @@ def diff(
     dtype: torch.dtype | None = None,
     objective: str = "bytes",
     links: Sequence[tuple[float, float]] | None = None,
-    format: str | None = None,
-    file: File | None = None,
-    color: bool = False,
-    max_width: int = 100,
+    **drawing: Unpack[Drawing],
 ) -> Picture:
     """A Picture of the move that gives `source` the layout of `destination`: both layouts, bytes between ranks and per mesh dim, and boxes.
 
@@ -75,8 +78,7 @@ def diff(
 
     Raises ValueError where the shapes differ, TypeError for one placement that is not in a list, and as picture() does.
     """
-    figures = _difference(source, destination, dtype, objective, links)
-    return made(figures, format, file, color=color, max_width=max_width)
+    return made(_difference(source, destination, dtype, objective, links), **drawing)
 
 
 def visualize_mesh(

@@ -11,6 +11,7 @@ from torch import nn
 from shardwise.device_mesh import DeviceMesh
 from shardwise.experimental.sequence_attention import SequenceAttention, SequenceSplit
 from shardwise.experimental.sharded_sequences import check_buffers, options
+from shardwise.module_tensors import run_within
 from shardwise.parallel.style import ParallelStyle, one_dim
 
 
@@ -37,17 +38,8 @@ class SequenceParallelAttention(ParallelStyle):
             )
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        mesh, entered = one_dim(self, device_mesh), list[SequenceAttention]()
-
-        def before(module: nn.Module, inputs: Any) -> None:
-            entered.append(SequenceAttention(mesh, [], is_balanced=options.enable_load_balance))
-            entered[-1].__enter__()
-
-        def after(module: nn.Module, inputs: Any, output: Any) -> None:
-            entered.pop().__exit__()
-
-        module.register_forward_pre_hook(before)
-        module.register_forward_hook(after, always_call=True)
+        mesh = one_dim(self, device_mesh)
+        run_within(module, lambda: SequenceAttention(mesh, [], is_balanced=options.enable_load_balance))
         return module
 
 

@@ -1,7 +1,7 @@
 """Plain functions on pieces of distributed tensors."""
 
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import wraps
 from math import prod
 from typing import Any, cast
 
@@ -55,14 +55,8 @@ def local_map(
     tensor([30])
     """
     if func is None:
-        return partial(
-            local_map,
-            out_placements=out_placements,
-            in_placements=in_placements,
-            in_grad_placements=in_grad_placements,
-            device_mesh=device_mesh,
-            redistribute_inputs=redistribute_inputs,
-        )
+        options = (out_placements, in_placements, in_grad_placements, device_mesh)
+        return lambda func: local_map(func, *options, redistribute_inputs=redistribute_inputs)
 
     @wraps(func)
     def on_pieces(*args: Any, **kwargs: Any) -> Any:

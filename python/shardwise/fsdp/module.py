@@ -205,7 +205,7 @@ class FSDPModule:
         """Also clears the gradients of parts that whole parameters stand for until the backward."""
         super().zero_grad(set_to_none)  # type: ignore[misc]
         for unit in _units(self, recurse=True):
-            unit.zero_grad(set_to_none)
+            nn.ParameterList(unit.sharded).zero_grad(set_to_none)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """For to(), half() and similar. A group whose parameters `fn` does not change stays as it is. Groups convert their parameters themselves,

@@ -64,7 +64,8 @@ class Unit:
             module.register_load_state_dict_post_hook(self._after_loading)
         for module in {id(module): module for places in self.places for module, _ in places}.values():
             module.register_state_dict_post_hook(partial(self._into_state_dict))  # torch sets an attribute of the hook
-            module.register_load_state_dict_pre_hook(self._before_loading)
+            # Puts the parts into the modules, so that values are loaded into them.
+            module.register_load_state_dict_pre_hook(lambda *_: self.group.release())
 
     def _listen(self) -> None:
         self._take_leaves()
@@ -153,20 +154,6 @@ class Unit:
             now.append(converted)
         self._put(now)
         self.take_replacements(have_changed=True)
-
-    def zero_grad(self, set_to_none: bool) -> None:
-        """Clears the gradients of the parts, as nn.Module.zero_grad()."""
-        for each in self.sharded:
-            if each.grad is None:
-                continue
-            if set_to_none:
-                each.grad = None
-            else:
-                each.grad.detach_().zero_()
-
-    def _before_loading(self, *_: Any) -> None:
-        """Puts the parts into the modules, so that values are loaded into them."""
-        self.group.release()
 
     def _after_loading(self, *_: Any) -> None:
         """Takes the parameters that were loaded. The forward of another unit may gather them ahead, before this unit's own."""

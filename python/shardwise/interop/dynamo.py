@@ -101,27 +101,19 @@ def _from_local(
     placements: Any = None,
     *,
     run_check: bool = False,
-    shape: Any = None,
-    stride: Any = None,
-    grad_placements: Any = None,
+    **others: Any,
 ) -> torch.Tensor:
     # The mesh of a `with` block, and the comparison of ranks, exist only when the program runs.
     if device_mesh is None or run_check:
         torch._dynamo.graph_break()
-    return _from_local_in_graph(local_tensor, device_mesh, placements, shape, stride, grad_placements)
+    return _from_local_in_graph(local_tensor, device_mesh, placements, **others)
 
 
 def _from_local_in_graph(
-    local_tensor: torch.Tensor, device_mesh: Any, placements: Any, shape: Any, stride: Any, grad_placements: Any
+    local_tensor: torch.Tensor, device_mesh: Any, placements: Any, shape: Any = None, stride: Any = None, **others: Any
 ) -> torch.Tensor:
-    return _C.from_local(
-        with_numbers(local_tensor) if shape is not None else with_whole_symbols(local_tensor, placements),
-        device_mesh,
-        placements,
-        shape=_numbers(shape),
-        stride=_numbers(stride),
-        grad_placements=grad_placements,
-    )
+    given = with_numbers(local_tensor) if shape is not None else with_whole_symbols(local_tensor, placements)
+    return _C.from_local(given, device_mesh, placements, shape=_numbers(shape), stride=_numbers(stride), **others)
 
 
 def _lay_out(*arguments: Any) -> torch.Tensor:

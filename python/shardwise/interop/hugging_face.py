@@ -6,10 +6,12 @@ accelerate does not wrap such models, and all ranks read the same batches.
 import os
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from contextvars import ContextVar
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -126,25 +128,16 @@ def init_trainer(
 ) -> None:
     """Hides `save_only_model=False` during the constructor, which would refuse to save the optimizer's state of a model that is sharded already."""
     is_refused = args is not None and not args.save_only_model and has_our_tensors(model)
-    if is_refused:
-        args.save_only_model = True
-    try:
+    with mock.patch.object(args, "save_only_model", True) if is_refused else nullcontext():
         original(self, model, args, *arguments, **options)
-    finally:
-        if is_refused:
-            args.save_only_model = False
 
 
 def save_optimizer(original: Any, self: Any, *arguments: Any, **options: Any) -> None:
     """Gathers the optimizer's full state on all ranks before one of them saves it."""
     if not has_our_tensors(self.model):
         return original(self, *arguments, **options)
-    optimizer = self.optimizer
-    self.optimizer = with_full_state(optimizer, keep=self.args.should_save)
-    try:
+    with mock.patch.object(self, "optimizer", with_full_state(self.optimizer, keep=self.args.should_save)):
         original(self, *arguments, **options)
-    finally:
-        self.optimizer = optimizer
 
 
 def create_accelerator(original: Any, self: Any, *arguments: Any, **options: Any) -> Any:

@@ -226,12 +226,8 @@ def install() -> None:
         there = {name: rows for name, rows in by_module.items() if name in sys.modules}
         _warn(row for name, rows in there.items() for row in replace(sys.modules[name], rows))
         for name in by_module.keys() - there.keys():
-            when_imported(name, functools.partial(_replace_and_warn, by_module[name]))
+            when_imported(name, lambda module, rows=by_module[name]: _warn(replace(module, rows)))  # type: ignore[misc]
         _is_installed = True
-
-
-def _replace_and_warn(rows: Iterable[Replacement], module: ModuleType) -> None:
-    _warn(replace(module, rows))
 
 
 def replace(module: ModuleType, rows: Iterable[Replacement]) -> list[Replacement]:

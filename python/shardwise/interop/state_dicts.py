@@ -97,13 +97,7 @@ def whole(values: Any) -> Any:
 
 
 def gather_state_dict(
-    original: Function,
-    state_dict: dict[str, Any],
-    *,
-    pg: dist.ProcessGroup | None = None,
-    cpu_offload: bool = False,
-    ranks_only: tuple[int, ...] = (),
-    **options: Any,
+    original: Function, state_dict: State, *, pg: Any = None, cpu_offload: bool = False, ranks_only: Any = (), **options: Any
 ) -> Any:
     if any_ours(state_dict):
         keep = not ranks_only or dist.get_rank(pg) in ranks_only

@@ -9,6 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
+from shardwise.module_tensors import run_within
 from shardwise.placement_types import Replicate, Shard
 
 __all__ = ["input_reshard"]
@@ -24,19 +25,8 @@ def input_reshard(module: nn.Module, tp_device_mesh: DeviceMesh, input_reshard_d
     """
     if input_reshard_dim is None:
         return module
-    arguments = (tp_device_mesh, input_reshard_dim)
-    entered: list[saved_tensors_hooks] = []
-
-    def enter(*_: Any) -> None:
-        hooks = saved_tensors_hooks(partial(_pack_hook_tp, *arguments), partial(_unpack_hook_tp, *arguments))
-        hooks.__enter__()
-        entered.append(hooks)
-
-    def leave(*_: Any) -> None:
-        entered.pop().__exit__()
-
-    module.register_forward_pre_hook(enter)
-    module.register_forward_hook(leave, always_call=True)
+    hooks = [partial(hook, tp_device_mesh, input_reshard_dim) for hook in (_pack_hook_tp, _unpack_hook_tp)]
+    run_within(module, lambda: saved_tensors_hooks(*hooks))
     return module
 
 
