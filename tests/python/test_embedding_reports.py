@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import shardwise as sw
-from shardwise.distributed_embedding.hot_rows import TableCounts
+from shardwise.distributed_embedding.report import TableCounts
 from shardwise.testing import run_ranks
 
 SHAPES = {"a": (40, 8), "b": (6, 4), "c": (30, 8)}

@@ -13,8 +13,8 @@ from torch import nn
 
 from shardwise import _C
 from shardwise._torch_groups import is_alone
-from shardwise.debug.memory import local_tensors, peak_of_process
 from shardwise.debug.module_tracker import ModuleTracker
+from shardwise.debug.places import local_tensors, peak_of_process
 from shardwise.debug.profiling import profile
 from shardwise.debug.text_tables import table_text
 

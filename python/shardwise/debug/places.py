@@ -1,5 +1,7 @@
-"""The layouts of a tensor of any kind, and of the tensors of a module and its optimizer, found without sending anything."""
+"""The layouts of a tensor of any kind, and of the tensors of a module and its optimizer, found without sending anything; and this rank's memory."""
 
+import resource
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
@@ -132,3 +134,21 @@ def _listed(name: str, tensor: Any) -> Listed:
         place = pieces_of(tensor)
     dtype = str(tensor.dtype).removeprefix("torch.") + (" on meta" if tensor.is_meta else "")
     return name, list(tensor.shape), dtype, tensor.dtype.itemsize, place
+
+
+def peak_of_process() -> int:
+    """The most bytes that were in memory at one time so far."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def local_tensors(value: object) -> Iterator[torch.Tensor]:
+    """This rank's parts of a tensor; for a sparse one their values and indices. None for other values."""
+    if not isinstance(value, torch.Tensor):
+        return
+    if isinstance(value, DTensor):
+        pieces = _C.to_pieces(value.detach())
+    else:
+        pieces = [value.to_local() if is_torch_dtensor(value) else value]  # type: ignore[attr-defined]
+    for piece in pieces:
+        yield from (piece._values(), piece._indices()) if piece.is_sparse else (piece,)

@@ -1,10 +1,9 @@
 """Hundreds of embedding tables on many ranks behind one layer."""
 
-from shardwise.distributed_embedding.hot_rows import HotRow
 from shardwise.distributed_embedding.inputs import RaggedIds
 from shardwise.distributed_embedding.layer import DistributedEmbedding, EmbeddingLookup, EmbeddingPipeline
 from shardwise.distributed_embedding.replicas import broadcast_parameters
-from shardwise.distributed_embedding.report import MemoryReport, RankMemory
+from shardwise.distributed_embedding.report import HotRow, MemoryReport, RankMemory
 from shardwise.distributed_embedding.table_parameters import CacheCounts, FileStorage
 
 __all__ = [

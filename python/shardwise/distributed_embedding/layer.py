@@ -14,8 +14,8 @@ from shardwise import _C
 from shardwise._C import EmbeddingPlan, TableConfig
 from shardwise.device_mesh import DeviceMesh, mesh_or_world
 from shardwise.distributed_embedding import report, weights
-from shardwise.distributed_embedding.hot_rows import HotRow, RowCounts
 from shardwise.distributed_embedding.inputs import Parts, in_order, is_keyed, n_samples, parts_of
+from shardwise.distributed_embedding.report import HotRow, RowCounts
 from shardwise.distributed_embedding.table_parameters import (
     EmbeddingTables,
     FileStorage,

@@ -97,7 +97,13 @@ def whole(values: Any) -> Any:
 
 
 def gather_state_dict(
-    original: Function, state_dict: State, *, pg: Any = None, cpu_offload: bool = False, ranks_only: Any = (), **options: Any
+    original: Function,
+    state_dict: State,
+    *,
+    pg: Any = None,
+    cpu_offload: bool = False,
+    ranks_only: Any = (),
+    **options: Any,
 ) -> Any:
     if any_ours(state_dict):
         keep = not ranks_only or dist.get_rank(pg) in ranks_only

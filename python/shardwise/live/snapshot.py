@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from shardwise import _C
-from shardwise.debug.memory import peak_of_process
+from shardwise.debug.places import peak_of_process
 from shardwise.dtensor import DTensor
 
 Json = dict[str, Any]
