@@ -3,14 +3,7 @@
 import torch
 
 from shardwise import fsdp, optim, parallel
-from shardwise._C import (
-    EmbeddingPlan,
-    QuantizedTable,
-    TableConfig,
-    lookup_exchange,
-    plan_embeddings,
-    quantize_rows,
-)
+from shardwise._C import EmbeddingPlan, QuantizedTable, TableConfig, lookup_exchange, plan_embeddings, quantize_rows
 from shardwise._dry_run.run import dry_run
 from shardwise._suggest import suggest
 from shardwise.debug import visualize_mesh, visualize_sharding

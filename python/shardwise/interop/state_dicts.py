@@ -1,7 +1,8 @@
 """Full and staged state dicts: does for our DTensors what torch.distributed.checkpoint.state_dict does for torch's.
 
 Its functions walk through state dicts by torch.distributed._state_dict_utils. The replacements here handle our tensors and leave everything else to
-the original.
+the original. Others copy our tensors for checkpoints that are written while training goes on (async_save), and name every entry in which a state dict
+differs from the tensors that it is loaded into.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from shardwise.dtensor import DTensor
 from shardwise.module_tensors import is_read_by_its_class
 from shardwise.placement_types import Placement, Replicate, Shard
 
+Placements = Sequence[Placement]
 Layouts = tuple[Placement | None, ...]
 LayOut = Callable[[Any, Placement | None, Placement | None], Any]
 
@@ -129,8 +130,8 @@ class _LayerStyle(_ShardedModule):
 
     @staticmethod
     def _prepare_input_fn(
-        input_layouts: Sequence[Placement],
-        desired_input_layouts: Sequence[Placement],
+        input_layouts: Placements,
+        desired_input_layouts: Placements,
         mod: nn.Module,
         inputs: Any,
         device_mesh: DeviceMesh,
@@ -142,11 +143,7 @@ class _LayerStyle(_ShardedModule):
 
     @staticmethod
     def _prepare_output_fn(
-        output_layouts: Sequence[Placement],
-        use_local_output: bool,
-        mod: nn.Module,
-        outputs: Any,
-        device_mesh: DeviceMesh,
+        output_layouts: Placements, use_local_output: bool, mod: nn.Module, outputs: Any, device_mesh: DeviceMesh
     ) -> Any:
         return _C.lay_out(outputs, device_mesh, None, output_layouts, use_local_output)
 
@@ -212,9 +209,7 @@ class SequenceParallel(_ShardedModule):
         shard_parameters(module, device_mesh, dict.fromkeys(plain, Replicate()), self.src_data_rank)
 
     @staticmethod
-    def _prepare_input_fn(
-        sequence_sharding: Sequence[Placement], mod: nn.Module, inputs: Any, device_mesh: DeviceMesh
-    ) -> Any:
+    def _prepare_input_fn(sequence_sharding: Placements, mod: nn.Module, inputs: Any, device_mesh: DeviceMesh) -> Any:
         value = _C.lay_out(first_input(mod, inputs), device_mesh, sequence_sharding, sequence_sharding)
         return (value, *inputs[1:]) if len(inputs) > 1 else value
 
