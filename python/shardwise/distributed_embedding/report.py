@@ -1,4 +1,4 @@
-"""What a DistributedEmbedding holds, what its last lookup sent, and which rows ids name most often."""
+"""The contents of a DistributedEmbedding, the messages of its last lookup, and the rows that ids name most often."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
