@@ -144,37 +144,31 @@ class _FusedOptimizer(torch.optim.Optimizer):
         )
 
     def _fused(self, table: torch.Tensor, group: dict[str, Any], place: int) -> _C.RowOptimizer:
-        rows = _C.RowOptimizer(table, self._options(group, place))
+        known = self._options(group, place)
+        rows = _C.RowOptimizer(table, _C.RowOptions(*known))
         if not table.requires_grad:
             raise ValueError(
                 f"[{type(self).__name__}] a table of shape {list(table.shape)} requires no gradient. Give parameters."
             )
         # The C++ optimizer holds the hook, so the hook must keep none of these alive.
         owner, weak_table, weak_rows = weakref.ref(self), weakref.ref(table), weakref.ref(rows)
-        known = self._values(group)
 
         def take_over() -> None:
             nonlocal known
             optimizer, of, own = owner(), weak_table(), weak_rows()
             if optimizer is None or of is None or own is None:
                 return
-            group = optimizer._group_of(of, place)
-            values = optimizer._values(group)
-            if values != known:
-                own.set_options(optimizer._options(group, place))
-                known = values
+            options = optimizer._options(optimizer._group_of(of, place), place)
+            if options != known:
+                own.set_options(_C.RowOptions(*options))
+                known = options
 
         rows.set_before_step(take_over)
         _C.fuse_optimizer(table, rows)
         return rows
 
-    def _options(self, group: dict[str, Any], place: int) -> _C.RowOptions:
-        """The options of the C++ optimizer of the table with the index `place`."""
-        *others, seed = self._values(group)
-        return _C.RowOptions(*others, seed=(seed + place) % 2**64)
-
-    def _values(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments of RowOptions, of which the seed is that of the table with the index 0."""
+    def _options(self, group: dict[str, Any], place: int) -> tuple[Any, ...]:
+        """The arguments of RowOptions for the table with the index `place`."""
         beta1, beta2 = group.get("betas", (0.0, 0.0))
         return (
             self._kind,
@@ -186,7 +180,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
             float(group.get("weight_decay", 0.0)),
             bool(group.get("decoupled_weight_decay", False)),
             bool(group.get("stochastic_rounding", False)),
-            int(group.get("seed", 0)),
+            (int(group.get("seed", 0)) + place) % 2**64,
         )
 
     def _group_of(self, table: torch.Tensor, place: int) -> dict[str, Any]:
