@@ -64,7 +64,7 @@ def _dtensors_of(module: nn.Module) -> list[DTensor]:
 
 
 def _compared_calls(module: nn.Module) -> _C.ComparedCalls:
-    """For a module that opens a scope for the first time: its calls, on the meshes on which it and its submodules have DTensors."""
+    """The calls of a module that opens a scope for the first time, for the meshes on which it and its submodules have DTensors."""
     by_mesh = {each.device_mesh: each for submodule in submodules_of(module) for each in _dtensors_of(submodule)}
     return _C.ComparedCalls(list(by_mesh.values()))
 
