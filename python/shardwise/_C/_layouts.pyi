@@ -19,19 +19,6 @@ class Shard(Placement):
     sizes: Final[tuple[int, ...] | None]
     @staticmethod
     def local_shard_size_and_offset(curr_local_size: int, num_chunks: int, rank: int) -> tuple[int, int]: ...
-    def _split_tensor(
-        self, tensor: Tensor, num_chunks: int, *, with_padding: bool = True, contiguous: bool = True
-    ) -> tuple[list[Tensor], list[int]]: ...
-    def _select_split_tensor(
-        self,
-        tensor: Tensor,
-        num_chunks: int,
-        index: int,
-        *,
-        with_padding: bool = True,
-        contiguous: bool = True,
-        clone: bool = True,
-    ) -> Tensor: ...
 
 class BlockShard(Shard):
     def __init__(self, dim: int, block: int) -> None: ...
