@@ -1,5 +1,7 @@
 """Picture: the result of visualize_sharding() and similar functions, drawn when it is first used, printed or written to a file."""
 
+from __future__ import annotations  # builds of the core alone have no _C.Figures
+
 import html
 import operator
 import os

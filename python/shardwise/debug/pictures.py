@@ -1,5 +1,7 @@
 """Pictures of layouts, meshes, modules and moves."""
 
+from __future__ import annotations  # builds of the core alone have no _C.Figures
+
 from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
