@@ -2,8 +2,8 @@
 
 import pytest
 
+from shardwise._dry_run.agreement import unpaired
 from shardwise._dry_run.job import Program, run_all, run_as
-from shardwise._dry_run.pairs import unpaired
 
 HEAD = """
 import os, torch, torch.distributed as dist, shardwise as sw

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from shardwise._dry_run.figures import RankFigures, without_collections
 from shardwise._dry_run.ids import EQUAL_SHARES, IdModel
-from shardwise._dry_run.letters import Letters
 from shardwise._dry_run.meta_mode import Value
 from shardwise._dry_run.run import dry_run
+from shardwise._dry_run.world import Letters
 from shardwise._progress import Notes
 
 N_PROCESSES = os.cpu_count() or 1

@@ -22,7 +22,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from shardwise import _C
 from shardwise._dry_run.agreement import Grid
-from shardwise._dry_run.data_parallel import changes_of_data_parallel
 from shardwise._dry_run.figures import (
     BACKWARD,
     BUFFERS,
@@ -42,11 +41,10 @@ from shardwise._dry_run.figures import (
     without_collections,
 )
 from shardwise._dry_run.ids import UNIFORM, IdModel
-from shardwise._dry_run.letters import Letters
 from shardwise._dry_run.meta_mode import MetaMode, Value, kept_ranks, on_meta
 from shardwise._dry_run.rank_number import Fact, noted_ranks
 from shardwise._dry_run.report import Report
-from shardwise._dry_run.world import MemoryTold, fake_world
+from shardwise._dry_run.world import Letters, MemoryTold, changes_of_data_parallel, fake_world
 from shardwise.debug.module_tracker import EVERYTHING, ModuleTracker
 from shardwise.debug.pictures import picture
 from shardwise.debug.spans import communications_in

@@ -1,22 +1,122 @@
-"""The process group of a dry run: one rank of a job whose other ranks do not exist."""
+"""The process group of a dry run: one rank of a job whose other ranks do not exist.
+
+Objects that the program sends from one rank to another arrive if the sender runs too, in a process of its own. The reducer of torch's
+DistributedDataParallel, which is C++ and reads results of messages, has a stand-in.
+"""
 
 import inspect
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import product
+from multiprocessing.connection import Connection
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
 
 from shardwise import _C
 from shardwise._dry_run.figures import bytes_over_time
-from shardwise._dry_run.letters import Letters, changes_of_letters
 from shardwise._torch_groups import is_rank
+
+
+class Letters:
+    """Sends and receives a rank's objects. `office`: the process that starts ranks, or None; it answers a wish with the objects, or with None."""
+
+    def __init__(self, office: Connection | None = None) -> None:
+        self._office = office
+
+    def send(self, receiver: int, objects: bytes) -> None:
+        if self._office is not None:
+            self._office.send((receiver, objects))
+
+    def receive(self, sender: int) -> bytes:
+        found: bytes | None = None
+        if self._office is not None:
+            self._office.send(sender)
+            found = self._office.recv()
+        if found is None:
+            raise ValueError(
+                f"[dry_run] {_C.program_line()} receives objects of rank {sender}, which sends none. Objects of other ranks are known in "
+                "`python -m shardwise dry-run`, which runs the sender too, and if it sends them. A pipeline's stage with input_args and "
+                "output_args needs none."
+            )
+        return found
+
+
+def changes_of_letters(letters: Letters, with_values: Callable[..., Any]) -> Iterator[AbstractContextManager[Any]]:
+    """`with_values`: runs one of torch's functions on tensors that have values."""
+    send = with_values(c10d.send_object_list)
+
+    def global_rank(rank: Any, group: Any, group_rank: Any) -> int:
+        everyone: Any = dist.group.WORLD
+        return int(rank) if rank is not None else dist.get_global_rank(group or everyone, group_rank)
+
+    def send_objects(
+        object_list: list[Any],
+        dst: Any = None,
+        group: Any = None,
+        device: Any = None,
+        group_dst: Any = None,
+        **options: Any,
+    ) -> None:
+        letters.send(global_rank(dst, group, group_dst), pickle.dumps(object_list))
+        send(object_list, dst, group, None, group_dst, **options)
+
+    def receive_objects(
+        object_list: list[Any],
+        src: Any = None,
+        group: Any = None,
+        device: Any = None,
+        group_src: Any = None,
+        **options: Any,
+    ) -> int:
+        sender = global_rank(src, group, group_src)
+        object_list[:] = pickle.loads(letters.receive(sender))
+        with torch._C.DisableTorchFunction():
+            for n_bytes in (8 * len(object_list), sum(len(pickle.dumps(each)) for each in object_list)):
+                dist.recv(torch.empty(n_bytes, dtype=torch.uint8), sender, group)
+        return sender
+
+    for module in (c10d, dist):
+        yield mock.patch.object(module, "send_object_list", send_objects)
+        yield mock.patch.object(module, "recv_object_list", receive_objects)
+
+
+def changes_of_data_parallel() -> Iterator[AbstractContextManager[Any]]:
+    """Each bucket of gradients is all-reduced, also if the program has a hook. Buckets stay as they are after the first step; messages about them count."""
+    due: dict[int, list[tuple[Any, int]]] = {}  # by reducer: the groups and lengths of these messages
+    initialise = DistributedDataParallel._ddp_init_helper
+
+    def all_reduce(model: Any, bucket: _distributed_c10d.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        dist.all_reduce(bucket.buffer(), group=model.process_group)
+        if bucket.is_last():
+            lengths = bucket.index() + 1, 1 + sum(each.requires_grad for each in model._module_parameters)
+            due.setdefault(id(model.reducer), [(model.process_group, n) for n in lengths])
+        result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        result.set_result(bucket.buffer())
+        return result
+
+    def with_hook(model: Any, *args: Any, **kwargs: Any) -> None:
+        initialise(model, *args, **kwargs)
+        _distributed_c10d._register_comm_hook(model.reducer, model, all_reduce)
+
+    def rebuild(reducer: _distributed_c10d.Reducer) -> bool:
+        while messages := due.get(id(reducer)):
+            group, length = messages.pop()
+            dist.broadcast(torch.empty(length, dtype=torch.int32, device="meta"), group=group, group_src=0)
+        return False
+
+    yield mock.patch.object(DistributedDataParallel, "_ddp_init_helper", with_hook)
+    yield mock.patch.object(DistributedDataParallel, "register_comm_hook", lambda *args: None)
+    yield mock.patch.object(_distributed_c10d.Reducer, "_rebuild_buckets", rebuild)
+
 
 OBJECT_COLLECTIVES = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
 VERIFY_PARAMETERS = torch._C._distributed_c10d._verify_params_across_processes
