@@ -16,7 +16,7 @@ from shardwise.dtensor import DTensor
 
 if TYPE_CHECKING:
     from shardwise._dry_run.meta_mode import Value
-    from shardwise._suggest.suggestion import Suggestion
+    from shardwise._suggest.search import Suggestion
 
 
 def suggest(
@@ -58,8 +58,7 @@ def suggest(
     from shardwise._suggest.costs import Meter, loss_of  # the search is imported when it is used
     from shardwise._suggest.layers import blocks_of, kinds_of, on_meta
     from shardwise._suggest.plans import Subject
-    from shardwise._suggest.search import Search, meshes_of
-    from shardwise._suggest.suggestion import Suggestion
+    from shardwise._suggest.search import Search, Suggestion, meshes_of
 
     if not (flops > 0 and memory_bandwidth > 0 and ranks_per_host > 0):
         raise ValueError(
