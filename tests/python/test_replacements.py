@@ -28,7 +28,7 @@ OPTIMIZER = torch.optim.SGD(LAYER.parameters(), lr=0.1)
 CALLS = {
     "fake_tensors.dispatch": (None, torch.ops.aten.add.Tensor, (), (PLAIN, PLAIN), {}),
     "fake_tensors.dispatch_in_graph": (None, torch.ops.aten.add.Tensor, (), (PLAIN, PLAIN), {}),
-    "dynamo.mark": (PLAIN, 0),
+    "compiled_programs.mark": (PLAIN, 0),
     "compiled_programs.traced_again": (torch.fx.GraphModule({}, torch.fx.Graph()), [PLAIN]),
     "compiled_programs.view_of_base": (PLAIN, PLAIN, False),
     "compiled_programs.runtime_wrapper": (print,),

@@ -55,7 +55,7 @@ _TEXT = """
 torch.compile of functions with DTensors
   # torch.compile cannot look into our functions in C++. torch.compiler.allow_in_graph and disable would do at import, and import all of
   # torch._dynamo (2 s): so they are called when the program has imported it.
-  torch._dynamo - dynamo.register value
+  torch._dynamo - compiled_programs.register value
   # A graph knows pieces alone, and torch has no protocol for what surrounds it: returned views of inputs, and writes to inputs.
   torch._functorch._aot_autograd.runtime_wrappers gen_alias_from_base compiled_programs.view_of_base
   torch._functorch._aot_autograd.runtime_wrappers _create_runtime_wrapper compiled_programs.runtime_wrapper
@@ -66,8 +66,8 @@ moves that a compiled program waits for late
   torch._inductor.compile_fx post_grad_passes compiled_programs.post_grad_passes
 marks of dynamic dims of DTensors
   # A mark demands a symbol for the size, and a layout has numbers for the dims that it divides: a program that runs without the mark would fail.
-  torch._dynamo mark_dynamic dynamo.mark
-  torch._dynamo.decorators mark_dynamic,mark_unbacked dynamo.mark
+  torch._dynamo mark_dynamic compiled_programs.mark
+  torch._dynamo.decorators mark_dynamic,mark_unbacked compiled_programs.mark
 the error for DTensors under FakeTensorMode
   # Errors alone: these modes run before any key of ours, so that a kernel cannot say it.
   torch._subclasses.fake_tensor FakeTensorMode.__torch_dispatch__ fake_tensors.dispatch
