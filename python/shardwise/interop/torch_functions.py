@@ -18,15 +18,18 @@ from shardwise.experimental import local_map
 from shardwise.forward_scope import enters_last
 from shardwise.interop.torch_tensors import is_torch_dtensor
 
+Function = Callable[..., Any]
+Tensors = torch.Tensor | Iterable[torch.Tensor]
 
-def as_replicas(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+
+def as_replicas(original: Function, *args: Any, **options: Any) -> Any:
     """Calls `original`. If an argument is a DTensor, tensors that `original` makes become replicas on the mesh of the first one."""
     ours = [value for value in (*args, *options.values()) if isinstance(value, DTensor)]
     with _MadeOn(ours[0].device_mesh) if ours else nullcontext():
         return original(*args, **options)
 
 
-def with_samples(original: Callable[..., Any], input: torch.Tensor, *args: Any, **options: Any) -> Any:
+def with_samples(original: Function, input: torch.Tensor, *args: Any, **options: Any) -> Any:
     """Fractional max pooling of a DTensor with random regions: all ranks draw the same."""
     is_given = len(args) > 4 or options.get("_random_samples") is not None
     if isinstance(input, DTensor) and not is_given:
@@ -39,7 +42,7 @@ def with_samples(original: Callable[..., Any], input: torch.Tensor, *args: Any, 
     return original(input, *args, **options)
 
 
-def unchunked(original: Callable[..., Any], *args: Any, options: Any = None, **others: Any) -> Any:
+def unchunked(original: Function, *args: Any, options: Any = None, **others: Any) -> Any:
     """linear_cross_entropy() in its unchunked form for DTensors: the chunked form writes gradients into plain buffers."""
     if any(isinstance(value, DTensor) for value in (*args, *others.values())):
         options = None
@@ -67,13 +70,8 @@ class _MadeOn(TorchFunctionMode):
         return result
 
 
-TotalNorm = Callable[..., torch.Tensor]
-ClipGrads = Callable[..., None]
-Tensors = torch.Tensor | Iterable[torch.Tensor]
-
-
 def total_norm(
-    original: TotalNorm,
+    original: Function,
     tensors: Tensors,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
@@ -94,7 +92,7 @@ def total_norm(
 
 
 def clip_grads(
-    original: ClipGrads, parameters: Tensors, max_norm: float, total_norm: torch.Tensor, foreach: bool | None = None
+    original: Function, parameters: Tensors, max_norm: float, total_norm: torch.Tensor, foreach: bool | None = None
 ) -> None:
     """torch.nn.utils.clip_grads_with_norm_(). Gradients on any mesh are scaled by this rank's value of `total_norm`. Raises ValueError on ranks
     that have plain gradients and are outside the norm's mesh."""
