@@ -1,7 +1,7 @@
 #include "pictures/tensor_figure.h"
 
+#include "pictures/grid_segments.h"
 #include "pictures/mesh_figure.h"
-#include "pictures/slices.h"
 #include "placements/placement_list.h"
 #include "text/rank_names.h"
 #include "text/table.h"
@@ -9,10 +9,116 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <set>
+#include <vector>
 
 namespace shardwise {
 namespace {
+
+constexpr int64_t kFewestRanges = 4;  // of a dim that are always used
+
+using CellNumbers = std::vector<size_t>;
+
+/// The intervals between all begins and ends of `ranges`.
+std::vector<Interval> intervals_between(const std::vector<Interval>& ranges) {
+  std::set<int64_t> lines;
+  for (const Interval& range : ranges) lines.insert({range.begin, range.end});
+  std::vector<Interval> segments;
+  for (auto end = lines.begin(); end != lines.end(); ++end)
+    if (end != lines.begin()) segments.push_back({*std::prev(end), *end});
+  return segments;
+}
+
+/// Extends `a` by `b` if they differ in one dim only and are adjacent there; returns false otherwise.
+bool unite(Box& a, const Box& b) {
+  int64_t differing = -1;
+  for (size_t dim = 0; dim < a.sizes.size(); ++dim) {
+    if (a.interval(dim) == b.interval(dim)) continue;
+    if (differing >= 0) return false;
+    differing = static_cast<int64_t>(dim);
+  }
+  if (differing < 0 || a.interval(differing).end != b.interval(differing).begin) return false;
+  a.set_interval(differing, {a.interval(differing).begin, b.interval(differing).end});
+  return true;
+}
+
+class Slicing {
+ public:
+  Slicing(const std::vector<FigureCell>& cells, c10::IntArrayRef sizes, int64_t max_slices)
+      : cells_(cells), sizes_(sizes), n_leading_(std::max<int64_t>(0, static_cast<int64_t>(sizes.size()) - 2)) {
+    const auto root =
+        std::pow(static_cast<double>(max_slices), 1.0 / static_cast<double>(std::max<int64_t>(1, n_leading_)));
+    max_ranges_ = std::max(kFewestRanges, static_cast<int64_t>(root + 1e-9));
+  }
+
+  std::vector<Slice> run() {
+    CellNumbers all(cells_.size());
+    for (size_t i = 0; i < all.size(); ++i) all[i] = i;
+    if (!all.empty()) descend(all, Box::whole(sizes_.slice(0, n_leading_)), 0);
+    return std::move(slices_);
+  }
+
+ private:
+  /// `where`: ranges of the dims before `dim`, and the whole of later dims. `inside`: the cells that intersect `where`.
+  void descend(const CellNumbers& inside, const Box& where, int64_t dim) {
+    if (dim == n_leading_) {
+      add(inside, where);
+      return;
+    }
+    std::vector<Interval> ranges;
+    for (const size_t i : inside) ranges.push_back(cells_[i].box.interval(dim));
+    for (const detail::GridSegment& segment : detail::leave_out_middle(intervals_between(ranges), max_ranges_)) {
+      Box narrower = where;
+      narrower.set_interval(dim, segment.range);
+      if (segment.n_left_out > 0) {
+        slices_.push_back({{narrower}, {}, {}, {}, segment.n_left_out});
+        continue;
+      }
+      CellNumbers meeting;
+      for (size_t i = 0; i < inside.size(); ++i)
+        if (ranges[i].begin < segment.range.end && segment.range.begin < ranges[i].end) meeting.push_back(inside[i]);
+      if (!meeting.empty()) descend(meeting, narrower, dim + 1);  // the shards of one rank leave holes
+    }
+  }
+
+  void add(const CellNumbers& inside, const Box& where) {
+    const auto [found, is_new] = known_.try_emplace(inside, slices_.size());
+    if (!is_new) {
+      std::vector<Box>& places = slices_[found->second].where;
+      for (Box& place : places)
+        if (unite(place, where)) return;
+      places.push_back(where);
+      return;
+    }
+    Slice slice{{where}, {}, {}, {}};
+    std::vector<Interval> rows, columns;
+    for (const size_t i : inside) {
+      slice.cells.push_back(cells_[i]);
+      rows.push_back(cells_[i].rows);
+      columns.push_back(cells_[i].columns);
+    }
+    slice.rows = intervals_between(rows);
+    slice.columns = intervals_between(columns);
+    slices_.push_back(std::move(slice));
+  }
+
+  const std::vector<FigureCell>& cells_;
+  c10::IntArrayRef sizes_;
+  int64_t n_leading_, max_ranges_;
+  std::vector<Slice> slices_;
+  std::map<CellNumbers, size_t> known_;
+};
+
+/// The slices of a tensor of these `sizes`, whose boxes are those of `cells` (disjoint, not empty): a new slice wherever the set of boxes changes.
+/// Ranges that are not adjacent but have the same boxes share one slice.
+///
+/// At most max_slices^(1 / number of leading dims) ranges of each leading dim are used, but at least 4. The ranges in the middle of the dim that are
+/// left out become one slice without cells. Cost: O(cells * slices).
+std::vector<Slice> slices_of(const std::vector<FigureCell>& cells, c10::IntArrayRef sizes, int64_t max_slices) {
+  return Slicing(cells, sizes, max_slices).run();
+}
 
 Interval range_or_one(const Box& box, int64_t dim) { return dim < 0 ? Interval{0, 1} : box.interval(dim); }
 
@@ -93,7 +199,7 @@ TensorFigure tensor_figure(const Layout& layout, int64_t element_bytes, const st
   figure.shares = shares_of(layout, element_bytes);
   for (const int64_t mesh_dim : mesh_dims_with_terms(layout.placements()))
     figure.n_terms *= layout.grid().shape[mesh_dim];
-  figure.slices = detail::slices_of(cells_of(figure), layout.sizes(), max_slices);
+  figure.slices = slices_of(cells_of(figure), layout.sizes(), max_slices);
   return figure;
 }
 
@@ -107,7 +213,7 @@ TensorFigure tensor_figure(const LocalShards& shards, int64_t element_bytes, int
     for (size_t dim = 0; dim < figure.sizes.size(); ++dim)
       figure.sizes[dim] = std::max(figure.sizes[dim], box.offsets[dim] + box.sizes[dim]);
   }
-  figure.slices = detail::slices_of(cells_of(figure), figure.sizes, max_slices);
+  figure.slices = slices_of(cells_of(figure), figure.sizes, max_slices);
   return figure;
 }
 

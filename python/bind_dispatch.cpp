@@ -1,5 +1,5 @@
 #include "python/scope.h"
-#include "runtime/api/outside_mesh.h"
+#include "runtime/api/to_local.h"
 #include "runtime/dispatch/decision.h"
 #include "runtime/dispatch/dispatch.h"
 #include "runtime/dispatch/gradient_layout.h"

@@ -105,10 +105,9 @@ void bind_dry_run(py::module_& module) {
       .def(
           "allocations",
           [](const MetaMemory& self) {
-            std::vector<Lifetime> result;
-            for (const MetaAllocation& each : self.allocations())
-              result.emplace_back(each.bytes, each.begin, each.end, each.label, each.op);
-            return result;
+            return c10::fmap(self.allocations(), [&](const MetaAllocation& each) {
+              return Lifetime(each.bytes, each.begin, each.end, each.label, each.op);
+            });
           },
           "(bytes, begin, end or -1, label, operator or \"\") of each. Times count allocations and releases.");
   using Figures = std::tuple<std::string, int64_t, int64_t, bool, int64_t>;
@@ -120,10 +119,9 @@ void bind_dry_run(py::module_& module) {
       .def(
           "works",
           [](const WorkMeter& self) {
-            std::vector<Figures> result;
-            for (const Work& each : self.works())
-              result.emplace_back(*each.op, each.flops, each.bytes, each.is_on_pieces, each.n_calls);
-            return result;
+            return c10::fmap(self.works(), [&](const Work& each) {
+              return Figures(*each.op, each.flops, each.bytes, each.is_on_pieces, each.n_calls);
+            });
           },
           "(operator, floating-point operations, bytes read and written, within an operator on a DTensor, calls) of "
           "each.");

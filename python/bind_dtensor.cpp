@@ -4,7 +4,6 @@
 #include "runtime/api/equal_values.h"
 #include "runtime/api/local_form.h"
 #include "runtime/api/module_values.h"
-#include "runtime/api/move_dtypes.h"
 #include "runtime/api/random.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/api/to_local.h"

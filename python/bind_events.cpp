@@ -38,8 +38,7 @@ class PlainCollectives {
       : handle_(at::addThreadLocalCallback(
             at::RecordFunctionCallback(&entered, &left).needsInputs(true).scopes({at::RecordScope::FUNCTION}))) {}
   ~PlainCollectives() { at::removeCallback(handle_); }
-  PlainCollectives(const PlainCollectives&) = delete;
-  PlainCollectives& operator=(const PlainCollectives&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(PlainCollectives);
 
  private:
   struct Inside : at::ObserverContext {
@@ -185,8 +184,7 @@ class Recording {
   ~Recording() {
     if (is_open_ && thread_ != std::this_thread::get_id()) static_cast<void>(seen_.release());
   }
-  Recording(const Recording&) = delete;
-  Recording& operator=(const Recording&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Recording);
 
   /// Throws: c10::ValueError if it is open.
   void open() {

@@ -217,9 +217,7 @@ void bind_plan_class(py::module_& module) {
       .def_property_readonly(
           "steps",
           [](const PyPlan& self) {
-            std::vector<std::string> names;
-            for (const Step& step : self.plan().steps) names.push_back(name_of(step));
-            return names;
+            return c10::fmap(self.plan().steps, [&](const Step& step) { return name_of(step); });
           },
           "The names of all steps, in order.")
       .def_property_readonly("n_rounds", of_summary(&Summary::n_rounds))

@@ -189,6 +189,9 @@ void bind_traced(py::module_& module) {
   define_with_gil(
       module, "has_symbols", [](const at::Tensor& tensor) { return is_dtensor(tensor) && impl_of(tensor).symbols(); },
       "Whether `tensor` is a traced DTensor and its sizes are symbols.", py::arg("tensor"));
+  define_with_gil(
+      module, "keeps_symbols", [](const std::string& op) { return RuleTable::global().keeps_symbols(op); },
+      "Whether operator `op` keeps symbols of sizes, besides pointwise ones.", py::arg("op"));
   define_with_gil(module, "pieces_of_step", &pieces_of_step,
                   "(sizes, strides, dtype, device) of the pieces that the step with this text gives.", py::arg("what"));
 }

@@ -66,10 +66,7 @@ struct Known {
   pid_t process = 0;  // the process that made the World
 };
 
-Known& known() {
-  static auto* const slot = new Known;  // never destroyed: a backend's threads may outlive the statics they use
-  return *slot;
-}
+Known& known = *new Known;  // never destroyed: a backend's threads may outlive the statics they use
 
 /// Releases the GIL, because closing waits for the backend's threads, which need the GIL to free tensors that Python knows.
 void close(const std::shared_ptr<World>& world) {
@@ -84,8 +81,8 @@ void close(const std::shared_ptr<World>& world) {
 std::shared_ptr<World> python_world() {
   auto world = World::maybe_current();
   {
-    std::lock_guard lock(known().mutex);
-    if (world && world != known().world) return world;  // ranks as threads, or a World made in C++
+    std::lock_guard lock(known.mutex);
+    if (world && world != known.world) return world;  // ranks as threads, or a World made in C++
   }
   int64_t rank = 0;
   bool is_by_members = false;
@@ -100,16 +97,16 @@ std::shared_ptr<World> python_world() {
   }
   std::shared_ptr<World> destroyed;
   {
-    std::lock_guard lock(known().mutex);
-    if (known().everyone == everyone) return known().world;
-    known().everyone = everyone;
-    destroyed = std::move(known().world);
-    known().process = getpid();
+    std::lock_guard lock(known.mutex);
+    if (known.everyone == everyone) return known.world;
+    known.everyone = everyone;
+    destroyed = std::move(known.world);
+    known.process = getpid();
     const auto late = [rank, making = std::make_shared<GroupRecord>()](const auto& ranks) {
       return late_group(rank, ranks, making);
     };
     const World::MakeGroup make_group = is_by_members ? World::MakeGroup(late) : &new_group;
-    world = known().world = std::make_shared<World>(rank, everyone->getSize(), everyone, make_group, &group_by_members);
+    world = known.world = std::make_shared<World>(rank, everyone->getSize(), everyone, make_group, &group_by_members);
     World::set_process(world);
   }
   close(destroyed);
@@ -119,11 +116,11 @@ std::shared_ptr<World> python_world() {
 void forget_python_world() {
   std::shared_ptr<World> world;
   {
-    std::lock_guard lock(known().mutex);
+    std::lock_guard lock(known.mutex);
     // Destroying a group waits for its threads, which a forked child does not have.
-    if (known().process != getpid()) return;
-    world.swap(known().world);
-    known().everyone.reset();
+    if (known.process != getpid()) return;
+    world.swap(known.world);
+    known.everyone.reset();
   }
   if (world && World::maybe_current() == world) World::set_process(nullptr);
   close(world);
@@ -209,8 +206,8 @@ void bind_world(py::module_& module) {
       "has_world_of_cpp",
       [] {
         const auto world = World::maybe_current();
-        const std::lock_guard lock(known().mutex);
-        return world && world != known().world;
+        const std::lock_guard lock(known.mutex);
+        return world && world != known.world;
       },
       "Whether this process is a rank that torch.distributed did not make.");
   define(module, "forget_world", &forget_python_world,

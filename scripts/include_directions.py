@@ -66,7 +66,6 @@ PUBLIC_HEADERS = {
     "runtime/dispatch/plain_operand.h",
     "runtime/redistribute/execute.h",
     "runtime/redistribute/packed_messages.h",
-    "runtime/rules/aten_operators.h",
     "runtime/rules/op_info.h",
     "runtime/rules/propagate.h",
     "runtime/rules/rule.h",

@@ -37,8 +37,7 @@ class ModuleCall {
  public:
   explicit ModuleCall(torch::nn::Module& module);
   ~ModuleCall();
-  ModuleCall(const ModuleCall&) = delete;
-  ModuleCall& operator=(const ModuleCall&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(ModuleCall);
 
   /// Lays out the inputs in place. `inputs`: the positional arguments in their order, null for arguments that are no tensors. `tensors`: all tensors
   /// in the arguments. `others`: the parts of arguments that are no tensors that the ranks compare, in addition to inputs that stay plain.

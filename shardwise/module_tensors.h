@@ -32,9 +32,7 @@ MembersOf members_of_class(std::vector<at::Tensor M::*> members) {
   return [members](torch::nn::Module& module) -> std::optional<std::vector<at::Tensor*>> {
     auto* const known = dynamic_cast<M*>(&module);
     if (!known) return std::nullopt;
-    std::vector<at::Tensor*> result;
-    for (const auto member : members) result.push_back(&(known->*member));
-    return result;
+    return c10::fmap(members, [&](const auto member) { return &(known->*member); });
   };
 }
 

@@ -136,9 +136,7 @@ std::vector<int64_t> Communicator::needed(int64_t member) const {
 }
 
 std::vector<int64_t> Communicator::needed_ranks(int64_t member) const {
-  std::vector<int64_t> result;
-  for (const int64_t other : needed(member)) result.push_back(ranks_[other]);
-  return result;
+  return c10::fmap(needed(member), [&](const int64_t other) { return ranks_[other]; });
 }
 
 std::string Communicator::first_call(int64_t member) const {

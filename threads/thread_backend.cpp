@@ -27,9 +27,7 @@ struct Input {
 };
 
 std::vector<Input> inputs_of(const std::vector<at::Tensor>& tensors) {
-  std::vector<Input> inputs;
-  for (const at::Tensor& tensor : tensors) inputs.push_back({tensor, tensor.clone()});
-  return inputs;
+  return c10::fmap(tensors, [&](const at::Tensor& tensor) { return Input{tensor, tensor.clone()}; });
 }
 
 class LaunchedWork final : public c10d::Work {

@@ -202,10 +202,8 @@ class Finder {
   std::vector<int64_t> outer_lengths(const std::vector<Placement>& placements, size_t m, int64_t dim) const {
     std::vector<Placement> before(placements.size());
     std::copy_n(placements.begin(), m, before.begin());
-    std::vector<int64_t> lengths;
-    for (Interval piece : Layout(shape_, grid_, std::move(before)).shard_intervals(dim))
-      lengths.push_back(piece.length());
-    return lengths;
+    return c10::fmap(Layout(shape_, grid_, std::move(before)).shard_intervals(dim),
+                     [&](Interval piece) { return piece.length(); });
   }
 
   /// The extent along `dim` of the ranks' pieces, per coordinate of mesh dim `m` and of earlier mesh dims that shard `dim`.
@@ -225,9 +223,7 @@ class Finder {
         ranges[part] = {std::min(known.begin, range.begin), std::max(known.end, range.end)};
       }
     }
-    std::vector<int64_t> lengths;
-    for (const auto& range : ranges) lengths.push_back(range ? range->length() : 0);
-    return lengths;
+    return c10::fmap(ranges, [&](const auto& range) { return range ? range->length() : 0; });
   }
 
   /// True if `layout` gives each rank its pieces. A rank without pieces matches an empty box.

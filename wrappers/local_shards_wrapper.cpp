@@ -58,8 +58,7 @@ void check_shards(const std::vector<at::Tensor>& shards, const std::vector<Dims>
 struct MakeShards : torch::autograd::Function<MakeShards> {
   static at::Tensor forward(AutogradContext* ctx, at::TensorList shards, const std::vector<Dims>& offsets) {
     ctx->saved_data["n_shards"] = static_cast<int64_t>(shards.size());
-    std::vector<at::Tensor> detached;
-    for (const at::Tensor& shard : shards) detached.push_back(shard.detach());
+    std::vector<at::Tensor> detached = c10::fmap(shards, [&](const at::Tensor& shard) { return shard.detach(); });
     return wrap_local_shards(std::move(detached), offsets, {}, 0);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {

@@ -97,8 +97,7 @@ std::vector<Facts> read_published(const DeviceMesh& mesh, const std::string& top
 }  // namespace
 
 std::string list_of(c10::ArrayRef<Box> boxes) {
-  std::vector<std::string> words;
-  for (const Box& box : boxes) words.push_back(to_string(box));
+  std::vector<std::string> words = c10::fmap(boxes, [&](const Box& box) { return to_string(box); });
   return words.empty() ? "no pieces" : fmt::format("{}", fmt::join(words, " "));
 }
 

@@ -1,7 +1,7 @@
 // ops/elementwise/activations.cpp: activation functions and their derivatives, which are linear in the gradient.
 #include "ops/families.h"
+#include "ops/support/common_rules.h"
 #include "ops/support/kernels.h"
-#include "ops/support/overloads.h"
 
 #include <ATen/Functions.h>
 
@@ -17,8 +17,7 @@ void describe_glu_backward(const OpCall& call, Signature& signature) {
   Axes grad = self;
   grad[halved].factor = signature.add_factor(call.operands[0].sizes[halved]);
   for (const Axis& axis : {grad[halved], self[halved]}) signature.factors[axis.factor].is_whole = true;
-  signature.inputs = {grad, self};
-  signature.outputs = {self};
+  signature.set({grad, self}, {self});
 }
 
 // torch's log_sigmoid returns a buffer whose shape depends on the device; ours returns an empty one.

@@ -1,7 +1,7 @@
 // ops/elementwise/copies.cpp: copies, casts and aliases, and new tensors like another: with its layout if sizes are equal, else replicated.
 #include "ops/families.h"
+#include "ops/support/common_rules.h"
 #include "ops/support/kernels.h"
-#include "ops/support/overloads.h"
 #include "runtime/dispatch/dispatch.h"
 #include "runtime/tensor/registrations.h"
 
@@ -67,6 +67,8 @@ void register_copies(RuleTable& table) {
   add_overloads(table,
                 {"clone", "detach", "alias", "lift", "lift_fresh", "alias_copy", "detach_copy", "lift_fresh_copy"},
                 copy.linear(Linearity::kPass));
+  table.keep_symbols({"aten::clone", "aten::detach", "aten::alias", "aten::_to_copy", "aten::copy_", "aten::empty_like",
+                      "aten::full_like", "aten::ones_like", "aten::zeros_like"});
   add_overloads(table, {"copy", "_to_copy"}, copy.linear());
   table.add({"aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like"}, pointwise().shape_only());
   table.add({"aten::new_empty", "aten::new_zeros", "aten::new_ones", "aten::new_full"},

@@ -1,7 +1,7 @@
 // ops/elementwise/foreach.cpp: operators on lists of tensors, element by element: foreach and fused optimizer steps.
 #include "ops/families.h"
+#include "ops/support/common_rules.h"
 #include "ops/support/kernels.h"
-#include "ops/support/overloads.h"
 
 #include <fmt/format.h>
 

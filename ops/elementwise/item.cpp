@@ -1,9 +1,9 @@
 // ops/elementwise/item.cpp: operators that return a number or a bool: item(), and comparisons of values and shapes.
 #include "ops/families.h"
-#include "ops/support/host_integers.h"
+#include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
 #include "ops/support/plain_self.h"
-#include "runtime/api/outside_mesh.h"
+#include "runtime/api/to_local.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/tensor/below_autograd.h"

@@ -1,6 +1,6 @@
 // ops/elementwise/pointwise.cpp: elementwise operators, with broadcasting.
 #include "ops/families.h"
-#include "ops/support/overloads.h"
+#include "ops/support/common_rules.h"
 
 namespace shardwise {
 namespace {

@@ -384,6 +384,7 @@ void register_index(RuleTable& table) {
       {.compute = &compute_put_, .traced = &compute_put_});
   table.add("shardwise::index", Rule("index", describe_index).linear_in_first().localized(localize_index));
   table.add({"shardwise::put", "shardwise::put_"}, Rule("put", describe_put).localized(localize_index));
+  table.keep_symbols({"shardwise::index", "shardwise::put", "shardwise::put_"});
   add_composition_with_plain_self<&index>("_unsafe_index.Tensor");
   add_composition_with_plain_self<&index>("index.Tensor");  // registered last, so that errors of both have this name
   add_with_plain_self<&index_put>("index_put");

@@ -152,6 +152,8 @@ void register_layer_norm(RuleTable& table) {
   aten_kernels().impl_in_memory("native_layer_norm", &layer_norm);
   aten_kernels().impl_in_memory("native_layer_norm_backward", &layer_norm_backward);
   add_composition("_fused_rms_norm", &rms_norm);
+  table.keep_symbols({"aten::native_layer_norm", "aten::native_layer_norm_backward", "aten::_fused_rms_norm",
+                      "aten::_fused_rms_norm_backward"});
 }
 
 }  // namespace shardwise

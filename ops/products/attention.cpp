@@ -17,7 +17,7 @@
 #include "runtime/api/gradients.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/rules/move_bytes.h"
-#include "runtime/tensor/planned_device.h"
+#include "runtime/tensor/device_mesh.h"
 #include "text/check.h"
 
 #include <ATen/Functions.h>

@@ -1,5 +1,5 @@
 #include "ops/products/attention_kernels.h"
-#include "runtime/tensor/planned_device.h"
+#include "runtime/tensor/device_mesh.h"
 
 #include <ATen/Context.h>
 #include <ATen/ExpandUtils.h>
@@ -33,8 +33,7 @@ class SeededDraws {
   ~SeededDraws() {
     if (state_.defined()) generator_.set_state(state_);
   }
-  SeededDraws(const SeededDraws&) = delete;
-  SeededDraws& operator=(const SeededDraws&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(SeededDraws);
 
  private:
   at::Generator generator_;
@@ -150,8 +149,7 @@ struct SeenKeys {
   /// The gradient of all keys, from the gradients of the keys before `end`. It is 0 for later keys.
   at::Tensor of_all(const std::vector<at::Tensor>& grads) const {
     if (grads.size() == 1 && end == n_keys) return grads[0];
-    std::vector<at::Tensor> rows;
-    for (const at::Tensor& grad : grads) rows.push_back(grad.transpose(1, 2));
+    std::vector<at::Tensor> rows = c10::fmap(grads, [&](const at::Tensor& grad) { return grad.transpose(1, 2); });
     const at::Tensor& any = rows[0];
     if (end < n_keys) rows.push_back(at::zeros({any.size(0), n_keys - end, any.size(2), any.size(3)}, any.options()));
     return at::cat(rows, 1).transpose(1, 2);

@@ -1,8 +1,8 @@
 // ops/products/distances.cpp: distances between rows (cdist, pdist), and slices scaled down to a maximum norm (renorm).
 #include "ops/families.h"
+#include "ops/support/common_rules.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
-#include "ops/support/planes.h"
 
 #include <ATen/Functions.h>
 #include <c10/core/WrapDimMinimal.h>

@@ -7,8 +7,8 @@
 //   rows sharded, matrices whole       each rank multiplies the rows it has
 #include "ops/families.h"
 #include "ops/indexing/index_operand.h"
+#include "ops/support/by_rule.h"
 #include "ops/support/derivative.h"
-#include "ops/support/host_integers.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
 #include "ops/support/planned_values.h"

@@ -44,8 +44,7 @@ void describe_transform(const OpCall& call, Signature& signature) {
     output[at].factor = signature.add_factor(0);
     signature.factors.back().is_whole = true;
   }
-  signature.inputs = {input};
-  signature.outputs = {output};
+  signature.set({input}, {output});
 }
 
 }  // namespace

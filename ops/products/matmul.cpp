@@ -1,7 +1,6 @@
 // ops/products/matmul.cpp: contractions. A sharded contracted dim gives Partial(sum), to which a bias is added once. aten::linear has a rule of its own,
 // so that no batch dim is flattened.
 #include "ops/families.h"
-#include "ops/products/weight_grad.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
@@ -54,8 +53,7 @@ void describe_matmul(const OpCall& call, Signature& signature) {
   };
   share_batch(left, left_axes);
   share_batch(right, right_axes);
-  signature.inputs = {left_axes, right_axes};
-  signature.outputs = {result_axes};
+  signature.set({left_axes, right_axes}, {result_axes});
 }
 
 /// The `product` of the other operands plus operand `at`, if there is one, which broadcasts to it.
@@ -144,6 +142,30 @@ at::Tensor with_history(at::Tensor product, const char* name, ProductGradients g
   node->right_sizes = Dims(right.sizes());
   torch::autograd::set_history(product, node);
   return product;
+}
+
+at::Tensor rows_of(const at::Tensor& tensor) { return tensor.dim() == 1 ? tensor.unsqueeze(0) : tensor.flatten(0, -2); }
+
+at::Tensor compute_weight_grad(const at::Tensor& grad, const at::Tensor& input) {
+  return rows_of(grad).t().mm(rows_of(input));
+}
+
+/// The gradient of a matrix that multiplied a batch. Contracts all dims but the last: [..., n] and [..., k] give [n, k]. All batch dims stay sharded,
+/// and the result is then Partial. (Flattening them for a matrix product would gather all but the first.) Differentiable.
+at::Tensor weight_grad(const at::Tensor& grad, const at::Tensor& input) {
+  static const auto op = operator_of<decltype(compute_weight_grad)>("shardwise::linear_weight_grad");
+  return op.call(grad, input);
+}
+
+at::Tensor differentiable_weight_grad(const at::Tensor& grad, const at::Tensor& input) {
+  const at::Tensor result = below_derivatives([&] { return weight_grad(grad, input); });
+  return with_derivative({grad, input}, result, {grad, input}, "LinearWeightGradBackward",
+                         [](const at::Tensor& outer, const variable_list& saved, const Wanted& wanted) {
+                           variable_list grads(2);
+                           if (wanted[0]) grads[0] = saved[1].conj_physical().matmul(outer.mT());
+                           if (wanted[1]) grads[1] = saved[0].conj_physical().matmul(outer);
+                           return grads;
+                         });
 }
 
 /// `grad` of [..., m, n] as if vectors had been matrices of one row (left) or one column (right).
@@ -318,8 +340,12 @@ void register_matmul(RuleTable& table) {
                   {.compute = &compute, .shape = &compute_shape, .traced = &compute});
   define_operator("linear_of_rows(Tensor input, Tensor weight, Tensor? bias) -> Tensor",
                   {.compute = &linear_of_rows, .traced = &linear_of_rows});
+  define_operator(
+      "linear_weight_grad(Tensor grad, Tensor input) -> Tensor",
+      {.compute = &compute_weight_grad, .derivative = &differentiable_weight_grad, .traced = &compute_weight_grad});
   table.add({"aten::linear", "shardwise::linear_of_rows"},
             Rule("…k,nk,n->…n {k: sum}", describe_linear).multilinear().sampled());
+  table.add("shardwise::linear_weight_grad", Rule("…n,…k->nk").multilinear());
   table.add("aten::mm", Rule("mk,kn->mn").multilinear());
   table.add("aten::bmm", Rule("bmk,bkn->bmn").multilinear());
   table.add("aten::mv", Rule("mk,k->m").multilinear());
@@ -332,6 +358,8 @@ void register_matmul(RuleTable& table) {
   table.add("aten::_trilinear", Rule("trilinear", describe_trilinear).multilinear().sampled());
   table.add("aten::linalg_cross", pointwise().multilinear().whole("dim").sampled());
   table.add("shardwise::matmul", Rule("…mk,…kn->…mn {k: sum}", describe_matmul).multilinear().sampled());
+  table.keep_symbols({"aten::bmm", "aten::linear", "aten::matmul", "shardwise::linear_of_rows", "shardwise::linear_weight_grad",
+                      "shardwise::matmul"});
   aten_kernels().impl("matmul", &product);
   aten_autograd_kernels().impl("matmul", torch::CppFunction(&differentiable_matmul));
   aten_kernels().impl("dot", &inner_product);

@@ -2,7 +2,7 @@
 //
 // Each rank computes its own terms. Their sum stays Partial; means and their gradients divide by the global count.
 #include "ops/families.h"
-#include "ops/support/host_integers.h"
+#include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/dispatch.h"

@@ -1,9 +1,9 @@
 // ops/reductions/reductions.cpp: reductions over some dims or all.
 #include "ops/families.h"
+#include "ops/support/common_rules.h"
 #include "ops/support/dense_dtypes.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
-#include "ops/support/overloads.h"
 #include "ops/support/own_operator.h"
 #include "placements/placement_list.h"
 #include "runtime/api/factories.h"
@@ -121,6 +121,8 @@ void register_reductions(RuleTable& table) {
   define_operator("diagonal_sum(Tensor self, int offset) -> Tensor", {&diagonal_sum});
   define_operator("identity_like(Tensor self, int offset) -> Tensor", {&identity_like});
   table.add({"aten::sum", "aten::sum.dim_IntList"}, reduction(Reduce::kSum).linear());
+  table.keep_symbols({"aten::sum", "aten::sum.dim_IntList", "aten::amax", "aten::amin", "aten::all", "aten::all.dim",
+                      "aten::any", "aten::any.dim"});
   add_overloads(table, {"linalg__powsum"}, reduction(Reduce::kSum));
   table.add({"aten::nansum", "aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduction(Reduce::kSum));
   // The maximum of a Partial(max) is the Partial(max) of each rank's maximum.

@@ -58,9 +58,8 @@ at::Tensor run(const Scan& scan, const at::Tensor& self, int64_t dim) {
   if (along.has_several()) {
     const Shards edges = edges_of_all(along, pieces, scan.is_backward, self.scalar_type());
     for (size_t i = 0; i < pieces.size(); ++i) {
-      std::vector<at::Tensor> before;
-      for (int64_t piece : pieces_before(along, scan.is_backward))
-        before.push_back(edges[i].narrow(along.dim, piece, 1));
+      std::vector<at::Tensor> before = c10::fmap(pieces_before(along, scan.is_backward),
+                                                 [&](int64_t piece) { return edges[i].narrow(along.dim, piece, 1); });
       if (!before.empty() && pieces[i].numel() > 0)
         pieces[i] = scan.combine(pieces[i], at::cat(before, along.dim), along.dim);
     }

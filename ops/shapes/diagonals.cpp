@@ -53,8 +53,7 @@ void describe_diagonal(const OpCall& call, Signature& signature) {
   Axes planes, diagonals;
   describe_planes(call, call.operands[0].sizes, signature, planes, diagonals);
   diagonals.push_back({});
-  signature.inputs = {planes};
-  signature.outputs = {diagonals};
+  signature.set({planes}, {diagonals});
 }
 
 /// The reverse: diagonals in, matrices out.
@@ -62,8 +61,7 @@ void describe_spread(const OpCall& call, Signature& signature) {
   Axes planes, diagonals;
   describe_planes(call, call.outputs[0].sizes, signature, planes, diagonals);
   diagonals.push_back({signature.add_factor(call.operands[0].sizes.back(), /*is_whole=*/true)});
-  signature.inputs = {diagonals};
-  signature.outputs = {planes};
+  signature.set({diagonals}, {planes});
 }
 
 /// Each rank computes its part of the diagonal by rows or by columns. If both are sharded, columns are gathered.
@@ -125,6 +123,7 @@ void localize_diagonal_backward(const LocalCall& local, std::vector<c10::IValue>
 
 void register_diagonals(RuleTable& table) {
   table.add({"aten::tril", "aten::triu", "aten::tril_", "aten::triu_"}, pointwise().linear().localized(shift_diagonal));
+  table.keep_symbols({"aten::tril", "aten::triu"});
   table.add({"aten::diagonal", "aten::diagonal_copy"},
             Rule::placed("diagonal passing", place_diagonal).localized(localize_diagonal));
   table.add("aten::diagonal_backward",

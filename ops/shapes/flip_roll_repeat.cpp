@@ -150,8 +150,7 @@ void describe_repeat(const OpCall& call, Signature& signature) {
     input.push_back({signature.add_factor(sizes[dim], !is_kept)});
     output.push_back(is_kept ? input.back() : Axis{});
   }
-  signature.inputs = {input};
-  signature.outputs = {output};
+  signature.set({input}, {output});
 }
 
 }  // namespace

@@ -47,8 +47,7 @@ void describe(const Dims& order, const OpCall& call, Signature& signature) {
   const Axes input = signature.add_factors(call.operands[0].sizes);
   Axes output;
   for (int64_t dim : order) output.push_back(dim == kNew ? Axis{} : input[dim]);
-  signature.inputs = {input};
-  signature.outputs = {output};
+  signature.set({input}, {output});
 }
 
 Placement reordered(const Placement& enumerable, const Dims& order) {
@@ -102,6 +101,7 @@ void register_permutations(RuleTable& table) {
   table.add("aten::transpose.int", reordering("transpose", transposed));
   table.add("aten::t", reordering("t", turned));
   table.add("aten::unsqueeze", reordering("unsqueeze", unsqueezed));
+  table.keep_symbols({"aten::transpose.int", "aten::t", "aten::unsqueeze"});
   aten_kernels().impl("unsqueeze_", &unsqueeze_in_place);
   aten_kernels().impl("squeeze_", &squeeze_in_place);
   aten_kernels().impl("squeeze_.dim", &squeeze_dim_in_place);

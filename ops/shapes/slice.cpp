@@ -308,9 +308,7 @@ std::vector<Range> ranges_of_indices(const at::Tensor& self, int64_t dim) {
 using PartOf = at::Tensor (*)(const at::Tensor& self, const Range& range);
 
 std::vector<at::Tensor> parts_in(const at::Tensor& self, const std::vector<Range>& ranges, PartOf part_of) {
-  std::vector<at::Tensor> parts;
-  for (const Range& range : ranges) parts.push_back(part_of(self, range));
-  return parts;
+  return c10::fmap(ranges, [&](const Range& range) { return part_of(self, range); });
 }
 
 /// parts_in() with one derivative for all parts. torch's formulas know the base's sizes, not its layout.

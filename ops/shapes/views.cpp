@@ -40,8 +40,7 @@ class Regrouping {
       else if (!regroup())
         break;  // an empty tensor, whose dims do not pair
     }
-    signature.inputs = {before_};
-    signature.outputs = {after_};
+    signature.set({before_}, {after_});
   }
 
  private:
@@ -174,8 +173,7 @@ void describe_expand(const OpCall& call, Signature& signature) {
     const bool is_kept = dim + from.size() >= to.size() && from[dim + from.size() - to.size()] == to[dim];
     result.push_back(is_kept ? Axis{signature.add_factor(to[dim])} : Axis{});
   }
-  signature.inputs = {broadcast_axes(from, to, result)};
-  signature.outputs = {result};
+  signature.set({broadcast_axes(from, to, result)}, {result});
   signature.is_pointwise = from == to;
 }
 
@@ -189,8 +187,7 @@ void describe_view_as_dtype(const OpCall& call, Signature& signature) {
     before.push_back({factor, n > 0 ? from[dim] / n : 1});
     after.push_back({factor, n > 0 ? to[dim] / n : 1});
   }
-  signature.inputs = {before};
-  signature.outputs = {after};
+  signature.set({before}, {after});
   signature.is_pointwise = from == to;
   if (const SpecPtr& spec = call.operands[0].spec; spec && spec->dtype() == call.outputs[0].dtype)
     signature.linearity = Linearity::kPass;
@@ -326,6 +323,7 @@ void register_views(RuleTable& table) {
   aten_kernels().impl("squeeze", &squeeze);
   aten_kernels().impl("squeeze.dim", &squeeze_dim);
   aten_kernels().impl("squeeze.dims", &squeeze_dims);
+  table.keep_symbols({"aten::squeeze.dim", "aten::squeeze.dims"});
   aten_kernels().impl("as_strided", &as_strided);
 }
 

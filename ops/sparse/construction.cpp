@@ -1,6 +1,5 @@
 // ops/sparse/construction.cpp: sparse tensors from indices and values, and from dense tensors.
 #include "ops/families.h"
-#include "ops/sparse/entry_box.h"
 #include "ops/sparse/sparse.h"
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"

@@ -48,8 +48,7 @@ struct ConvolutionAxes {
 
 void describe_convolution(const OpCall& call, Signature& signature) {
   ConvolutionAxes axes(call, call.operands[0].sizes, call.operands[1].sizes, signature);
-  signature.inputs = {axes.input, axes.weight};
-  signature.outputs = {axes.result};
+  signature.set({axes.input, axes.weight}, {axes.result});
   if (call.operands.size() > 2) {
     signature.inputs.push_back({axes.result[1]});
     signature.additive = {2};
@@ -58,8 +57,7 @@ void describe_convolution(const OpCall& call, Signature& signature) {
 
 void describe_convolution_backward(const OpCall& call, Signature& signature) {
   ConvolutionAxes axes(call, call.operands[1].sizes, call.operands[2].sizes, signature);
-  signature.inputs = {axes.result, axes.input, axes.weight};
-  signature.outputs = {axes.input, axes.weight};
+  signature.set({axes.result, axes.input, axes.weight}, {axes.input, axes.weight});
 }
 
 /// The number of groups in this rank's weight.

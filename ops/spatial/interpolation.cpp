@@ -1,7 +1,7 @@
 // ops/spatial/interpolation.cpp: upsampling, sampling at given points (grid_sampler), and affine grids of such points.
 #include "ops/families.h"
+#include "ops/support/common_rules.h"
 #include "ops/support/kernels.h"
-#include "ops/support/planes.h"
 #include "runtime/api/dtensor.h"
 
 #include <ATen/Functions.h>

@@ -1,7 +1,7 @@
 // ops/spatial/padding.cpp: padding with a constant, by reflection and by replication.
 #include "ops/families.h"
+#include "ops/support/common_rules.h"
 #include "ops/support/plain_gradients.h"
-#include "ops/support/planes.h"
 #include "runtime/rules/propagate.h"
 
 #include "placements/placement_list.h"
@@ -32,8 +32,7 @@ struct Border {
 std::vector<Border> borders_of(const OpCall& call) {
   const c10::IntArrayRef sizes = call.operands[0].sizes;
   const std::vector<int64_t> pads = call.arg("pad").toIntVector();
-  std::vector<Border> borders;
-  for (int64_t size : sizes) borders.push_back({0, 0, size});
+  std::vector<Border> borders = c10::fmap(sizes, [&](int64_t size) { return Border{0, 0, size}; });
   for (size_t i = 0; i < pads.size() / 2; ++i) {
     Border& border = borders[sizes.size() - 1 - i];
     border.before = pads[2 * i];

@@ -1,8 +1,8 @@
 // ops/spatial/patches.cpp: pixel and channel shuffles, and sliding windows (im2col, unfold) and their reverse.
 #include "ops/families.h"
+#include "ops/support/common_rules.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
-#include "ops/support/planes.h"
 
 #include <ATen/Functions.h>
 #include <c10/core/WrapDimMinimal.h>
@@ -28,8 +28,7 @@ void describe_shuffle(int64_t r, bool is_reverse, const OpCall& call, Signature&
     input.push_back(scaled_axis(sizes[dim], is_reverse ? to_image : to_channels, signature));
     output.push_back({input.back().factor, is_reverse ? to_channels : to_image});
   }
-  signature.inputs = {input};
-  signature.outputs = {output};
+  signature.set({input}, {output});
   keep_whole_if_empty(call, signature);
 }
 
@@ -48,8 +47,7 @@ void describe_channel_shuffle(const OpCall& call, Signature& signature) {
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
     axes.push_back({signature.add_factor(sizes[dim], dim == 1)});
   }
-  signature.inputs = {axes};
-  signature.outputs = {axes};
+  signature.set({axes}, {axes});
   keep_whole_if_empty(call, signature);
 }
 
@@ -66,8 +64,7 @@ void describe_im2col(const OpCall& call, Signature& signature) {
   }
   add_whole_axes(sizes, sizes.size() - n_shared, signature, input);
   output.push_back({});
-  signature.inputs = {input};
-  signature.outputs = {output};
+  signature.set({input}, {output});
   keep_whole_if_empty(call, signature);
 }
 
@@ -81,8 +78,7 @@ void describe_col2im(const OpCall& call, Signature& signature) {
   }
   add_whole_axes(sizes, std::min<size_t>(sizes.size(), 1), signature, input);
   output.resize(output.size() + 2);
-  signature.inputs = {input};
-  signature.outputs = {output};
+  signature.set({input}, {output});
   keep_whole_if_empty(call, signature);
 }
 
@@ -97,8 +93,7 @@ void describe_unfold(const OpCall& call, Signature& signature) {
     output[dim] = {};
   }
   output.push_back({});
-  signature.inputs = {input};
-  signature.outputs = {output};
+  signature.set({input}, {output});
 }
 
 void describe_unfold_backward(const OpCall& call, Signature& signature) {
@@ -112,8 +107,7 @@ void describe_unfold_backward(const OpCall& call, Signature& signature) {
     signature.factors[input[dim].factor].is_whole = true;
     output[dim] = {};
   }
-  signature.inputs = {input};
-  signature.outputs = {output};
+  signature.set({input}, {output});
 }
 
 // torch's unfold_backward has no meta kernel outside Python, so an operator of our own gives the shapes.

@@ -1,9 +1,9 @@
 // ops/spatial/pooling.cpp: pooling, unpooling and their derivatives: batch and channels may be sharded. Indices count
 // within a plane.
 #include "ops/families.h"
+#include "ops/support/common_rules.h"
 #include "ops/support/kernels.h"
 #include "ops/support/plain_gradients.h"
-#include "ops/support/planes.h"
 
 #include <ATen/ops/max_pool1d_with_indices.h>
 
@@ -23,8 +23,7 @@ void describe_fractional(size_t n, const OpCall& call, Signature& signature) {
   if (samples.size() == 3 && shared.size() == 1) random = {Axis{}, shared[0]};
   add_whole_axes(samples, samples.size() - random.size(), signature, random);
   shared.resize(sizes.size());
-  signature.inputs = {input, random};
-  signature.outputs = {shared, shared};
+  signature.set({input, random}, {shared, shared});
   keep_whole_if_empty(call, signature);
 }
 

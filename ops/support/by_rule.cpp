@@ -36,6 +36,13 @@ bool is_sharded_along(const at::Tensor& tensor, c10::IntArrayRef dims) {
 
 bool is_sharded_along(const at::Tensor& tensor, int64_t dim) { return is_sharded_along(tensor, c10::IntArrayRef(dim)); }
 
+Dims integers_in(const at::Tensor& tensor) {
+  check_not_traced("numbers that decide sizes");
+  const at::Tensor all = is_dtensor(tensor) ? full_tensor(tensor.detach()) : tensor;
+  const at::Tensor integers = all.to(at::kCPU, at::kLong).contiguous();
+  return {integers.const_data_ptr<int64_t>(), integers.const_data_ptr<int64_t>() + integers.numel()};
+}
+
 at::Tensor reduced(const at::Tensor& tensor) {
   const SpecPtr& spec = spec_of(tensor);
   return spec->layout().has_terms() ? redistribute(tensor, without_partial(spec->placements())) : tensor;

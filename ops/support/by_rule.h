@@ -58,6 +58,9 @@ bool is_sharded_along(const at::Tensor& tensor, int64_t dim);
 /// The same for any of `dims`, or for any dim at all if `dims` is empty.
 bool is_sharded_along(const at::Tensor& tensor, c10::IntArrayRef dims);
 
+/// The elements of an integer tensor in row-major order, for an operator that needs their values on the host: gathered to every rank if it is distributed.
+Dims integers_in(const at::Tensor& tensor);
+
 /// The tensor with every Partial reduced.
 at::Tensor reduced(const at::Tensor& tensor);
 

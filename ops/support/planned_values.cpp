@@ -22,10 +22,7 @@ struct Planned {
   std::set<const Spec*> tables;
 };
 
-Planned& planned() {
-  static auto* const one = new Planned;
-  return *one;
-}
+Planned& planned = *new Planned;  // never destroyed: programs may read it at exit
 
 /// Rows whose weights are close to a parabola: those of the first, the middle and the last one.
 struct Chunk {
@@ -74,23 +71,23 @@ std::vector<Chunk> chunks_of(std::monostate, Interval, int64_t) { return {}; }
 }  // namespace
 
 void plan_ids(IdModel model) {
-  const std::lock_guard lock(planned().mutex);
-  planned().model = std::move(model);
-  planned().tables.clear();
+  const std::lock_guard lock(planned.mutex);
+  planned.model = std::move(model);
+  planned.tables.clear();
 }
 
-bool has_id_model() { return planned().model.index() != 0; }
+bool has_id_model() { return planned.model.index() != 0; }
 
 void note_planned(const Spec& rows) {
-  const std::lock_guard lock(planned().mutex);
-  planned().tables.insert(&rows);
+  const std::lock_guard lock(planned.mutex);
+  planned.tables.insert(&rows);
 }
 
-const std::set<const Spec*>& planned_tables() { return planned().tables; }
+const std::set<const Spec*>& planned_tables() { return planned.tables; }
 
 PlannedIds::PlannedIds(int64_t n_ids, int64_t n_rows, std::optional<Interval> among)
     : n_(n_ids), rows_(among.value_or(Interval{0, n_rows})) {
-  const auto chunks = std::visit([&](const auto& model) { return chunks_of(model, rows_, n_rows); }, planned().model);
+  const auto chunks = std::visit([&](const auto& model) { return chunks_of(model, rows_, n_rows); }, planned.model);
   double all = 0;
   for (const Chunk& chunk : chunks) all += chunk.sum([](double weight) { return weight; });
   if (all == 0) return;  // also for rows that no id names

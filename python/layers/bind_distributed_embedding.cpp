@@ -65,10 +65,9 @@ py::slice slice_of(const Interval& interval) { return {interval.begin, interval.
 
 std::vector<std::tuple<at::Tensor, py::slice, py::slice>> pieces(const Layer& layer, size_t table) {
   TORCH_INTERNAL_ASSERT(table < layer.lanes().tables.size(), "there is no table ", table);
-  std::vector<std::tuple<at::Tensor, py::slice, py::slice>> result;
-  for (const TablePart& piece : layer.pieces(table))
-    result.emplace_back(piece.values, slice_of(piece.rows), slice_of(piece.columns));
-  return result;
+  return c10::fmap(layer.pieces(table), [&](const TablePart& piece) {
+    return std::tuple<at::Tensor, py::slice, py::slice>(piece.values, slice_of(piece.rows), slice_of(piece.columns));
+  });
 }
 
 std::vector<std::tuple<int64_t, int64_t, int64_t>> traffic(const Layer& layer) {

@@ -19,53 +19,6 @@ from shardwise import _C
 
 Size = int | torch.SymInt
 
-# Operators of which the pieces of results have the right sizes whatever the sizes of whole dims are. So do pointwise ones. Their derivatives consist of
-# operators of this list, too.
-_KEEP_SYMBOLS = frozenset(
-    [
-        "aten::alias",
-        "aten::clone",
-        "aten::detach",
-        "aten::squeeze.dim",
-        "aten::squeeze.dims",
-        "aten::t",
-        "aten::transpose.int",
-        "aten::unsqueeze",
-        "aten::_to_copy",
-        "aten::copy_",
-        "aten::empty_like",
-        "aten::full_like",
-        "aten::ones_like",
-        "aten::zeros_like",
-        "aten::tril",
-        "aten::triu",
-        "aten::all",
-        "aten::all.dim",
-        "aten::amax",
-        "aten::amin",
-        "aten::any",
-        "aten::any.dim",
-        "aten::sum",
-        "aten::sum.dim_IntList",
-        "aten::_log_softmax",
-        "aten::_log_softmax_backward_data",
-        "aten::_softmax",
-        "aten::_softmax_backward_data",
-        "aten::native_layer_norm",
-        "aten::native_layer_norm_backward",
-        "aten::_fused_rms_norm",
-        "aten::_fused_rms_norm_backward",
-        "aten::bmm",
-        "aten::linear",
-        "aten::matmul",
-        "shardwise::linear_of_rows",
-        "shardwise::linear_weight_grad",
-        "shardwise::matmul",
-        "shardwise::index",
-        "shardwise::put",
-        "shardwise::put_",
-    ]
-)
 # Operators with a list of the result's sizes, by the place of the argument.
 _SIZED = {"aten::view": 1, "aten::_unsafe_view": 1, "aten::expand": 1}
 NO_SYMBOLS = "has no effect on this dim of a DTensor: it is divided between ranks, or an operator needs its size. A call with another size makes another graph."
@@ -102,7 +55,7 @@ def with_number(func: Any, args: tuple[Any, ...]) -> Any:
 @functools.cache
 def _keeps_symbols(func: Any) -> bool:
     is_pointwise = torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags
-    return is_pointwise or func.name() in _KEEP_SYMBOLS
+    return bool(is_pointwise or _C.keeps_symbols(func.name()))
 
 
 def _compares_number(func: Any) -> bool:

@@ -1,7 +1,6 @@
 #include "runtime/api/redistribute.h"
 
 #include "runtime/api/gradients.h"
-#include "runtime/api/move_dtypes.h"
 #include "runtime/api/to_local.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/redistribute/sparse_move.h"
@@ -101,8 +100,7 @@ struct RedistributeMany : torch::autograd::Function<RedistributeMany> {
     c10::List<c10::IValue> specs(c10::AnyType::get());
     for (const at::Tensor& tensor : tensors) specs.push_back(to_value(spec_of(tensor)->reduced()));
     ctx->saved_data["specs"] = specs;
-    std::vector<bool> is_frozen;
-    for (const at::Tensor& tensor : tensors) is_frozen.push_back(!tensor.requires_grad());
+    std::vector<bool> is_frozen = c10::fmap(tensors, [&](const at::Tensor& tensor) { return !tensor.requires_grad(); });
     ctx->saved_data["bucket_bytes"] = bucket_bytes;
     ctx->saved_data["memory_cap"] = options.memory_cap;
     variable_list moved = moved_together(tensors, to, options, bucket_bytes), frozen;

@@ -23,11 +23,21 @@ struct RedistributeOptions {
   MoveMemory memory = MoveMemory::kOwn;
 };
 
+struct MoveDtypes {
+  /// The result's dtype, if not the tensor's own. The tensor is cast before anything is sent.
+  std::optional<at::ScalarType> forward;
+  /// The dtype in which gradients are sent back, if not the result's. They are cast to the tensor's own dtype on arrival.
+  std::optional<at::ScalarType> backward;
+};
+
 /// Collective over the mesh. Throws: as Layout, before any message.
 at::Tensor redistribute(const at::Tensor& tensor, Placements placements);
 /// The same to another mesh of the world, with any ranks in any arrangement. Collective over the ranks of both meshes.
 at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
                         const RedistributeOptions& options = {});
+/// The same in these dtypes.
+at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
+                        const RedistributeOptions& options, const MoveDtypes& dtypes);
 /// Redistributes several tensors at once, and their exchanges share messages. Tensor i gets `placements[i]` on its own mesh.
 /// Throws: c10::ValueError for lists of different length.
 std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors,

@@ -3,7 +3,6 @@
 #include "runtime/api/from_local.h"
 #include "runtime/api/gradients.h"
 #include "runtime/api/local_form.h"
-#include "runtime/api/outside_mesh.h"
 #include "runtime/tensor/autograd_node.h"
 #include "runtime/tensor/dtensor_impl.h"
 #include "runtime/tensor/flat_part.h"
@@ -18,9 +17,12 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <atomic>
 
 namespace shardwise {
 namespace {
+
+std::atomic<bool> answers_outside = false;
 
 using torch::autograd::variable_list;
 
@@ -87,9 +89,7 @@ variable_list with_history(const at::Tensor& tensor, const Shards& shards, const
 }
 
 std::vector<at::Tensor> without_history(const DTensorImpl& impl, const Shards& shards) {
-  std::vector<at::Tensor> pieces;
-  for (const at::Tensor& piece : shards) pieces.push_back(piece_for_caller(piece, impl));
-  return pieces;
+  return c10::fmap(shards, [&](const at::Tensor& piece) { return piece_for_caller(piece, impl); });
 }
 
 }  // namespace
@@ -100,6 +100,9 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
   if (!form && needs_form(spec->layout())) form = local_form_for_pieces();
   return form ? form->to_local(tensor, grad_placements) : to_piece(tensor, std::move(grad_placements));
 }
+
+void AnswersOutside::set(bool are_on) { answers_outside = are_on; }
+bool AnswersOutside::are_on() { return answers_outside; }
 
 at::Tensor to_piece(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
   const SpecPtr& spec = spec_of(tensor);

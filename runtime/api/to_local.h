@@ -19,7 +19,7 @@ namespace shardwise {
 /// Throws: as to_piece().
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = {});
 /// This rank's piece. In a ragged layout this is the rank's range, [elements of the flattened dims, *the other dims]. A non-member gets an
-/// empty piece (0 elements; for an exception see runtime/api/outside_mesh.h).
+/// empty piece (0 elements; for an exception see AnswersOutside).
 /// Throws: c10::ValueError if the rank holds several pieces, or if they are stale.
 at::Tensor to_piece(const at::Tensor& tensor, std::optional<Placements> grad_placements = {});
 /// All pieces, with their autograd history.
@@ -30,5 +30,14 @@ std::vector<at::Tensor> detached_pieces(const at::Tensor& tensor, const char* re
 /// The only piece, if it is the whole tensor and has the strides of stride(). Throws: c10::ValueError, naming `reader`, if this rank holds
 /// only a part, a Partial term, or other strides.
 at::Tensor whole_piece(const at::Tensor& tensor, const char* reader);
+
+/// A process-wide switch, off by default, that must be the same on all ranks. On: a rank outside the mesh behaves as in
+/// torch.distributed.tensor. equal() returns what the members found, and all ranks of the world take part in it; to_local() of a 0-dim
+/// tensor returns a zero. Off: equal() is an error there and to_local() returns an empty tensor, so no value is used that nobody computed.
+class AnswersOutside {
+ public:
+  static void set(bool are_on);
+  static bool are_on();
+};
 
 }  // namespace shardwise

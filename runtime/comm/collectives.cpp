@@ -89,10 +89,9 @@ class PartsReduction {
         works_(exchange_tagged(*communication_, *backend_, group_, terms_, rows_)) {}
 
   void finish() {
-    for (const auto& work : works_) work->wait();
+    wait_for_all(works_);
     reduce_rows(group_.index, rows_, op_, parts_[group_.index]);
-    for (const auto& work : gather_tagged(*communication_, *backend_, group_, parts_[group_.index], parts_))
-      work->wait();
+    wait_for_all(gather_tagged(*communication_, *backend_, group_, parts_[group_.index], parts_));
   }
 
  private:

@@ -38,8 +38,7 @@ class Communication {
   Communication(const Group& group, const Call& call);
   /// A communication that was not waited for, or whose wait threw, counts as failed.
   ~Communication();
-  Communication(const Communication&) = delete;
-  Communication& operator=(const Communication&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Communication);
 
   /// If the backend fails in one of the following functions, the group takes no more communications, and the error lists the other ranks'
   /// last calls.
@@ -99,8 +98,7 @@ class Communication {
    public:
     explicit Wait(Communication& communication);
     ~Wait();
-    Wait(const Wait&) = delete;
-    Wait& operator=(const Wait&) = delete;
+    C10_DISABLE_COPY_AND_ASSIGN(Wait);
 
    private:
     GilRelease no_gil_;

@@ -55,8 +55,7 @@ class KernelSpan {
     if (span_.is_open()) [[unlikely]]
       span_.end_kernel(op_);
   }
-  KernelSpan(const KernelSpan&) = delete;
-  KernelSpan& operator=(const KernelSpan&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(KernelSpan);
 
  private:
   const std::string& op_;

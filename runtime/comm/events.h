@@ -95,8 +95,7 @@ class EventReader {
   /// `wants`: the sum of some Wants. kOperators includes kCommunications.
   explicit EventReader(int wants);
   ~EventReader() { stop(); }
-  EventReader(const EventReader&) = delete;
-  EventReader& operator=(const EventReader&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(EventReader);
 
   /// Records no further events and keeps the recorded ones. A second call does nothing.
   void stop();

@@ -58,8 +58,7 @@ class FlightRecorder {
 
   explicit FlightRecorder(int64_t rank, bool is_thread = false)
       : rank_(rank), is_thread_(is_thread), slots_(std::make_unique<Slot[]>(kRecords)) {}
-  FlightRecorder(const FlightRecorder&) = delete;
-  FlightRecorder& operator=(const FlightRecorder&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(FlightRecorder);
 
   /// The recorder of `thread`, which is this thread, and whose rank is `rank`. It lives as long as the process.
   static FlightRecorder& of_thread(CommThread& thread, int64_t rank) {

@@ -18,10 +18,7 @@ struct Held {
   std::set<std::weak_ptr<const Group>, std::owner_less<>> groups;
 };
 
-Held& held() {
-  static auto* held = new Held;
-  return *held;
-}
+Held& held = *new Held;  // never destroyed: meshes may outlive main
 
 }  // namespace
 
@@ -39,10 +36,10 @@ std::shared_ptr<World> world_without_groups(int64_t rank, int64_t n_ranks) {
 GivenGroups::GivenGroups(ByRanks groups)
     : groups_(std::move(groups)), outer_(innermost), world_(outer_ ? outer_->world_ : nullptr) {
   innermost = this;
-  const std::lock_guard lock(held().mutex);
-  std::erase_if(held().groups, [](const auto& group) { return group.expired(); });
+  const std::lock_guard lock(held.mutex);
+  std::erase_if(held.groups, [](const auto& group) { return group.expired(); });
   for (const auto& [ranks, group] : groups_)
-    if (group) held().groups.insert(group);
+    if (group) held.groups.insert(group);
 }
 
 GivenGroups::GivenGroups(std::shared_ptr<World> world) : GivenGroups(ByRanks()) {
@@ -56,17 +53,17 @@ GivenGroups* GivenGroups::current() { return innermost; }
 
 void GivenGroups::close() {
   std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> dropped;  // destructors wait for threads: not under the lock
-  const std::lock_guard lock(held().mutex);
-  for (const auto& group : held().groups)
+  const std::lock_guard lock(held.mutex);
+  for (const auto& group : held.groups)
     if (const auto alive = group.lock())
       dropped.push_back(std::move(std::const_pointer_cast<Group>(alive)->process_group));
-  held().groups.clear();
+  held.groups.clear();
 }
 
 GroupPtr GivenGroups::add(Group group) {
   const auto added = std::make_shared<const Group>(std::move(group));
-  const std::lock_guard lock(held().mutex);
-  held().groups.insert(added);
+  const std::lock_guard lock(held.mutex);
+  held.groups.insert(added);
   return groups_[added->ranks] = added;
 }
 

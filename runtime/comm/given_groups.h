@@ -25,8 +25,7 @@ class GivenGroups {
   /// is World::current() meanwhile.
   explicit GivenGroups(std::shared_ptr<World> world = nullptr);
   ~GivenGroups();
-  GivenGroups(const GivenGroups&) = delete;
-  GivenGroups& operator=(const GivenGroups&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(GivenGroups);
 
   /// Releases the process groups of all groups ever given: their meshes cannot communicate any more. World::close() calls it.
   static void close();

@@ -78,8 +78,7 @@ class MessageThread {
   ~MessageThread() {
     if (jobs_ && process_ == getpid()) jobs_->close();
   }
-  MessageThread(const MessageThread&) = delete;
-  MessageThread& operator=(const MessageThread&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(MessageThread);
 
   Jobs& jobs() {
     if (!jobs_ || process_ != getpid()) start();

@@ -39,8 +39,7 @@ class Messages {
   Messages(std::unique_ptr<Communication> communication, std::vector<WorkPtr> works, std::vector<at::Tensor> tensors);
   /// Waits, and swallows errors. While an exception unwinds it does not wait, because the other ranks may be waiting for this one.
   ~Messages();
-  Messages(const Messages&) = delete;
-  Messages& operator=(const Messages&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Messages);
 
   /// Returns when all messages are sent and received. A second call does nothing, or throws the first one's error again.
   /// Throws: the backend's error. With threads: c10::DistBackendError if a rank is gone, c10::ValueError if sizes differ. The other

@@ -20,8 +20,7 @@ class ProfilerSpan {
       if (span_->isActive()) span_->before(std::string(name()));
     }
   }
-  ProfilerSpan(const ProfilerSpan&) = delete;
-  ProfilerSpan& operator=(const ProfilerSpan&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(ProfilerSpan);
 
  private:
   std::optional<at::RecordFunction> span_;

@@ -10,7 +10,9 @@
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace shardwise {
 namespace {
@@ -61,28 +63,15 @@ RedOp red_op(Reduce reduce) {
 }
 
 void combine(at::Tensor result, const at::Tensor& a, const at::Tensor& b, RedOp op) {
-  switch (op) {
-    case RedOp::PRODUCT:
-      at::mul_out(result, a, b);
-      return;
-    case RedOp::MIN:
-      at::minimum_out(result, a, b);
-      return;
-    case RedOp::MAX:
-      at::maximum_out(result, a, b);
-      return;
-    case RedOp::BAND:
-      at::bitwise_and_out(result, a, b);
-      return;
-    case RedOp::BOR:
-      at::bitwise_or_out(result, a, b);
-      return;
-    case RedOp::BXOR:
-      at::bitwise_xor_out(result, a, b);
-      return;
-    default:
-      at::add_out(result, a, b);
-  }
+  using Combine = at::Tensor& (*)(at::Tensor& result, const at::Tensor& a, const at::Tensor& b);
+  static constexpr std::pair<RedOp, Combine> kKnown[] = {
+      {RedOp::PRODUCT, &at::mul_out},      {RedOp::MIN, &at::minimum_out},    {RedOp::MAX, &at::maximum_out},
+      {RedOp::BAND, &at::bitwise_and_out}, {RedOp::BOR, &at::bitwise_or_out}, {RedOp::BXOR, &at::bitwise_xor_out}};
+  const auto* const known = std::ranges::find(kKnown, op, &std::pair<RedOp, Combine>::first);
+  if (known == std::end(kKnown))
+    at::add_out(result, a, b);
+  else
+    known->second(result, a, b);
 }
 
 c10::Scalar identity_of(Reduce reduce, c10::ScalarType dtype) {

@@ -44,10 +44,6 @@ TaggedWorks exchange(const Communication& communication, c10d::Backend& backend,
   return works;
 }
 
-void wait_for_all(const TaggedWorks& works) {
-  for (const auto& work : works) work->wait();
-}
-
 /// The members of a group as a tree: the parent of member i is i with its last digit that is not 0 made 0, in base 8. So a member and all below it
 /// are neighbours.
 struct Tree {
@@ -99,6 +95,10 @@ void pass_through(const Communication& communication, c10d::Backend& backend, co
 }
 
 }  // namespace
+
+void wait_for_all(const TaggedWorks& works) {
+  for (const auto& work : works) work->wait();
+}
 
 Communication::WorkPtr send_tagged(const Communication& communication, c10d::Backend& backend, const at::Tensor& bytes,
                                    int64_t other, std::optional<int64_t> length) {

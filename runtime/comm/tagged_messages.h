@@ -39,6 +39,7 @@ bool goes_doubling(const Group& group, int64_t n_bytes);
 bool goes_in_parts(int64_t n_bytes);
 
 using TaggedWorks = std::vector<Communication::WorkPtr>;
+void wait_for_all(const TaggedWorks& works);
 
 /// Waits until all members have reached this call with the same number of bytes. Used before a collective of the backend whose messages
 /// carry no tag; returns at once if the backend checks its collectives itself.

@@ -25,10 +25,7 @@ struct ProcessWorld {
 };
 
 /// Never destroyed, because a backend's threads may outlive static objects.
-ProcessWorld& process_world() {
-  static auto* const slot = new ProcessWorld;
-  return *slot;
-}
+ProcessWorld& process_world = *new ProcessWorld;
 
 std::vector<int64_t> checked_members(c10::ArrayRef<int64_t> ranks, int64_t n_ranks) {
   std::vector<int64_t> members = ranks.vec();
@@ -61,8 +58,8 @@ World::World(int64_t rank, int64_t size, c10::intrusive_ptr<c10d::ProcessGroup> 
 std::shared_ptr<World> World::maybe_current() {
   if (const auto* given = GivenGroups::current(); given && given->world()) return given->world();
   if (thread_world) return thread_world;
-  const std::lock_guard lock(process_world().mutex);
-  return process_world().world;
+  const std::lock_guard lock(process_world.mutex);
+  return process_world.world;
 }
 
 std::shared_ptr<World> World::current() {
@@ -85,8 +82,8 @@ bool World::is_thread() { return thread_world != nullptr; }
 void World::set_process(std::shared_ptr<World> world) {
   FlightRecorder::begin_world(world, /*is_thread=*/false);
   if (world) start_flight_watch();
-  const std::lock_guard lock(process_world().mutex);
-  process_world().world.swap(world);
+  const std::lock_guard lock(process_world.mutex);
+  process_world.world.swap(world);
 }
 
 GroupPtr World::everyone() {

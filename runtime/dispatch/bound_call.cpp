@@ -42,15 +42,11 @@ void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) 
 }
 
 const DTensorImpl* first_distributed(c10::ArrayRef<c10::IValue> args) {
-  for (const c10::IValue& value : args) {
-    if (value.isTensor())
-      if (const auto* impl = maybe_dtensor(value.toTensor())) return impl;
-    if (value.isTensorList() || value.isOptionalTensorList())
-      for (const c10::IValue& element : value.toListRef())
-        if (element.isTensor())
-          if (const auto* impl = maybe_dtensor(element.toTensor())) return impl;
-  }
-  return nullptr;
+  const DTensorImpl* first = nullptr;
+  for_each_tensor(args, [&](const at::Tensor& tensor, size_t, size_t) {
+    if (!first) first = maybe_dtensor(tensor);
+  });
+  return first;
 }
 
 void replace_tensor(c10::IValue& value, size_t index, const at::Tensor& tensor) {

@@ -39,6 +39,20 @@ struct BoundCall {
   void bind_tensor(const at::Tensor& tensor, size_t arg, size_t index);
 };
 
+/// Calls `visit(tensor, argument, index)` for the tensors among the arguments of a call and in their lists. `visit` may replace the argument.
+template <class Visit>
+void for_each_tensor(c10::ArrayRef<c10::IValue> args, const Visit& visit) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (args[i].isTensor()) {
+      visit(args[i].toTensor(), i, 0);
+    } else if (args[i].isTensorList() || args[i].isOptionalTensorList()) {
+      const size_t n = args[i].toListRef().size();
+      for (size_t j = 0; j < n; ++j)
+        if (const c10::IValue& element = args[i].toListRef()[j]; element.isTensor()) visit(element.toTensor(), i, j);
+    }
+  }
+}
+
 /// The first distributed tensor among the arguments of a call, including lists; null if there is none.
 const DTensorImpl* first_distributed(c10::ArrayRef<c10::IValue> args);
 

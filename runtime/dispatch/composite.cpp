@@ -3,7 +3,7 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/bound_call.h"
 #include "runtime/dispatch/plain_operand.h"
-#include "runtime/rules/aten_operators.h"
+#include "runtime/rules/op_info.h"
 #include "runtime/tensor/registrations.h"
 
 #include <algorithm>

@@ -9,10 +9,10 @@
 #include "runtime/dispatch/local_run.h"
 #include "runtime/dispatch/out_call.h"
 #include "runtime/dispatch/prepare_arguments.h"
-#include "runtime/rules/aten_operators.h"
+#include "runtime/rules/op_info.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
-#include "runtime/tensor/meta_key.h"
+#include "runtime/tensor/dtensor_impl.h"
 #include "runtime/tensor/registrations.h"
 #include "runtime/tensor/subclass.h"
 #include "text/check.h"
@@ -36,17 +36,13 @@ std::shared_ptr<const Decision> decision_for(const BoundCall& call) {
   if (auto known = cache.find(call.key)) return known;
   OpCall dense = call.to_op_call();
   auto decision = std::make_shared<const Decision>(decide(dense));
-  std::vector<SpecPtr> specs;
-  for (const Operand& operand : dense.operands) specs.push_back(operand.spec);
+  std::vector<SpecPtr> specs = c10::fmap(dense.operands, [&](const Operand& operand) { return operand.spec; });
   cache.insert(call.key, decision, std::move(specs), call.op.rule && call.op.rule->is_by_numbers());
   return decision;
 }
 
 /// Protects the table of rules, and its readers, against rules added late.
-std::mutex& rules_mutex() {
-  static auto* mutex = new std::mutex;
-  return *mutex;
-}
+std::mutex rules_mutex;
 
 class BoxedKernel final : public c10::OperatorKernel {
  public:
@@ -93,7 +89,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   static auto* known = new std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>>;
   const OpInfo* info;
   {
-    std::lock_guard lock(rules_mutex());
+    std::lock_guard lock(rules_mutex);
     auto& entry = (*known)[op.operator_name()];
     if (!entry) {
       entry = std::make_unique<OpInfo>(op);
@@ -309,7 +305,7 @@ void add_user_rule(const std::string& op, const Rule& rule) {
                  "[register_rule] torch knows no operator {}. Register it with torch first; overloads are named as in "
                  "aten::add.Tensor.",
                  op);
-  const std::lock_guard lock(rules_mutex());
+  const std::lock_guard lock(rules_mutex);
   const bool may_have_rule =
       op.starts_with("aten::") ? is_unanswered(*handle) : !is_collective(handle->operator_name());
   SW_CHECK_VALUE(may_have_rule,

@@ -24,6 +24,15 @@ inline bool wants_gradient_layout(const DTensorImpl& tensor) {
   return meta && meta->requires_grad_ && !tensor.has_gradient_layout();
 }
 
+// Operands that a call whose decision is_direct may hand to the kernel at once.
+
+/// True if the pieces are here and plain, and nothing has to be noted about the tensor. Cost: some reads.
+inline bool is_for_kernel(const DTensorImpl& tensor) {
+  return tensor.is_ready() && !tensor.local_form() && !wants_gradient_layout(tensor);
+}
+/// The same for a tensor that is not distributed: a number whose history nobody follows.
+inline bool is_for_kernel(const at::Tensor& plain) { return plain.dim() == 0 && !plain.requires_grad(); }
+
 /// From now on backward() gives `leaf` a .grad with the leaf's layout at that time (replicated if the leaf is Partial). Operators call this
 /// for each leaf that they use.
 ///
@@ -40,8 +49,7 @@ class AccumulatedGradients {
  public:
   AccumulatedGradients();
   ~AccumulatedGradients();
-  AccumulatedGradients(const AccumulatedGradients&) = delete;
-  AccumulatedGradients& operator=(const AccumulatedGradients&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(AccumulatedGradients);
 
   /// Lays out the .grad of each leaf that received a gradient, in the order in which operators first met the leaves; exchanges share
   /// messages. Collective over their meshes. If it is not called, for example because of an exception, gradients keep their layouts.

@@ -4,7 +4,7 @@
 #include "runtime/comm/tracing.h"
 #include "runtime/dispatch/bound_call.h"
 #include "runtime/dispatch/plain_operand.h"
-#include "runtime/rules/aten_operators.h"
+#include "runtime/rules/op_info.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/native/Resize.h>
@@ -53,9 +53,8 @@ torch::jit::Stack sample_of(const OpInfo& op, c10::ArrayRef<c10::IValue> args,
                   ? at::full({0}, 0, at::TensorOptions().dtype(dtypes[n_outs++]).device(tensor.device()))
                   : one_element(tensor, tensor.scalar_type());
     } else if (value.isTensorList()) {
-      std::vector<at::Tensor> tensors;
-      for (const at::Tensor& tensor : value.toTensorVector())
-        tensors.push_back(one_element(tensor, tensor.scalar_type()));
+      std::vector<at::Tensor> tensors = c10::fmap(
+          value.toTensorVector(), [&](const at::Tensor& tensor) { return one_element(tensor, tensor.scalar_type()); });
       value = tensors;
     }
   }

@@ -20,24 +20,15 @@ class ArgumentPreparation {
       : op_(op), args_(stack.end() - static_cast<std::ptrdiff_t>(op.n_args()), stack.end()) {}
 
   void run() {
-    for_each_tensor([&](const at::Tensor& tensor, size_t arg, size_t index) { prepare_tensor(tensor, arg, index); });
+    for_each_tensor(args(),
+                    [&](const at::Tensor& tensor, size_t arg, size_t index) { prepare_tensor(tensor, arg, index); });
     // torch's formulas take the gradients of all operands from that of the plain result.
-    if (writes_plain_) for_each_tensor([](const at::Tensor& tensor, size_t, size_t) { keep_distributed(tensor); });
+    if (writes_plain_)
+      for_each_tensor(args(), [](const at::Tensor& tensor, size_t, size_t) { keep_distributed(tensor); });
   }
 
  private:
-  template <class Visit>
-  void for_each_tensor(const Visit& visit) const {
-    for (size_t i = 0; i < args_.size(); ++i) {
-      if (args_[i].isTensor()) {
-        visit(args_[i].toTensor(), i, 0);
-      } else if (args_[i].isTensorList() || args_[i].isOptionalTensorList()) {
-        const size_t n = args_[i].toListRef().size();
-        for (size_t j = 0; j < n; ++j)
-          if (const c10::IValue& element = args_[i].toListRef()[j]; element.isTensor()) visit(element.toTensor(), i, j);
-      }
-    }
-  }
+  c10::ArrayRef<c10::IValue> args() const { return c10::ArrayRef<c10::IValue>(args_.data(), args_.size()); }
 
   void prepare_tensor(const at::Tensor& tensor, size_t arg, size_t index) {
     if (!tensor.defined()) return;
@@ -86,7 +77,7 @@ class ArgumentPreparation {
 
   /// Replaces a plain tensor with a replica and returns it. Throws: c10::ValueError where check_plain() does.
   DTensorImpl* replicate(const at::Tensor& plain, size_t arg, size_t index) {
-    const DTensorImpl* const neighbour = first_distributed(c10::ArrayRef<c10::IValue>(args_.data(), args_.size()));
+    const DTensorImpl* const neighbour = first_distributed(args());
     TORCH_INTERNAL_ASSERT(neighbour, "[", op_.name, "] reached Shardwise without a distributed tensor");
     const auto& mesh = neighbour->spec()->mesh();
     check_plain(op_, plain, arg, mesh);

@@ -8,8 +8,8 @@
 
 #include "runtime/comm/events.h"
 #include "runtime/dispatch/decision.h"
-#include "runtime/dispatch/direct_operand.h"
 #include "runtime/dispatch/dispatch.h"
+#include "runtime/dispatch/gradient_layout.h"
 #include "runtime/dispatch/view_begin.h"
 #include "runtime/dispatch/view_call.h"
 #include "runtime/rules/rule.h"
@@ -161,10 +161,7 @@ class Unboxed<Op, Return(Args...)> {
     return tensor ? std::optional(local(*tensor)) : std::nullopt;
   }
   static std::vector<at::Tensor> local(const at::ITensorListRef& tensors) {
-    std::vector<at::Tensor> pieces;
-    pieces.reserve(tensors.size());
-    for (const at::Tensor& tensor : tensors) pieces.push_back(local(tensor));
-    return pieces;
+    return c10::fmap(tensors, [&](const at::Tensor& tensor) { return local(tensor); });
   }
 
   template <class Value>

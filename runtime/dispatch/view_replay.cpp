@@ -1,6 +1,6 @@
 #include "runtime/dispatch/view_replay.h"
 
-#include "runtime/rules/aten_operators.h"
+#include "runtime/rules/op_info.h"
 #include "runtime/tensor/dtensor_impl.h"
 #include "runtime/tensor/registrations.h"
 

@@ -2,6 +2,7 @@
 
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/events.h"
+#include "runtime/dispatch/bound_call.h"
 #include "runtime/tensor/dtensor_impl.h"
 #include "runtime/tensor/meta_memory.h"
 #include "text/check.h"
@@ -66,16 +67,6 @@ int64_t flops_of(std::string_view op, Values in, const c10::IValue& out) {
     return of_attention(in[1], in[2], in[3]) * 5 / 2;
   if (is_attention) return of_attention(in[0], in[1], in[2]);
   return 0;
-}
-
-template <class See>
-void for_each_tensor(const c10::IValue& value, const See& see) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) see(value.toTensor());
-  } else if (value.isTensorList() || value.isOptionalTensorList()) {
-    for (const c10::IValue& element : value.toListRef())
-      if (element.isTensor() && element.toTensor().defined()) see(element.toTensor());
-  }
 }
 
 }  // namespace
@@ -154,8 +145,9 @@ struct Call : at::ObserverContext {
 using Recording = WorkMeter::Recording;
 
 void add_bytes(Work& work, const c10::IValue& value, std::unordered_set<const void*>* seen) {
-  for_each_tensor(value, [&](const at::Tensor& tensor) {
-    if (tensor.layout() == at::kStrided && (!seen || seen->insert(tensor.unsafeGetTensorImpl()).second))
+  for_each_tensor(value, [&](const at::Tensor& tensor, size_t, size_t) {
+    if (tensor.defined() && tensor.layout() == at::kStrided &&
+        (!seen || seen->insert(tensor.unsafeGetTensorImpl()).second))
       work.bytes += static_cast<int64_t>(tensor.nbytes());
   });
 }
@@ -166,11 +158,10 @@ std::unique_ptr<at::ObserverContext> entered(const at::RecordFunction& function)
   const auto name = function.operator_name();
   if (!name) return nullptr;
   bool is_distributed = false, is_on_meta = false;
-  for (const c10::IValue& input : function.inputs())
-    for_each_tensor(input, [&](const at::Tensor& tensor) {
-      is_distributed |= is_dtensor(tensor);
-      is_on_meta |= tensor.is_meta();
-    });
+  for_each_tensor(function.inputs(), [&](const at::Tensor& tensor, size_t, size_t) {
+    is_distributed |= is_dtensor(tensor);
+    is_on_meta |= tensor.defined() && tensor.is_meta();
+  });
   if (is_distributed) {
     ++meter->distributed;
     return std::make_unique<Call>(Call::kDistributed);

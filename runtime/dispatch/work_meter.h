@@ -31,8 +31,7 @@ class WorkMeter {
   /// Throws: c10::ValueError if another one records this thread.
   WorkMeter();
   ~WorkMeter() { stop(); }
-  WorkMeter(const WorkMeter&) = delete;
-  WorkMeter& operator=(const WorkMeter&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(WorkMeter);
 
   /// Records nothing further and keeps what was recorded. A second call does nothing.
   void stop();

@@ -1,7 +1,7 @@
 // runtime/redistribute/alike_ranks.h: the ranks that hold and send as much as this rank does, in everything that it did.
 #pragma once
 
-#include "runtime/tensor/made_specs.h"
+#include "runtime/tensor/spec.h"
 
 #include <cstdint>
 #include <optional>

@@ -3,7 +3,6 @@
 
 #include "plans/transfers.h"
 #include "runtime/redistribute/packed_messages.h"
-#include "runtime/tensor/shards.h"
 #include "runtime/tensor/spec.h"
 
 #include <memory>

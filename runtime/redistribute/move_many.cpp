@@ -88,8 +88,7 @@ void exchange_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
       return own.is_local == first.is_local && are_same(participants_of(own).group, participants.group) &&
              own.step.n_rounds == first.step.n_rounds;
     });
-    std::vector<ExchangeItem> items;
-    for (const Moving* moving : together) items.push_back(moving->item());
+    std::vector<ExchangeItem> items = c10::fmap(together, [&](const Moving* moving) { return moving->item(); });
     const auto layouts = [&] { return words_of(together); };
     const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram, layouts);  // the policy has been checked
     auto results = ExchangeRun(participants, std::move(items), device).run();

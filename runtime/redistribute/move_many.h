@@ -2,7 +2,6 @@
 #pragma once
 
 #include "plans/plan.h"
-#include "runtime/tensor/shards.h"
 #include "runtime/tensor/spec.h"
 
 #include <vector>

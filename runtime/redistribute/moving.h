@@ -9,13 +9,28 @@
 #include "runtime/comm/collectives.h"
 #include "runtime/redistribute/exchange_run.h"
 #include "runtime/redistribute/plan_cache.h"
-#include "runtime/tensor/shards.h"
+#include "runtime/tensor/spec.h"
 
 #include <memory>
 #include <string>
 #include <vector>
 
 namespace shardwise {
+
+/// Checks before a move between two meshes that all their ranks mean the same two. On a (dp=2, tp=2) mesh, mesh["dp"] and mesh["tp"] have different
+/// ranks on each rank:
+///
+///   rank 0: [0, 2] and [0, 1]      rank 2: [0, 2] and [2, 3]
+///
+/// In a move between them, rank 0 would send to ranks that expect nothing from it.
+///
+/// Collective over both meshes, first over `from`; ranks outside both do nothing. If the meshes have no common rank, each mesh only
+/// compares what its own ranks know.
+///
+/// Throws: c10::ValueError on all ranks of both meshes if they do not mean the same two meshes.
+/// Cost: nothing if both have the same ranks. A gather of two numbers per rank if one mesh has all ranks of the other; otherwise three
+/// gathers. CommTrace leaves them out.
+void check_same_meshes(const DeviceMesh& from, const DeviceMesh& to);
 
 /// Throws: c10::ValueError for different worlds, c10::NotImplementedError for a move out of meta. If the meshes differ, their ranks compare
 /// them.

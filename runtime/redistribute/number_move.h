@@ -7,7 +7,6 @@
 // So the ranks of a's mesh compare the values of s that they have, and ranks without s take it from the others.
 #pragma once
 
-#include "runtime/tensor/shards.h"
 #include "runtime/tensor/spec.h"
 
 namespace shardwise {

@@ -38,8 +38,7 @@ class PackedMessages {
   explicit PackedMessages(c10::Device device, bool may_change = false) : device_(device), may_change_(may_change) {}
   /// Gives the buffers back if finish() has run.
   ~PackedMessages();
-  PackedMessages(const PackedMessages&) = delete;
-  PackedMessages& operator=(const PackedMessages&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(PackedMessages);
 
   void send(int64_t rank, at::Tensor part);
   void receive(int64_t rank, at::Tensor place);

@@ -18,16 +18,9 @@
 namespace shardwise {
 namespace {
 
-std::mutex& steps_mutex() {
-  static auto* mutex = new std::mutex;
-  return *mutex;
-}
-
-/// Never emptied, because a graph may run as long as the process lives.
-std::unordered_map<std::string, TracedStep>& steps() {
-  static auto* steps = new std::unordered_map<std::string, TracedStep>;
-  return *steps;
-}
+std::mutex steps_mutex;
+/// Never emptied or destroyed, because a graph may run as long as the process lives.
+auto& steps = *new std::unordered_map<std::string, TracedStep>;
 
 /// Everything that a layout depends on. The hash covers layouts in pieces, whose text is cut.
 std::string full_words(const SpecPtr& given) {
@@ -49,20 +42,20 @@ std::string words_of(const TracedStep& step) {
 /// them apart.
 std::string remember(const TracedStep& step) {
   const std::string words = words_of(step);
-  const std::lock_guard lock(steps_mutex());
+  const std::lock_guard lock(steps_mutex);
   std::string text = words;
   for (int n = 2;; ++n) {
-    const auto [entry, is_new] = steps().try_emplace(text, step);
+    const auto [entry, is_new] = steps.try_emplace(text, step);
     if (is_new || (entry->second.operands == step.operands && entry->second.results == step.results)) return text;
     text = fmt::format("{} ({})", words, n);
   }
 }
 
 const TracedStep& step_of(const std::string& what) {
-  const std::lock_guard lock(steps_mutex());
-  const auto found = steps().find(what);
+  const std::lock_guard lock(steps_mutex);
+  const auto found = steps.find(what);
   SW_CHECK_VALUE(
-      found != steps().end(),
+      found != steps.end(),
       "[torch.compile] a graph asks for a step that this process has not traced: {}. Compile the program in the "
       "process that runs it.",
       what);

@@ -10,7 +10,6 @@
 // processes by their contents: equal texts mean equal steps in every process.
 #pragma once
 
-#include "runtime/tensor/shards.h"
 #include "runtime/tensor/spec.h"
 
 #include <functional>

@@ -1,18 +1,27 @@
-// runtime/rules/op_info.h: the facts that dispatch needs about an operator's schema, computed once.
+// runtime/rules/op_info.h: the facts that dispatch needs about an operator's schema, computed once. And the list of aten operators in this torch, made once for all code that registers kernels.
 #pragma once
 
-#include "runtime/rules/operand_role.h"
-
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
 #include <atomic>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace shardwise {
 
 class Rule;
+
+/// The role of a tensor argument, which torch's schemas only express by its name: whether a plain tensor may be used for it next to distributed ones.
+enum class OperandRole : uint8_t {
+  kValue,         // no
+  kPositions,     // indices: a plain one counts as replicated
+  kSelection,     // a mask, or counts: counts as replicated too
+  kBatch,         // ids, and bags and weights of ids: data that differs between data-parallel ranks: no
+  kInitialState,  // of a recurrent layer: no, and the error explains more
+};
 
 /// An operator's rule, for its kernels: null until a rule is set, and afterwards always that one. Threads may read it while another thread
 /// sets it.
@@ -61,5 +70,19 @@ struct OpInfo {
 
 /// The operator of this full name ("aten::add.Tensor"), if torch has it.
 std::optional<c10::OperatorHandle> find_operator(std::string_view name);
+
+struct AtenOperator {
+  c10::OperatorHandle handle;
+  std::string name;  // "aten::add.Tensor"
+
+  /// The name for torch::Library::impl(): "add.Tensor".
+  const char* short_name() const { return name.c_str() + 6; }
+};
+
+/// All operators of aten, sorted by name.
+c10::ArrayRef<AtenOperator> aten_operators();
+
+/// The overloads of `name` ("aten::add").
+c10::ArrayRef<AtenOperator> overloads_of(std::string_view name);
 
 }  // namespace shardwise

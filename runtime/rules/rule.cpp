@@ -287,4 +287,8 @@ const Rule* RuleTable::find(const std::string& op) const {
   return found == rules_.end() ? nullptr : &found->second;
 }
 
+void RuleTable::keep_symbols(std::initializer_list<const char*> ops) { keep_symbols_.insert(ops.begin(), ops.end()); }
+
+bool RuleTable::keeps_symbols(const std::string& op) const { return keep_symbols_.contains(op); }
+
 }  // namespace shardwise

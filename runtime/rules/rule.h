@@ -16,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 namespace shardwise {
@@ -62,6 +63,10 @@ struct Signature {
   c10::SmallVector<int, 1> additive;  // operands added once to the result: Partial if a factor is summed (a bias)
   bool is_pointwise = false;          // may run box by box
 
+  void set(c10::SmallVector<Axes, 4> of_inputs, c10::SmallVector<Axes, 2> of_outputs) {
+    inputs = std::move(of_inputs);
+    outputs = std::move(of_outputs);
+  }
   int add_factor(int64_t size, bool is_whole = false) {
     factors.push_back({size, is_whole});
     return static_cast<int>(factors.size()) - 1;
@@ -202,9 +207,15 @@ class RuleTable {
   /// Null if there is none. A rule lives as long as the table.
   const Rule* find(const std::string& op) const;
 
+  /// Names operators, with or without a rule, of which the pieces of results have the right sizes whatever the sizes of whole dims are, so that graphs
+  /// keep symbols for these (runtime/tensor/symbolic_sizes.h). Their derivatives must consist of such operators. Pointwise ones need no mention.
+  void keep_symbols(std::initializer_list<const char*> ops);
+  bool keeps_symbols(const std::string& op) const;
+
  private:
   mutable std::mutex mutex_;
   std::unordered_map<std::string, Rule> rules_;
+  std::unordered_set<std::string> keep_symbols_;
 };
 
 }  // namespace shardwise

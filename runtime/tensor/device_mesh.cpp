@@ -4,7 +4,6 @@
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/torch_versions.h"
 #include "runtime/tensor/mesh_families.h"
-#include "runtime/tensor/planned_device.h"
 #include "runtime/tensor/unused_meshes.h"
 #include "text/check.h"
 
@@ -38,10 +37,7 @@ std::vector<const void*> marks_of(const DeviceMesh& mesh) {
 }
 
 std::mutex registry_mutex;
-std::map<Key, std::weak_ptr<const DeviceMesh>>& registry() {
-  static auto* meshes = new std::map<Key, std::weak_ptr<const DeviceMesh>>;  // never destroyed: meshes may outlive main
-  return *meshes;
-}
+auto& registry = *new std::map<Key, std::weak_ptr<const DeviceMesh>>;  // never destroyed: meshes may outlive main
 
 /// The list of these ranks that living meshes share. Pre: registry_mutex is held.
 std::shared_ptr<const Line> shared_list(Line ranks) {
@@ -123,7 +119,7 @@ MeshPtr DeviceMesh::create_by_members(std::shared_ptr<World> world, c10::DeviceT
   Key key{world.get(), device_type, Line(grid.shape.begin(), grid.shape.end()), grid.ranks, names, marks_of(*mesh)};
   {
     std::lock_guard lock(registry_mutex);
-    if (auto found = registry().find(key); found != registry().end())
+    if (auto found = registry.find(key); found != registry.end())
       if (auto known = found->second.lock()) return known;
   }
   if (!scope) mesh->own_groups_ = make_groups(*world, grid);
@@ -134,8 +130,8 @@ MeshPtr DeviceMesh::create_by_members(std::shared_ptr<World> world, c10::DeviceT
   mesh->names_ = std::move(names);
 
   std::lock_guard lock(registry_mutex);
-  std::erase_if(registry(), [](const auto& entry) { return entry.second.expired(); });
-  auto& place = registry()[key];
+  std::erase_if(registry, [](const auto& entry) { return entry.second.expired(); });
+  auto& place = registry[key];
   if (auto other = place.lock()) return other;  // another thread has made it, over the same groups
   mesh->ascending_ranks_ = shared_list(mesh->grid_->ranks);
   place = mesh;

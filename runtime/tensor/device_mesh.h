@@ -165,6 +165,9 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   mutable std::weak_ptr<const DeviceMesh> on_meta_;  // only set for a mesh with memory
 };
 
+/// The kind of device for which plain tensors on meta are planned: that of DeviceMesh::plan_for(), or else CUDA.
+c10::DeviceType planned_device_on_meta();
+
 /// A 1-D mesh of all ranks of this thread's world.
 MeshPtr world_mesh(c10::DeviceType device_type);
 

@@ -3,7 +3,6 @@
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/no_messages.h"
 #include "runtime/tensor/flat_part.h"
-#include "runtime/tensor/meta_key.h"
 #include "runtime/tensor/object_lock.h"
 #include "runtime/tensor/owned_rows.h"
 #include "runtime/tensor/sparse.h"

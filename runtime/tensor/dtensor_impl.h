@@ -1,7 +1,6 @@
 // runtime/tensor/dtensor_impl.h: the TensorImpl of a distributed tensor: a tensor of global shape that holds this rank's pieces.
 #pragma once
 
-#include "runtime/tensor/shards.h"
 #include "runtime/tensor/spec.h"
 #include "runtime/tensor/symbolic_sizes.h"
 #include "runtime/tensor/tensor_memory.h"
@@ -16,6 +15,11 @@ namespace shardwise {
 /// The dispatch key of distributed tensors, and its autograd key.
 inline constexpr c10::DispatchKey kTensorKey = c10::DispatchKey::PrivateUse2;
 inline constexpr c10::DispatchKey kAutogradKey = c10::DispatchKey::AutogradPrivateUse2;
+/// Distributed tensors on meta have this key, too, and operators see it first. torch itself does not use it.
+///
+/// The dispatcher ranks the backends of operands, and Meta above ours. So it would call torch's meta kernel for a distributed tensor next to
+/// a plain tensor on meta. The kernel of this key passes the call on without the backend Meta.
+inline constexpr c10::DispatchKey kMetaKey = c10::DispatchKey::DeferredInit;
 
 class LocalForm;
 class OwnedRows;

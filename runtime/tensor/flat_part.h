@@ -4,7 +4,7 @@
 // [8, 5] as _StridedShard(0, split_factor=2) over 2 ranks: pieces [2, 5] and [2, 5], views of the local tensor [4, 5]
 #pragma once
 
-#include "runtime/tensor/shards.h"
+#include "runtime/tensor/spec.h"
 
 namespace shardwise {
 

@@ -115,9 +115,7 @@ std::vector<RankGrid> slices(const RankGrid& grid, const MergedDims& dims) {
 }
 
 std::vector<DimNames> each_alone(const DimNames& names) {
-  std::vector<DimNames> dims;
-  for (const std::string& name : names) dims.push_back({name});
-  return dims;
+  return c10::fmap(names, [&](const std::string& name) { return DimNames{name}; });
 }
 
 MergedDims positions(const DimNames& names, const std::vector<DimNames>& dims) {

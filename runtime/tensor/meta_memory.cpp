@@ -1,8 +1,8 @@
 #include "runtime/tensor/meta_memory.h"
 
 #include "runtime/comm/comm_scope.h"
+#include "runtime/tensor/device_mesh.h"
 #include "runtime/tensor/dtensor_impl.h"
-#include "runtime/tensor/planned_device.h"
 #include "text/check.h"
 
 #include <c10/core/Allocator.h>

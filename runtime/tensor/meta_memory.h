@@ -29,8 +29,7 @@ class MetaMemory {
   /// Throws: c10::ValueError if another one records.
   MetaMemory();
   ~MetaMemory() { stop(); }
-  MetaMemory(const MetaMemory&) = delete;
-  MetaMemory& operator=(const MetaMemory&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(MetaMemory);
 
   /// Records no further allocations and keeps the recorded ones. A second call does nothing.
   void stop();
@@ -55,8 +54,7 @@ class LabelledMemory {
  public:
   explicit LabelledMemory(MetaLabel label) : outer_(std::exchange(current(), label)) {}
   ~LabelledMemory() { current() = outer_; }
-  LabelledMemory(const LabelledMemory&) = delete;
-  LabelledMemory& operator=(const LabelledMemory&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(LabelledMemory);
 
   static int64_t& current();
 
@@ -70,8 +68,7 @@ class KernelMemory {
  public:
   KernelMemory() : outer_(std::exchange(innermost(), this)) {}
   ~KernelMemory();
-  KernelMemory(const KernelMemory&) = delete;
-  KernelMemory& operator=(const KernelMemory&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(KernelMemory);
 
  private:
   friend class RecordingAllocator;
@@ -86,8 +83,7 @@ class ShapesAlone {
  public:
   ShapesAlone() { ++depth(); }
   ~ShapesAlone() { --depth(); }
-  ShapesAlone(const ShapesAlone&) = delete;
-  ShapesAlone& operator=(const ShapesAlone&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(ShapesAlone);
 
   static bool is_open() { return depth() > 0; }
 

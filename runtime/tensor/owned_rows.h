@@ -1,7 +1,6 @@
 // runtime/tensor/owned_rows.h: Partial sums in which each row has a single owner.
 #pragma once
 
-#include "runtime/tensor/shards.h"
 #include "runtime/tensor/spec.h"
 
 #include <atomic>

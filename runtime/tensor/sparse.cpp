@@ -122,8 +122,7 @@ std::shared_ptr<const EntryCounts> agreed_counts(const DTensorImpl& sparse) {
   const ObjectLock lock(&entries);
   if (auto agreed = std::atomic_load(&entries.counts)) return agreed;
   const Spec& spec = *sparse.spec();
-  std::vector<int64_t> own;
-  for (const at::Tensor& piece : sparse.shards()) own.push_back(piece._nnz());
+  std::vector<int64_t> own = c10::fmap(sparse.shards(), [&](const at::Tensor& piece) { return piece._nnz(); });
   bool is_split = false;
   for (const Placement& placement : spec.placements()) is_split |= splits_entries(placement, entries.sparse_dim);
   EntryCounts counts;

@@ -1,7 +1,6 @@
 #include "runtime/tensor/spec.h"
 
 #include "placements/placement_list.h"
-#include "runtime/tensor/made_specs.h"
 #include "runtime/tensor/unused_meshes.h"
 #include "text/check.h"
 

@@ -1,10 +1,12 @@
-// runtime/tensor/spec.h: everything that a rank knows about a distributed tensor except its values; interned.
+// runtime/tensor/spec.h: everything that a rank knows about a distributed tensor except its values; interned. And this rank's pieces of it.
 #pragma once
 
 #include "runtime/tensor/device_mesh.h"
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/SmallVector.h>
 
 #include <optional>
 #include <vector>
@@ -68,6 +70,34 @@ class Spec final : public torch::CustomClassHolder {
   size_t hash_ = 0;
   std::vector<Box> boxes_;
   std::optional<Dims> flat_sizes_;
+};
+
+/// This rank's pieces, in the order of Spec::boxes(); none on a non-member.
+using Shards = c10::SmallVector<at::Tensor, 1>;
+
+/// Pieces still to arrive: a move whose last messages are in flight (its destructor waits for them), or terms that this rank computes from
+/// local data at the first read.
+class PendingMove {
+ public:
+  virtual ~PendingMove() = default;
+  /// Waits for the pieces; starts no message. Call it once only. Throws: the backend's errors.
+  virtual Shards finish() = 0;
+};
+
+/// Keeps each spec that any thread makes, until stop().
+class MadeSpecs {
+ public:
+  /// Throws: c10::ValueError if another one is open.
+  MadeSpecs();
+  ~MadeSpecs() { stop(); }
+  C10_DISABLE_COPY_AND_ASSIGN(MadeSpecs);
+
+  /// Lets them go. A second call does nothing.
+  void stop();
+  std::vector<SpecPtr> specs() const;
+
+ private:
+  bool is_open_ = true;
 };
 
 /// Row-major strides (elements) of `sizes`.

@@ -100,8 +100,7 @@ class Row {
                              "context of its __tensor_flatten__, so the parts cannot be joined without aten.cat. "
                              "Implement aten.cat in its __torch_dispatch__.",
                              op_, class_of(largest), refusal.empty() ? "" : ": ", refusal, dim_);
-    std::vector<Flattened> parts;
-    for (const at::Tensor& object : objects_) parts.push_back(flattened(object));
+    std::vector<Flattened> parts = c10::fmap(objects_, [&](const at::Tensor& object) { return flattened(object); });
     Flattened whole = parts[&largest - objects_.data()];
     for (const Flattened& part : parts) check_alike(have_same_context(part, whole), "its context");
     for (size_t i = 0; i < whole.inner.size(); ++i)
@@ -111,9 +110,7 @@ class Row {
   }
 
   static std::vector<at::Tensor> inner(const std::vector<Flattened>& parts, size_t i) {
-    std::vector<at::Tensor> result;
-    for (const Flattened& part : parts) result.push_back(part.inner[i]);
-    return result;
+    return c10::fmap(parts, [&](const Flattened& part) { return part.inner[i]; });
   }
 
   static Dims joined_sizes(c10::ArrayRef<at::Tensor> tensors, int64_t dim) {
@@ -218,8 +215,7 @@ at::Tensor joined(const char* op, Parts parts) {
       std::ranges::sort(row, {}, [&](const auto& part) { return part.first.offsets[dim]; });
       Box box = row[0].first;
       box.set_interval(dim, {box.offsets[dim], row.back().first.interval(dim).end});
-      std::vector<at::Tensor> objects;
-      for (const auto& part : row) objects.push_back(part.second);
+      std::vector<at::Tensor> objects = c10::fmap(row, [&](const auto& part) { return part.second; });
       parts.emplace_back(box, objects.size() == 1 ? objects[0] : Row(op, std::move(objects), dim).object());
     }
   }

@@ -5,7 +5,6 @@
 // else reads a size fixes all symbols of the tensor: the graph gets a guard, and a call with another size makes another graph.
 #pragma once
 
-#include "runtime/tensor/shards.h"
 #include "runtime/tensor/spec.h"
 
 #include <c10/core/SymInt.h>
@@ -60,8 +59,7 @@ class KeepsSymbols {
  public:
   KeepsSymbols(std::string op, size_t argument, std::vector<c10::SymInt> values);
   ~KeepsSymbols();
-  KeepsSymbols(const KeepsSymbols&) = delete;
-  KeepsSymbols& operator=(const KeepsSymbols&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(KeepsSymbols);
   static bool is_active() { return current_; }
   /// The symbolic argument of the call of `op`; null if it has none.
   static const SymbolicArgument* argument_of(const std::string& op);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "runtime/comm/tracing.h"
-#include "runtime/tensor/shards.h"
+#include "runtime/tensor/spec.h"
 #include "runtime/tensor/subclass.h"
 
 namespace shardwise {

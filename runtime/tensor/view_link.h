@@ -1,7 +1,6 @@
 // runtime/tensor/view_link.h: the link that keeps a view up to date if it does not share its source's memory.
 #pragma once
 
-#include "runtime/tensor/shards.h"
 #include "runtime/tensor/spec.h"
 
 namespace shardwise {

@@ -46,8 +46,7 @@ struct LayerTables {
 
   /// Pre: every feature's table exists.
   LayerTables(TableLanes of, std::vector<Feature> for_features);
-  LayerTables(const LayerTables&) = delete;
-  LayerTables& operator=(const LayerTables&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(LayerTables);
 };
 using LayerTablesPtr = std::shared_ptr<const LayerTables>;
 

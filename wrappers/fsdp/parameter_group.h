@@ -52,8 +52,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   /// A copy of the group with `sharded[i]` in place of sharded()[i]: of the same layout, perhaps with another dtype or device. Settings, and
   /// gradients that wait for a later reduction, are copied too. Throws: c10::ValueError if a layout differs.
   std::shared_ptr<ParameterGroup> with(const std::vector<at::Tensor>& sharded) const;
-  ParameterGroup(const ParameterGroup&) = delete;
-  ParameterGroup& operator=(const ParameterGroup&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(ParameterGroup);
 
   const DataMesh& data() const { return data_; }
   const std::vector<at::Tensor>& sharded() const { return sharded_; }

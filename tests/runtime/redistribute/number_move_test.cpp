@@ -1,7 +1,7 @@
 #include "runtime/redistribute/number_move.h"
 
 #include "runtime/comm/events.h"
-#include "runtime/redistribute/mesh_agreement.h"
+#include "runtime/redistribute/moving.h"
 #include "tests/support/either_world.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
