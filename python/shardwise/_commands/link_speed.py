@@ -61,7 +61,9 @@ def slowest(file: Path) -> list[tuple[float, float]]:
     """The slowest link within a host and the slowest between hosts, in us and GB/s, that `doctor --json` measured. Raises ValueError if the file has
     none, or is none."""
     if not file.is_file():
-        raise ValueError(f"[dry_run] there is no file {str(file)!r}. Give what `torchrun ... -m shardwise doctor --json` printed.")
+        raise ValueError(
+            f"[dry_run] there is no file {str(file)!r}. Give what `torchrun ... -m shardwise doctor --json` printed."
+        )
     try:
         speeds = [LinkSpeed(**each["speed"]) for each in json.loads(file.read_text(encoding="utf-8")) if each["speed"]]
     except (ValueError, TypeError, KeyError):
