@@ -6,6 +6,7 @@
 //            index sharded along dim   added values give Partial(sum)
 //   both:    self, index and src are sharded alike along other dims
 #include "ops/families.h"
+#include "ops/indexing/index.h"
 #include "ops/indexing/index_grad.h"
 #include "ops/indexing/index_operand.h"
 #include "ops/indexing/window.h"
@@ -176,6 +177,8 @@ struct Scatter {
   at::Tensor index, src;
   std::string_view mode = "";
   bool include_self = true;
+  const char* op = "aten::scatter";
+  bool fails_as_gather = true;
 
   Scatter(const at::Tensor& self, int64_t of_dim, const at::Tensor& of_index, const at::Tensor& of_src)
       : dim(c10::maybe_wrap_dim(of_dim, self.dim())),
@@ -196,11 +199,12 @@ struct Scatter {
   std::vector<at::Tensor> operands(const at::Tensor& self, bool stays) const {
     std::vector<at::Tensor> result{self, index, src};
     if (!is_integer(index)) return result;
-    const CommScope scope("aten::scatter");
+    const CommScope scope(op);
     const int64_t size = self.dim() == 0 ? 1 : self.size(dim);
     const auto in_range = [&](const auto& wanted) {
-      if (!move_in_range("aten::scatter", result, {{dim, 0, size}}, /*fails_as_gather=*/true, wanted))
-        result[1] = checked_positions("aten::scatter", result[1], dim, size);
+      if (!move_in_range(op, result, {{dim, 0, size}}, fails_as_gather, wanted))
+        result[1] = fails_as_gather ? checked_positions(op, result[1], dim, size)
+                                    : checked_indices(op, result[1], dim, 0, size);
       return result;
     };
     if (!stays) {
@@ -279,6 +283,13 @@ Scatter values_reduced(const at::Tensor& self, int64_t dim, const at::Tensor& in
 }
 
 }  // namespace
+
+at::Tensor index_reduced(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src,
+                         std::string_view reduce, bool include_self) {
+  Scatter scatter = values_reduced(self, dim, index, src, reduce, include_self);
+  scatter.op = "aten::index_reduce", scatter.fails_as_gather = false;
+  return scatter.written(self);
+}
 
 at::Tensor gather_grad(const at::Tensor& grad, const at::Tensor& index, const SpecPtr& source, int64_t dim) {
   std::vector<int64_t> of_source(grad.dim());

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string_view>
+
 namespace shardwise {
 
 /// Index tensors, and the dims they index: consecutive or separate. They are distributed integers.
@@ -26,6 +28,10 @@ at::Tensor look_up(const at::Tensor& self, Indexed at);
 /// autograd.
 at::Tensor put(const at::Tensor& self, Indexed at, at::Tensor values, bool accumulate);
 void put_(at::Tensor self, Indexed at, at::Tensor values, bool accumulate);
+
+/// at::scatter_reduce(), with errors of indices as index_reduce has them. Below autograd.
+at::Tensor index_reduced(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src,
+                         std::string_view reduce, bool include_self);
 
 /// The indices of an aten operator. A mask becomes the indices of its true elements; the other indices then are checked, else unchecked.
 /// Throws: c10::IndexError, equal on all ranks.

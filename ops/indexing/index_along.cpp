@@ -112,7 +112,7 @@ at::Tensor reduce_along(const at::Tensor& self, int64_t dim, const at::Tensor& i
   const Indexed at = along("aten::index_reduce", self, dim, index);
   const at::Tensor values = checked_source("aten::index_reduce", self, at, source);
   const at::Tensor result =
-      at::scatter_reduce(at_least_1d(self), at.dims[0], index_of_each(at, values), values, reduce, include_self);
+      index_reduced(at_least_1d(self), at.dims[0], index_of_each(at, values), values, reduce, include_self);
   return self.dim() == 0 ? result.squeeze(0) : result;
 }
 at::Tensor& index_reduce_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source,

@@ -190,3 +190,16 @@ def test_a_weight_that_is_not_a_number_is_no_bad_target():
         assert F.cross_entropy(x, targets * 0 - 100).full_tensor().isnan()  # as torch's mean of no targets
 
     run_ranks(4, body)
+
+
+@pytest.mark.parametrize("of_ids", [ROWS, WHOLE], ids=str)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_index_reduce_has_an_index_error_of_its_own(of_ids, in_place):
+    def call(x, ids):
+        return (x.clone().index_reduce_ if in_place else x.index_reduce)(0, ids, x, "amax")
+
+    errors = {(type(error), str(error)) for error, _ in outcomes((4,), [ROWS], [of_ids], call, BAD_AT_THE_END)}
+    assert len(errors) == 1
+    kind, text = errors.pop()
+    assert kind is IndexError
+    assert text.startswith("[aten::index_reduce] index 8 is out of bounds for dimension 0 with size 8")
