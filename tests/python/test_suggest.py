@@ -261,9 +261,10 @@ def test_the_model_stays_as_it_was():
         ((ids_of(4, 8), 1), {}, "does not take the batch: TypeError"),
         (ids_of(4, 8), {"loss": lambda result: torch.zeros(())}, "does not take the batch: RuntimeError"),
         (ids_of(4, 8), {"loss": lambda result: None}, "does not take the batch: AttributeError"),
+        (ids_of(4, 8), {"memory": "4 GiB"}, "memory is '4 GiB'. Give the bytes of a rank"),
     ],
 )
-def test_a_batch_that_the_model_rejects_is_an_error(batch, options, words):
+def test_a_batch_or_an_argument_that_does_not_fit_is_an_error(batch, options, words):
     with pytest.raises(ValueError, match=words):
         sw.suggest(on_meta(lambda: Llama(32, 4, 2)), batch, ranks=2, **options)
 

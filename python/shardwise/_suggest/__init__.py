@@ -117,8 +117,8 @@ def checked(model: nn.Module, ranks: int | None, mesh: Mapping[str, int] | None,
         raise ValueError(
             f"[suggest] {type(model).__name__} has no parameters to train, or is sharded already. Give the model as it was made."
         )
-    if memory is not None and not memory > 0:
-        raise ValueError(f"[suggest] memory is {memory}. Give the bytes of a rank, as in 80 * 10**9.")
+    if memory is not None and not (isinstance(memory, (int, float)) and memory > 0):
+        raise ValueError(f"[suggest] memory is {memory!r}. Give the bytes of a rank, as in 80 * 10**9.")
     if mesh is None:
         if ranks is None or ranks < 1:
             raise ValueError(f"[suggest] ranks is {ranks} and there is no mesh. Give 1 or more ranks.")
