@@ -20,7 +20,7 @@ a row are on several ranks, row-wise optimizers and FusedLAMB exchange a few num
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, NoReturn, TypedDict, Unpack
+from typing import Any, Literal, NoReturn
 
 import torch
 
@@ -30,33 +30,15 @@ from shardwise.interop.state_dicts import placed_as
 __all__ = ["FusedAdagrad", "FusedAdam", "FusedLAMB", "FusedSGD"]
 
 
-class Common(TypedDict, total=False):
-    """The options of all fused optimizers."""
-
-    weight_decay: float
-    stochastic_rounding: bool
-    seed: int
-
-
 class _FusedOptimizer(torch.optim.Optimizer):
     """The base of the fused optimizers: a C++ optimizer per table, made when its group is added."""
 
     _kind: Literal["sgd", "adagrad", "row_wise_adagrad", "adam", "row_wise_adam", "lamb", "row_wise_lamb"]
     _state_names: tuple[str, ...] = ()
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        own: dict[str, Any],
-        *,
-        weight_decay: float = 0.0,
-        stochastic_rounding: bool = False,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, params: Iterable[Any], **options: Any) -> None:
         self._rows: dict[torch.Tensor, _C.RowOptimizer] = {}
-        super().__init__(
-            params, {**own, "weight_decay": weight_decay, "stochastic_rounding": stochastic_rounding, "seed": seed}
-        )
+        super().__init__(params, options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Fuses the group's tables, all or none. Raises TypeError or ValueError for a tensor that is not a 2-D floating DTensor,
@@ -212,8 +194,16 @@ class FusedSGD(_FusedOptimizer):
 
     _kind = "sgd"
 
-    def __init__(self, params: Iterable[Any], lr: float = 1e-3, **common: Unpack[Common]) -> None:
-        super().__init__(params, {"lr": lr}, **common)
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        *,
+        weight_decay: float = 0.0,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(params, lr=lr, weight_decay=weight_decay, stochastic_rounding=stochastic_rounding, seed=seed)
 
 
 class FusedAdagrad(_FusedOptimizer):
@@ -238,12 +228,22 @@ class FusedAdagrad(_FusedOptimizer):
         row_wise: bool = False,
         initial_accumulator_value: float = 0.0,
         *,
+        weight_decay: float = 0.0,
         decoupled_weight_decay: bool = False,
-        **common: Unpack[Common],
+        stochastic_rounding: bool = False,
+        seed: int = 0,
     ) -> None:
         self._kind = "row_wise_adagrad" if row_wise else "adagrad"
-        own = {"lr": lr, "eps": eps, "initial_accumulator_value": initial_accumulator_value}
-        super().__init__(params, {**own, "decoupled_weight_decay": decoupled_weight_decay}, **common)
+        super().__init__(
+            params,
+            lr=lr,
+            eps=eps,
+            initial_accumulator_value=initial_accumulator_value,
+            weight_decay=weight_decay,
+            decoupled_weight_decay=decoupled_weight_decay,
+            stochastic_rounding=stochastic_rounding,
+            seed=seed,
+        )
 
 
 class FusedAdam(_FusedOptimizer):
@@ -270,12 +270,22 @@ class FusedAdam(_FusedOptimizer):
         eps: float = 1e-8,
         *,
         row_wise: bool = False,
+        weight_decay: float = 0.0,
         decoupled_weight_decay: bool = False,
-        **common: Unpack[Common],
+        stochastic_rounding: bool = False,
+        seed: int = 0,
     ) -> None:
         self._kind = "row_wise_adam" if row_wise else "adam"
-        own = {"lr": lr, "betas": betas, "eps": eps, "decoupled_weight_decay": decoupled_weight_decay}
-        super().__init__(params, own, **common)
+        super().__init__(
+            params,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            decoupled_weight_decay=decoupled_weight_decay,
+            stochastic_rounding=stochastic_rounding,
+            seed=seed,
+        )
 
 
 class FusedLAMB(_FusedOptimizer):
@@ -300,7 +310,17 @@ class FusedLAMB(_FusedOptimizer):
         eps: float = 1e-6,
         *,
         row_wise: bool = False,
-        **common: Unpack[Common],
+        weight_decay: float = 0.0,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
     ) -> None:
         self._kind = "row_wise_lamb" if row_wise else "lamb"
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, **common)
+        super().__init__(
+            params,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            stochastic_rounding=stochastic_rounding,
+            seed=seed,
+        )
