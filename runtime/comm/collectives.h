@@ -30,7 +30,7 @@ class Reduction {
   virtual void finish() = 0;
 };
 
-/// How much of a reduction its start may wait for.
+/// How much of a reduction its start may wait for. A start that waits does so for the other ranks' starts: starts have one order on all ranks.
 enum class WaitsFor {
   kNothing,  // the terms are read: the program may write to them before finish()
   kShort,  // a short reduction over Gloo ends where it starts: a thread for the rest of it costs more than it takes. The terms stay as they are.

@@ -134,7 +134,9 @@ class _TakesPlainValues:
 
     def __call__(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         module = self._module()
-        assert module is not None
+        assert module is not None, (
+            "[load_state_dict] the module of this hook is gone: copy.copy() shares hooks, copy.deepcopy() copies them"
+        )
         for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
             values = state_dict.get(prefix + name)
             if isinstance(tensor, DTensor) and isinstance(values, torch.Tensor):

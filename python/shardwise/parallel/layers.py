@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -14,15 +14,6 @@ from shardwise.dtensor import DTensor
 from shardwise.placement_types import Placement, Shard
 
 InitType = str | Callable[[torch.Tensor], Any]
-
-
-class LayerOptions(TypedDict, total=False):
-    """The keyword arguments that all layers have."""
-
-    mesh: DeviceMesh | None
-    mesh_dim: int | str
-    device: torch.device | str | None
-    dtype: torch.dtype | None
 
 
 class Sharding(NamedTuple):
@@ -104,13 +95,6 @@ class ParallelLayer(nn.Module):
         _C.set_master_(self.weight, master)
 
 
-class LinearOptions(LayerOptions, total=False):
-    """The keyword arguments of both linear layers."""
-
-    master_weight: torch.Tensor | None
-    master_bias: torch.Tensor | None
-
-
 class ParallelLinear(ParallelLayer):
     """The base of both linear layers: a weight [out, in] and a bias [out] that starts at 0."""
 
@@ -124,11 +108,14 @@ class ParallelLinear(ParallelLayer):
         bias: bool,
         init_type: InitType,
         stride: int,
-        master_weight: torch.Tensor | None = None,
-        master_bias: torch.Tensor | None = None,
-        **options: Unpack[LayerOptions],
+        master_weight: torch.Tensor | None,
+        master_bias: torch.Tensor | None,
+        mesh: DeviceMesh | None,
+        mesh_dim: int | str,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
     ) -> None:
-        super().__init__(init_type, **options)
+        super().__init__(init_type, mesh, mesh_dim, device, dtype)
         self.in_features, self.out_features, self.stride = in_features, out_features, stride
         of_weight, of_bias, _, _ = _C.layer_placements(False, self._is_rowwise)
         self._add_parameter("weight", (out_features, in_features), of_weight, stride)
@@ -187,10 +174,17 @@ class ColumnParallelLinear(ParallelLinear):
         gather_output: bool = True,
         init_type: InitType = "xavier_normal",
         stride: int = 1,
-        **options: Unpack[LinearOptions],
+        *,
+        master_weight: torch.Tensor | None = None,
+        master_bias: torch.Tensor | None = None,
+        mesh: DeviceMesh | None = None,
+        mesh_dim: int | str = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.gather_output = gather_output
-        super().__init__(in_features, out_features, bias, init_type, stride, **options)
+        master = (master_weight, master_bias)
+        super().__init__(in_features, out_features, bias, init_type, stride, *master, mesh, mesh_dim, device, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return _C.column_parallel_linear(input, self.weight, self.bias, self.gather_output, self.mesh_dim)
@@ -219,10 +213,17 @@ class RowParallelLinear(ParallelLinear):
         input_is_parallel: bool = False,
         init_type: InitType = "xavier_normal",
         stride: int = 1,
-        **options: Unpack[LinearOptions],
+        *,
+        master_weight: torch.Tensor | None = None,
+        master_bias: torch.Tensor | None = None,
+        mesh: DeviceMesh | None = None,
+        mesh_dim: int | str = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.input_is_parallel = input_is_parallel
-        super().__init__(in_features, out_features, bias, init_type, stride, **options)
+        master = (master_weight, master_bias)
+        super().__init__(in_features, out_features, bias, init_type, stride, *master, mesh, mesh_dim, device, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return _C.row_parallel_linear(input, self.weight, self.bias, self.input_is_parallel, self.mesh_dim)
@@ -256,9 +257,12 @@ class ParallelEmbedding(ParallelLayer):
         dim: int = 1,
         gather_output: bool = True,
         master_weight: torch.Tensor | None = None,
-        **options: Unpack[LayerOptions],
+        mesh: DeviceMesh | None = None,
+        mesh_dim: int | str = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(init_type, **options)
+        super().__init__(init_type, mesh, mesh_dim, device, dtype)
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx, self.max_norm, self.norm_type = padding_idx, max_norm, norm_type
         self.scale_grad_by_freq, self.sparse, self.gather_output = scale_grad_by_freq, sparse, gather_output
