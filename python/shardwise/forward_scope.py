@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -32,12 +32,12 @@ def open_around_forward(module: nn.Module) -> None:
     The ranks of the meshes of these DTensors compare the plain arguments of the call that opens a scope. Other pre-hooks run before that, whenever
     they were registered, and may wrap arguments.
     """
-    known: dict[int, bool] = {}
+    known: dict[int, dict[Any, torch.Tensor]] = {}
     for submodule in submodules_of(module):
-        if not _has_dtensors(submodule, known):
+        tensors = _by_mesh(submodule, known)
+        if not tensors:
             continue
-        if _compared:
-            _compared.pop(submodule, None)
+        _compared[submodule] = _C.ComparedCalls(list(tensors.values()))
         if not enters_last(submodule):
             submodule._forward_pre_hooks[_HOOK_ID] = _enter
             submodule._forward_pre_hooks_with_kwargs[_HOOK_ID] = True
@@ -45,28 +45,15 @@ def open_around_forward(module: nn.Module) -> None:
             submodule._forward_hooks_always_called[_HOOK_ID] = True
 
 
-def _has_dtensors(module: nn.Module, known: dict[int, bool]) -> bool:
-    """Whether the module or a submodule has DTensors. `known` has the answers for other modules, by id."""
+def _by_mesh(module: nn.Module, known: dict[int, dict[Any, torch.Tensor]]) -> dict[Any, torch.Tensor]:
+    """A DTensor on each mesh on which the module or a submodule has some. `known` has the results for other modules, by id."""
     if id(module) not in known:
-        known[id(module)] = bool(_dtensors_of(module)) or any(
-            _has_dtensors(child, known) for child in module._modules.values() if child is not None
-        )
+        tensors = chain(module._parameters.values(), module._buffers.values())
+        known[id(module)] = {each.device_mesh: each for each in tensors if isinstance(each, DTensor)}
+        for child in module._modules.values():
+            if child is not None:
+                known[id(module)].update(_by_mesh(child, known))
     return known[id(module)]
-
-
-def _dtensors_of(module: nn.Module) -> list[DTensor]:
-    return [
-        each
-        for tensors in (module._parameters, module._buffers)
-        for each in tensors.values()
-        if isinstance(each, DTensor)
-    ]
-
-
-def _compared_calls(module: nn.Module) -> _C.ComparedCalls:
-    """The calls of a module that opens a scope for the first time, for the meshes on which it and its submodules have DTensors."""
-    by_mesh = {each.device_mesh: each for submodule in submodules_of(module) for each in _dtensors_of(submodule)}
-    return _C.ComparedCalls(list(by_mesh.values()))
 
 
 def enters_last(module: nn.Module) -> bool:
@@ -101,8 +88,8 @@ def _enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def _open(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: types.FrameType | None) -> None:
     if _C.join_forward(id(module)):
         return
-    if module not in _compared:
-        _compared[module] = _compared_calls(module)
+    if module not in _compared:  # a copy of one that was distributed
+        _compared[module] = _C.ComparedCalls(list(_by_mesh(module, {}).values()))
     _C.open_forward(id(module), type(module).__name__, _compared[module], plain_arguments(args, kwargs), frame)
 
 
