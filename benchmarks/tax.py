@@ -72,7 +72,7 @@ class Step:
 
 def first_losses(name, step):
     """The losses of a side's first steps, in which it compiles."""
-    in_order = mock.patch("shardwise.interop.graph_order.put_in_order", lambda graph: None)
+    in_order = mock.patch("shardwise.interop.compiled_programs.put_in_order", lambda graph: None)
     with in_order if name == AT_ONCE else contextlib.nullcontext():
         return [value_of(step()) for _ in range(4)]
 
