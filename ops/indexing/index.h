@@ -12,8 +12,8 @@ struct Indexed {
   std::vector<at::Tensor> indices;
   std::vector<int64_t> dims;  // ascending
   bool from_end = true;       // indices may be negative, and then count from the end
-  const char* unchecked_of =
-      nullptr;  // the lookup or write checks the indices, for this operator; null: they are in range
+  /// The operator for which the lookup or write checks the indices; null if they are in range.
+  const char* unchecked_of = nullptr;
 
   /// The sizes of self[indices]. Throws: c10::IndexError for indices that do not broadcast together.
   std::vector<int64_t> sizes_of(const at::Tensor& self) const;

@@ -1,7 +1,7 @@
 """The parameters and buffers of a module by the places where its submodules keep them. Several places may keep one tensor."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -32,9 +32,16 @@ class Place:
 
 def places_of(module: nn.Module) -> Iterator[Place]:
     """The places of all parameters and buffers. A shared tensor has one per submodule and name."""
-    for path, submodule in module.named_modules():
-        for tensors in (submodule._parameters, submodule._buffers):
-            yield from (Place(path, submodule, tensors, name) for name, tensor in tensors.items() if tensor is not None)
+    return _places(module.named_modules(), lambda tensor: True)
+
+
+def _places(modules: Iterable[tuple[str, nn.Module]], chosen: Callable[[torch.Tensor], bool]) -> Iterator[Place]:
+    """The places of the chosen tensors that the modules have themselves. Each module comes with its path."""
+    for path, module in modules:
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and chosen(tensor):
+                    yield Place(path, module, tensors, name)
 
 
 def submodules_of(module: nn.Module) -> list[nn.Module]:
@@ -52,15 +59,7 @@ def submodules_of(module: nn.Module) -> list[nn.Module]:
 
 def groups_where(module: nn.Module, chosen: Callable[[torch.Tensor], bool]) -> list[list[Place]]:
     """by_tensor() of the places of the chosen tensors. The paths of the places lack the submodules."""
-    return by_tensor(
-        [
-            Place("", submodule, tensors, name)
-            for submodule in submodules_of(module)
-            for tensors in (submodule._parameters, submodule._buffers)
-            for name, tensor in tensors.items()
-            if tensor is not None and chosen(tensor)
-        ]
-    )
+    return by_tensor(list(_places((("", submodule) for submodule in submodules_of(module)), chosen)))
 
 
 def is_read_by_its_class(tensor: torch.Tensor) -> bool:
