@@ -358,8 +358,8 @@ void register_matmul(RuleTable& table) {
   table.add("aten::_trilinear", Rule("trilinear", describe_trilinear).multilinear().sampled());
   table.add("aten::linalg_cross", pointwise().multilinear().whole("dim").sampled());
   table.add("shardwise::matmul", Rule("…mk,…kn->…mn {k: sum}", describe_matmul).multilinear().sampled());
-  table.keep_symbols({"aten::bmm", "aten::linear", "aten::matmul", "shardwise::linear_of_rows", "shardwise::linear_weight_grad",
-                      "shardwise::matmul"});
+  table.keep_symbols({"aten::bmm", "aten::linear", "aten::matmul", "shardwise::linear_of_rows",
+                      "shardwise::linear_weight_grad", "shardwise::matmul"});
   aten_kernels().impl("matmul", &product);
   aten_autograd_kernels().impl("matmul", torch::CppFunction(&differentiable_matmul));
   aten_kernels().impl("dot", &inner_product);

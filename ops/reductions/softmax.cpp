@@ -64,8 +64,8 @@ void register_softmax(RuleTable& table) {
   table.add({"aten::_softmax", "aten::_log_softmax", "aten::_safe_softmax"}, pointwise().whole("dim").sampled());
   table.add({"aten::_softmax_backward_data", "aten::_log_softmax_backward_data"},
             pointwise().linear_in_first().whole("dim").sampled());
-  table.keep_symbols({"aten::_softmax", "aten::_softmax_backward_data", "aten::_log_softmax",
-                      "aten::_log_softmax_backward_data"});
+  table.keep_symbols(
+      {"aten::_softmax", "aten::_softmax_backward_data", "aten::_log_softmax", "aten::_log_softmax_backward_data"});
   aten_kernels().impl("_softmax", &softmax_of);
   aten_kernels().impl("_log_softmax", &log_softmax_of);
   aten_kernels().impl("_safe_softmax", &safe_softmax_of);
