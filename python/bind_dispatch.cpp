@@ -1,8 +1,8 @@
 #include "python/scope.h"
+#include "runtime/api/gradient_layout.h"
 #include "runtime/api/to_local.h"
 #include "runtime/dispatch/decision.h"
 #include "runtime/dispatch/dispatch.h"
-#include "runtime/dispatch/gradient_layout.h"
 #include "runtime/dispatch/plain_operand.h"
 
 namespace shardwise {

@@ -62,7 +62,6 @@ PUBLIC_HEADERS = {
     "ops/support/derivative.h",
     "ops/support/kernels.h",
     "ops/support/planned_values.h",
-    "runtime/dispatch/gradient_layout.h",
     "runtime/dispatch/plain_operand.h",
     "runtime/redistribute/execute.h",
     "runtime/redistribute/packed_messages.h",

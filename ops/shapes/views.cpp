@@ -6,8 +6,8 @@
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/copied_view.h"
-#include "runtime/dispatch/view_begin.h"
 #include "runtime/rules/propagate.h"
+#include "runtime/tensor/view_begin.h"
 #include "text/check.h"
 
 #include <c10/core/InferenceMode.h>

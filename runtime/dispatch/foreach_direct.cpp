@@ -1,6 +1,6 @@
+#include "runtime/api/gradient_layout.h"
 #include "runtime/comm/events.h"
 #include "runtime/dispatch/foreach_run.h"
-#include "runtime/dispatch/gradient_layout.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
 

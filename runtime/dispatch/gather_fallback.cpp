@@ -2,13 +2,13 @@
 
 #include "runtime/comm/comm_scope.h"
 #include "runtime/dispatch/copied_view.h"
-#include "runtime/dispatch/view_begin.h"
 #include "runtime/dispatch/view_call.h"
 #include "runtime/redistribute/exchange_run.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/redistribute/number_move.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/view_begin.h"
 #include "text/check.h"
 
 #include <mutex>

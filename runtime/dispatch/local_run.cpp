@@ -5,7 +5,6 @@
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/reduce_dtype.h"
 #include "runtime/dispatch/copied_view.h"
-#include "runtime/dispatch/view_begin.h"
 #include "runtime/dispatch/view_call.h"
 #include "runtime/redistribute/exchange_run.h"
 #include "runtime/redistribute/execute.h"
@@ -15,6 +14,7 @@
 #include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/subclass.h"
 #include "runtime/tensor/traced_pieces.h"
+#include "runtime/tensor/view_begin.h"
 #include "text/check.h"
 
 #include <ATen/ops/full.h>

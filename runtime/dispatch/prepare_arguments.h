@@ -1,7 +1,7 @@
 // runtime/dispatch/prepare_arguments.h: prepares a call's arguments before they are bound. This is the part that may send.
 #pragma once
 
-#include "runtime/dispatch/gradient_layout.h"
+#include "runtime/api/gradient_layout.h"
 #include "runtime/rules/op_info.h"
 
 #include <ATen/core/stack.h>
@@ -12,7 +12,7 @@ namespace shardwise {
 ///   - copied views whose sources were written to are fetched again;
 ///   - plain tensors except numbers become replicas, if objection_to_plain() has no objection;
 ///   - if a plain tensor is written to, its distributed operands get distributed gradients (keep_gradient_kind());
-///   - leaves that require a gradient get hooks that lay it out (runtime/dispatch/gradient_layout.h).
+///   - leaves that require a gradient get hooks that lay it out (runtime/api/gradient_layout.h).
 /// Collective if a view is stale or a plain operand is compared, alike on all ranks.
 /// Throws: c10::ValueError for a plain tensor that is not a replica, c10::Error for a write to an expanded tensor.
 void prepare_arguments(const OpInfo& op, torch::jit::Stack& stack);

@@ -6,15 +6,15 @@
 // other calls are boxed and take the general path.
 #pragma once
 
+#include "runtime/api/gradient_layout.h"
 #include "runtime/comm/events.h"
 #include "runtime/dispatch/decision.h"
 #include "runtime/dispatch/dispatch.h"
-#include "runtime/dispatch/gradient_layout.h"
-#include "runtime/dispatch/view_begin.h"
 #include "runtime/dispatch/view_call.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/dtensor_impl.h"
+#include "runtime/tensor/view_begin.h"
 
 #include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>

@@ -76,7 +76,7 @@ class DTensorImpl final : public c10::TensorImpl {
   const std::shared_ptr<SparseEntries>& entries() const { return entries_; }
   void set_entries(std::shared_ptr<SparseEntries> entries) { entries_ = std::move(entries); }
 
-  /// True if a hook lays out the gradients of this leaf (runtime/dispatch/gradient_layout.h).
+  /// True if a hook lays out the gradients of this leaf (runtime/api/gradient_layout.h).
   bool has_gradient_layout() const { return has_gradient_layout_; }
   void set_has_gradient_layout() { has_gradient_layout_ = true; }
 

@@ -1,7 +1,7 @@
 #include "wrappers/distributed_embedding/distributed_embedding.h"
 
+#include "runtime/api/gradient_layout.h"
 #include "runtime/comm/comm_scope.h"
-#include "runtime/dispatch/gradient_layout.h"
 #include "runtime/tensor/below_autograd.h"
 #include "text/check.h"
 #include "wrappers/distributed_embedding/whole_tables.h"

@@ -1,12 +1,12 @@
-#include "runtime/dispatch/gradient_layout.h"
+#include "runtime/api/gradient_layout.h"
 
 #include "runtime/api/gradients.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/event_stream.h"
 #include "runtime/comm/propagated_value.h"
-#include "runtime/dispatch/view_begin.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/tensor/object_lock.h"
+#include "runtime/tensor/view_begin.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>

@@ -1,4 +1,4 @@
-// runtime/dispatch/view_begin.h: the state that a view takes over from the tensor that it views: the memory, and its offset in the memory
+// runtime/tensor/view_begin.h: the state that a view takes over from the tensor that it views: the memory, and its offset in the memory
 // that the global tensor would have, which storage_offset() returns.
 #pragma once
 

@@ -1,4 +1,4 @@
-// runtime/dispatch/gradient_layout.h: backward() gives the gradient of a leaf the leaf's layout. For a parameter sharded over n ranks, each
+// runtime/api/gradient_layout.h: backward() gives the gradient of a leaf the leaf's layout. For a parameter sharded over n ranks, each
 // rank has 1/n of the gradient.
 //
 //   loss.backward();              // each gradient is reduced once, when it is complete
