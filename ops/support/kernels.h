@@ -3,7 +3,7 @@
 
 #include "runtime/comm/comm_scope.h"
 #include "runtime/comm/event_stream.h"
-#include "runtime/tensor/dtensor_impl.h"
+#include "runtime/dispatch/prepare_arguments.h"
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/boxing/impl/boxing.h>
@@ -21,16 +21,16 @@ namespace shardwise {
 
 namespace detail {
 
-/// Refreshes an argument of a kernel: a copied view is fetched again if its source was written to.
+/// prepare_operand() for the tensors of a kernel's argument.
 template <class Arg>
-void refresh(const Arg& arg) {
+void prepare(const Arg& arg) {
   if constexpr (std::is_same_v<Arg, at::Tensor>) {
-    if (const auto* impl = maybe_dtensor(arg); impl && impl->view_link()) impl->refresh();
+    if (auto* impl = maybe_dtensor(arg)) prepare_operand(*impl);
   } else if constexpr (std::is_same_v<Arg, std::optional<at::Tensor>>) {
-    if (arg) refresh(*arg);
+    if (arg) prepare(*arg);
   } else if constexpr (std::is_same_v<Arg, at::ITensorListRef> || std::is_same_v<Arg, at::TensorList> ||
                        std::is_same_v<Arg, c10::List<std::optional<at::Tensor>>>) {
-    for (const auto& element : arg) refresh<std::decay_t<typename Arg::value_type>>(element);
+    for (const auto& element : arg) prepare<std::decay_t<typename Arg::value_type>>(element);
   }
 }
 
@@ -96,7 +96,7 @@ class AtenKernels {
   static decltype(auto) run(const std::string& name, Kernel* kernel, Args&&... args) {
     const CommScope scope(name.c_str());
     const KernelSpan span(name);
-    (detail::refresh<std::decay_t<Args>>(args), ...);
+    (detail::prepare<std::decay_t<Args>>(args), ...);
     [[maybe_unused]] const auto writes = std::make_tuple(detail::write_to(args)...);
     return kernel(std::forward<Args>(args)...);
   }

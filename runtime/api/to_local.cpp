@@ -1,6 +1,7 @@
 #include "runtime/api/to_local.h"
 
 #include "runtime/api/from_local.h"
+#include "runtime/api/gradient_layout.h"
 #include "runtime/api/gradients.h"
 #include "runtime/api/local_form.h"
 #include "runtime/tensor/autograd_node.h"
@@ -98,6 +99,7 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
   const SpecPtr& spec = spec_of(tensor);
   const LocalForm* form = maybe_dtensor(tensor)->local_form();
   if (!form && needs_form(spec->layout())) form = local_form_for_pieces();
+  if (auto* impl = maybe_dtensor(tensor); grad_placements && wants_gradient_layout(*impl)) lay_out_gradient(*impl);
   return form ? form->to_local(tensor, grad_placements) : to_piece(tensor, std::move(grad_placements));
 }
 

@@ -105,6 +105,18 @@ def gradients(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], c
     return list(torch.autograd.grad(outputs, leaves, seeds, allow_unused=True, create_graph=create_graph))
 
 
+def strays(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> str:
+    """Empty where the .grad of each leaf lies as the leaf after backward()."""
+    seeds = [replica(cotangent(out), out) for out in outputs]
+    torch.autograd.backward(outputs, seeds, inputs=leaves, retain_graph=True)
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, sw.DTensor) and leaf.grad is not None:
+            wanted = tuple(sw.Replicate() if each.is_partial() else each for each in leaf.placements)
+            if leaf.grad.placements != wanted:
+                return f".grad {i} lies as {leaf.grad.placements}, its leaf as {leaf.placements}"
+    return ""
+
+
 def replica(tensor: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
     if not isinstance(beside, sw.DTensor):
         return tensor
@@ -197,6 +209,8 @@ def run_scheme(
         stage = "gradient"
         try:
             results = tree_leaves(sample.output_process_fn_grad(outputs[0]) if len(outputs) == 1 else outputs)
+            if found := strays(differentiable(results), wanted):
+                return [(stage, found)]
             first = gradients(differentiable(results), wanted, dense.second is not None)
             if found := compare(first, dense.gradients, distributed=True):
                 return [(stage, found)]

@@ -46,6 +46,33 @@ def test_a_gradient_lies_as_its_parameter(placement, batch):
     run_ranks(4, check)
 
 
+# By the shape of the leaf: programs whose first operator has a kernel of its own. The kernels' gradients lie otherwise than the leaf.
+READERS = {
+    "embedding": ([9, 4], Replicate(), lambda w, d: F.embedding(d(torch.arange(6) % 9), w)),
+    "embedding_bag": ([9, 4], Replicate(), lambda w, d: F.embedding_bag(d(torch.arange(8).view(4, 2)), w)),
+    "flip": ([6, 4], Shard(0), lambda w, d: w.flip(0)),
+    "cumsum": ([6, 4], Shard(0), lambda w, d: w.cumsum(0)),
+    "cumsum beside shards": ([6, 4], Replicate(), lambda w, d: w.cumsum(0) * d(torch.ones(6, 4))),
+    "cummax": ([6, 4], Shard(0), lambda w, d: w.cummax(0)[0]),
+    "to_local": ([6, 4], Replicate(), lambda w, d: w.to_local(grad_placements=[Partial()])),
+}
+
+
+@pytest.mark.parametrize("shape, placement, program", READERS.values(), ids=READERS.keys())
+def test_a_gradient_lies_as_its_leaf_behind_any_first_reader(shape, placement, program):
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        leaf = distributed(torch.linspace(0, 1, math.prod(shape)).view(shape), mesh, placement).requires_grad_()
+        for whole in (False, True):  # the gradient of the program's result
+            leaf.grad = None
+            result = program(leaf, lambda dense: distributed(dense, mesh, Shard(0)))
+            ones = torch.ones(result.shape)
+            result.backward(distributed(ones, mesh, Replicate() if whole else Shard(0)) if isinstance(result, sw.DTensor) else ones)
+            assert leaf.grad.placements == leaf.placements
+
+    run_ranks(2, check)
+
+
 @pytest.mark.parametrize("placements", [(Shard(0), Shard(0)), (Replicate(), Shard(1)), (Shard(0), Replicate())])
 def test_a_gradient_lies_as_its_parameter_on_a_mesh_of_two_dims(placements):
     torch.manual_seed(0)
