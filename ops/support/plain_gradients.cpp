@@ -5,12 +5,38 @@
 #include "ops/support/kernels.h"
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
+#include "runtime/rules/op_info.h"
 #include "runtime/tensor/registrations.h"
 
+#include <algorithm>
 #include <memory>
+#include <utility>
 
 namespace shardwise {
 namespace {
+
+/// Calls the operator `out_of_place`, whose gradients are distributed, and copies its result into the operand that `op` writes to.
+class ByCopy final : public c10::OperatorKernel {
+ public:
+  explicit ByCopy(c10::OperatorHandle out_of_place) : out_of_place_(std::move(out_of_place)) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    const size_t n = op.schema().arguments().size();
+    const bool is_recorded =
+        c10::GradMode::is_enabled() && std::ranges::any_of(torch::jit::last(*stack, n), [](const c10::IValue& each) {
+          return each.isTensor() && each.toTensor().requires_grad();
+        });
+    if (!is_recorded) return op.redispatchBoxed(formula_keys(keys), stack);
+    c10::IValue& operand = torch::jit::peek(*stack, 0, n);
+    const at::Tensor written = operand.toTensor();
+    operand = written.clone();  // the backward reads it
+    out_of_place_.callBoxed(stack);
+    stack->back() = written.copy_(stack->back().toTensor());
+  }
+
+ private:
+  c10::OperatorHandle out_of_place_;
+};
 
 /// Calls torch's derivative formula on inputs whose gradients are distributed.
 class Guarded final : public c10::OperatorKernel {
@@ -48,6 +74,10 @@ void register_plain_gradients(RuleTable& /*table*/) {
                          "linalg_matrix_exp", "nextafter", "_prelu_kernel_backward", "normal.Tensor_float",
                          "normal.float_Tensor", "normal.Tensor_Tensor", "repeat", "sgn"})
     lay_out_gradients(op);
+  for (const auto& [in_place, op] : {std::pair("copysign_.Tensor", "aten::copysign.Tensor"),
+                                     std::pair("nextafter_", "aten::nextafter"), std::pair("sgn_", "aten::sgn")})
+    aten_autograd_kernels().impl(
+        in_place, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ByCopy>(*find_operator(op))));
 }
 
 }  // namespace shardwise

@@ -113,6 +113,9 @@ FLAT = {
     "sgn": lambda x: torch.sgn(x),
     "copysign": lambda x: torch.copysign(x, x),
     "nextafter": lambda x: torch.nextafter(x, x + 1),
+    "sgn_": lambda x: (x * 1).sgn_(),
+    "copysign_": lambda x: (x * 1).copysign_(x * 2),
+    "nextafter_": lambda x: (x * 1).nextafter_(x * 2),
     "no repeats": lambda x: x.repeat(0, 1),
     "abs, twice": lambda x: torch.autograd.grad(x.abs().sum(), x, create_graph=True)[0],
 }
