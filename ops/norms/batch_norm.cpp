@@ -192,6 +192,12 @@ Three batch_norm_without_running(const at::Tensor& input, const MaybeTensor& wei
   return batch_norm(input, weight, bias, {}, {}, training, momentum, eps);
 }
 
+Three batch_norm_without_training(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
+                                  const at::Tensor& running_mean, const at::Tensor& running_var, double momentum,
+                                  double eps) {
+  return batch_norm(input, weight, bias, running_mean, running_var, /*training=*/false, momentum, eps);
+}
+
 Four with_reserve(Three&& results, const at::Tensor& input) {
   auto& [result, mean, invstd] = results;
   return {std::move(result), std::move(mean), std::move(invstd),
@@ -268,6 +274,7 @@ void register_batch_norm(RuleTable& table) {
   aten_kernels().impl("native_batch_norm", &batch_norm);
   aten_kernels().impl("_native_batch_norm_legit", &batch_norm_legit);
   aten_kernels().impl("_native_batch_norm_legit.no_stats", &batch_norm_without_running);
+  aten_kernels().impl("_native_batch_norm_legit_no_training", &batch_norm_without_training);
   aten_kernels().impl("_batch_norm_with_update", &batch_norm_with_update);
   aten_kernels().impl("_batch_norm_no_update", &batch_norm_without_update);
   aten_kernels().impl("cudnn_batch_norm", &cudnn_batch_norm);

@@ -227,6 +227,11 @@ def selections(_):
                 raise
 
 
+def evaluated_batch_norm(x):
+    mean, variance = x.detach().amax(0), x.detach().square().amax(0)
+    return nn.functional.batch_norm(x, mean, variance, training=False)
+
+
 def statistics(_):
     """Along a sharded dim ranks combine counts, means and deviations."""
     uneven = Shard(0, sizes=[4, *[0] * (dist.get_world_size() - 2), 1])
@@ -238,6 +243,7 @@ def statistics(_):
             expect_dense(lambda x, dim=dim: x.quantile(0.3, dim), [(5, 4)], [[layout]], calls=1)
         expect_dense(lambda x: x.std(), [(5, 4)], [[layout]], calls=1)
         expect_dense(lambda x: nn.functional.batch_norm(x, None, None, training=True), [(5, 4)], [[layout]], calls=1)
+        expect_dense(evaluated_batch_norm, [(5, 4)], [[layout]], calls=1)
         expect_dense(lambda x: nn.functional.layer_norm(x, (5,)), [(4, 5)], [[Shard(1)]], calls=1)
 
 
