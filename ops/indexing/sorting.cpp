@@ -34,11 +34,6 @@ at::Tensor unpacked(const at::Tensor& bytes, int64_t begin, at::ScalarType dtype
   return bytes.narrow(-1, begin, width).clone(at::MemoryFormat::Contiguous).view(dtype).squeeze(-1);  // at offset 0
 }
 
-/// Throws the dense operator's errors for these arguments.
-void check_topk(const at::Tensor& self, int64_t k, int64_t dim) {
-  at::topk(at::empty(self.sizes(), self.options().device(at::kMeta)), k, dim);
-}
-
 /// Gathers all ranks' packed candidates, each of `bytes`, in one exchange. Rank i has `n_candidates[i]` of them along the dim.
 Shards gathered(const DimPieces& along, Shards own, const std::vector<int64_t>& n_candidates, int64_t n_all,
                 int64_t bytes) {
@@ -53,8 +48,10 @@ Shards gathered(const DimPieces& along, Shards own, const std::vector<int64_t>& 
 
 std::tuple<at::Tensor, at::Tensor> topk(const at::Tensor& self, int64_t k, int64_t dim, bool is_largest,
                                         bool is_sorted) {
+  static const ByRule whole("aten::topk");
+  if (!is_sharded_along(self, dim)) return whole.tensors<2>(self, k, dim, is_largest, is_sorted);
+  at::topk(at::empty(self.sizes(), self.options().device(at::kMeta)), k, dim);  // throws the dense operator's errors
   const DimPieces along = pieces_along(self, dim);
-  check_topk(self, k, dim);
   std::vector<int64_t> n_candidates;
   int64_t n_all = 0;
   for (const Interval& interval : along.intervals) {
@@ -63,8 +60,7 @@ std::tuple<at::Tensor, at::Tensor> topk(const at::Tensor& self, int64_t k, int64
   }
   Shards values, indices;
   for (const at::Tensor& piece : maybe_dtensor(along.tensor)->shards()) {
-    const int64_t n = self.dim() == 0 ? k : n_candidates[along.own];
-    const auto [own, places] = at::topk(piece, n, along.dim, is_largest, is_sorted);
+    const auto [own, places] = at::topk(piece, n_candidates[along.own], along.dim, is_largest, is_sorted);
     values.push_back(own);
     indices.push_back(along.has_several() ? places + along.intervals[along.own].begin : places);
   }
@@ -111,10 +107,16 @@ std::tuple<at::Tensor, at::Tensor> selection(c10::DispatchKeySet keys, const at:
 at::Tensor at_selected(const at::Tensor& values, int64_t dim, const at::Tensor& indices, c10::IntArrayRef sizes) {
   if (sizes.empty()) return values;  // the one value
   const MeshPtr& mesh = spec_of(values)->mesh();
+  const int64_t along = c10::maybe_wrap_dim(dim, values.dim());
+  Placements placements(mesh->ndim());
+  for (int64_t m = 0; m < mesh->ndim(); ++m) {
+    const Placement& of_values = spec_of(values)->placements()[m];
+    if (of_values.split_dim() >= 0 && of_values.split_dim() != along) placements[m] = of_values;
+  }
   const auto source =
-      Spec::intern(mesh, sizes, Placements(mesh->ndim()), row_major_strides(sizes), values.scalar_type());
+      Spec::intern(mesh, sizes, std::move(placements), row_major_strides(sizes), values.scalar_type());
   const at::Tensor places = index_operand("aten::value_selecting_reduction_backward", indices, mesh);
-  return gather_grad(values, places, source, c10::maybe_wrap_dim(dim, values.dim()));
+  return gather_grad(values, places, source, along);
 }
 
 at::Tensor value_selecting_reduction_backward(const at::Tensor& grad, int64_t dim, const at::Tensor& indices,
@@ -136,6 +138,7 @@ at::Tensor cummaxmin_backward(const at::Tensor& grad, const at::Tensor& /*input*
 
 void register_sorting(RuleTable& table) {
   table.add({"aten::sort", "aten::sort.stable"}, pointwise().whole("dim").sampled());
+  table.add("aten::topk", pointwise().whole("dim"));  // along a sharded dim the kernel combines the shards' candidates
   aten_kernels().impl_in_memory("topk", &topk);
   aten_autograd_kernels().impl("topk", &selection<at::_ops::topk, int64_t, int64_t, bool, bool>);
   aten_autograd_kernels().impl("max.dim", &selection<at::_ops::max_dim, int64_t, bool>);

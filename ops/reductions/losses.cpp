@@ -11,6 +11,8 @@
 #include <ATen/Functions.h>
 #include <ATen/core/Reduction.h>
 
+#include <algorithm>
+
 namespace shardwise {
 namespace {
 
@@ -67,7 +69,7 @@ class Backward final : public Loss {
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     if (answers_single_sample(stack)) return;
     const int64_t reduction = arg(*stack, reduction_).toInt();
-    if (reduction != at::Reduction::None) {  // the gradient of a sum of elements stays a number
+    if (reduction != at::Reduction::None && !counts_all(*stack)) {  // the gradient of a sum of elements stays a number
       const Dims terms = sizes_of_terms(arg(*stack, 1).toTensor().sizes(), arg(*stack, 2).toTensor().sizes());
       at::Tensor grad = arg(*stack, 0).toTensor();
       if (reduction == at::Reduction::Mean) grad = grad / c10::multiply_integers(terms);
@@ -78,6 +80,13 @@ class Backward final : public Loss {
   }
 
  private:
+  /// Whether each rank has all elements, so that torch's kernel divides by the global count.
+  bool counts_all(const torch::jit::Stack& stack) const {
+    return terms_ == Terms::kElements && std::ranges::none_of(torch::jit::last(stack, info_.n_args()), [](const auto& value) {
+             const auto* impl = value.isTensor() ? maybe_dtensor(value.toTensor()) : nullptr;
+             return impl && impl->spec()->mesh()->size() > 1 && !impl->spec()->layout().is_replicated();
+           });
+  }
   /// The sizes of the loss with reduction "none".
   Dims sizes_of_terms(c10::IntArrayRef self, c10::IntArrayRef target) const {
     if (terms_ == Terms::kElements) return at::infer_size_dimvector(self, target);

@@ -58,6 +58,7 @@ at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec, const PlanOptio
   if (!grad.defined() || !is_dtensor(grad)) return grad;
   const auto* impl = maybe_dtensor(grad);
   const SpecPtr& from = impl->spec();
+  if (from->mesh() == spec.mesh() && from->placements() == spec.placements()) return grad;
   if (!is_expanded(*from) || from->mesh() != spec.mesh() || spec.layout().has_terms() || records(grad) ||
       grad._fw_grad(/*level=*/0).defined())
     return redistribute(grad, spec.mesh(), spec.placements().vec(),

@@ -1,9 +1,12 @@
 // sort and topk along sharded dims.
+#include "runtime/api/dtensor.h"
+#include "tests/support/called_operators.h"
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
 
 namespace shardwise::sorting_test {
 namespace {
@@ -56,6 +59,29 @@ TEST(SortingTest, OnlyCandidatesMove) {
   // From each of three other ranks two values and two indices, of 32 bits, for each of five columns.
   EXPECT_EQ(bytes_received(top, {{40, 5}}, {4}, {{kRows}}), 3 * 2 * 5 * (8 + 4));
   EXPECT_EQ(bytes_received(top, {{40, 5}}, {4}, {{Placement::shard(1)}}), 0);
+}
+
+TEST(SortingTest, TopkOfAWholeDimIsOneCallOfTheKernel) {
+  run_ranks(2, [](World&) {
+    const at::Tensor x = lay_out(at::rand({4, 6}), make_mesh({2}), {kRows});
+    x.topk(3, 1);  // decides
+    EXPECT_EQ(calls_of("aten::topk", [&] { x.topk(3, 1); }), 2);  // of x and of its piece
+  });
+}
+
+// With two mesh dims on one tensor dim the gradient needs no other layout either.
+TEST(SortingTest, GradientsOfSelectedValuesAreLaidOutAsTheValues) {
+  run_ranks(4, [](World&) {
+    const auto mesh = make_mesh({2, 2});
+    for (const Placements& placements :
+         {Placements{kRows, kRows}, Placements{kRows, Placement::replicate()}, Placements{kRows, Placement::shard(2)}}) {
+      const at::Tensor x = lay_out(at::rand({5, 6, 3}), mesh, placements).requires_grad_();
+      const at::Tensor values = std::get<0>(x.topk(2, 1));
+      const at::Tensor grad = torch::autograd::grad({values}, {x}, {at::ones_like(values)})[0];
+      EXPECT_EQ(spec_of(grad)->placements(), spec_of(x)->placements());
+      EXPECT_EQ(full_tensor(grad).sum().item<double>(), 5 * 2 * 3);
+    }
+  });
 }
 
 TEST(SortingTest, KAboveTheExtentIsTheDenseError) {

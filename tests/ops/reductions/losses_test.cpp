@@ -1,4 +1,5 @@
 #include "runtime/api/dtensor.h"
+#include "tests/support/called_operators.h"
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
@@ -87,6 +88,23 @@ TEST(LossesTest, MeansOfUnevenShardsAndTheirGradientsUseTheGlobalCount) {
     });
     EXPECT_EQ(error, "");
   }
+}
+
+// Where each rank has all elements, torch's kernel divides by the right count.
+TEST(LossesTest, OnlyShardsNeedADivisionOfTheirOwn) {
+  const auto divisions = [](const MeshPtr& mesh, const Placement& placement) {
+    const at::Tensor x = lay_out(at::ones({6, 4}), mesh, {placement}).requires_grad_();
+    const at::Tensor loss = at::mse_loss(x, lay_out(at::zeros({6, 4}), mesh, {placement}));
+    return calls_of("aten::div", [&] {
+      const at::Tensor grad = torch::autograd::grad({loss}, {x})[0];
+      EXPECT_TRUE(at::allclose(full_tensor(grad), at::full({6, 4}, 2.0 / 24)));
+    });
+  };
+  run_ranks(1, [&](World&) { EXPECT_EQ(divisions(make_mesh({1}), Placement::shard(0)), 0); });
+  run_ranks(2, [&](World&) {
+    EXPECT_EQ(divisions(make_mesh({2}), Placement::replicate()), 0);
+    EXPECT_GT(divisions(make_mesh({2}), Placement::shard(0)), 0);
+  });
 }
 
 TEST(LossesTest, SecondOrderIsDense) {

@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <array>
@@ -62,6 +63,16 @@ TEST(GradientsTest, AHeldGradientKeepsItsValues) {
       EXPECT_TRUE(at::equal(grad, kWhole)) << grad;
       EXPECT_TRUE(at::equal(piece.view({3, 4}), term)) << piece;
     });
+}
+
+TEST(GradientsTest, AGradientInItsLayoutPassesAMoveAsItIs) {
+  run_ranks(2, [](World&) {
+    const auto mesh = make_mesh({2});
+    const at::Tensor x = lay_out(at::ones({3, 4}), mesh, {Placement::partial()}).requires_grad_();
+    const at::Tensor moved = redistribute(x, {Placement::replicate()});
+    const at::Tensor grad = lay_out(at::ones({3, 4}), mesh, {Placement::replicate()});
+    EXPECT_TRUE(torch::autograd::grad({moved}, {x}, {grad})[0].is_same(grad));
+  });
 }
 
 /// A gradient in memory that torch did not allocate, such as NumPy's.
