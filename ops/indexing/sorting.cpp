@@ -113,8 +113,7 @@ at::Tensor at_selected(const at::Tensor& values, int64_t dim, const at::Tensor& 
     const Placement& of_values = spec_of(values)->placements()[m];
     if (of_values.split_dim() >= 0 && of_values.split_dim() != along) placements[m] = of_values;
   }
-  const auto source =
-      Spec::intern(mesh, sizes, std::move(placements), row_major_strides(sizes), values.scalar_type());
+  const auto source = Spec::intern(mesh, sizes, std::move(placements), row_major_strides(sizes), values.scalar_type());
   const at::Tensor places = index_operand("aten::value_selecting_reduction_backward", indices, mesh);
   return gather_grad(values, places, source, along);
 }

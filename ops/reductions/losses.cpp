@@ -82,7 +82,8 @@ class Backward final : public Loss {
  private:
   /// Whether each rank has all elements, so that torch's kernel divides by the global count.
   bool counts_all(const torch::jit::Stack& stack) const {
-    return terms_ == Terms::kElements && std::ranges::none_of(torch::jit::last(stack, info_.n_args()), [](const auto& value) {
+    return terms_ == Terms::kElements &&
+           std::ranges::none_of(torch::jit::last(stack, info_.n_args()), [](const auto& value) {
              const auto* impl = value.isTensor() ? maybe_dtensor(value.toTensor()) : nullptr;
              return impl && impl->spec()->mesh()->size() > 1 && !impl->spec()->layout().is_replicated();
            });

@@ -64,7 +64,7 @@ TEST(SortingTest, OnlyCandidatesMove) {
 TEST(SortingTest, TopkOfAWholeDimIsOneCallOfTheKernel) {
   run_ranks(2, [](World&) {
     const at::Tensor x = lay_out(at::rand({4, 6}), make_mesh({2}), {kRows});
-    x.topk(3, 1);  // decides
+    x.topk(3, 1);                                                 // decides
     EXPECT_EQ(calls_of("aten::topk", [&] { x.topk(3, 1); }), 2);  // of x and of its piece
   });
 }
@@ -73,8 +73,8 @@ TEST(SortingTest, TopkOfAWholeDimIsOneCallOfTheKernel) {
 TEST(SortingTest, GradientsOfSelectedValuesAreLaidOutAsTheValues) {
   run_ranks(4, [](World&) {
     const auto mesh = make_mesh({2, 2});
-    for (const Placements& placements :
-         {Placements{kRows, kRows}, Placements{kRows, Placement::replicate()}, Placements{kRows, Placement::shard(2)}}) {
+    for (const Placements& placements : {Placements{kRows, kRows}, Placements{kRows, Placement::replicate()},
+                                         Placements{kRows, Placement::shard(2)}}) {
       const at::Tensor x = lay_out(at::rand({5, 6, 3}), mesh, placements).requires_grad_();
       const at::Tensor values = std::get<0>(x.topk(2, 1));
       const at::Tensor grad = torch::autograd::grad({values}, {x}, {at::ones_like(values)})[0];
