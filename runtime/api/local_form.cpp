@@ -1,6 +1,7 @@
 #include "runtime/api/local_form.h"
 
 #include "runtime/api/dtensor.h"
+#include "runtime/comm/events.h"
 #include "runtime/tensor/registrations.h"
 #include "text/check.h"
 
@@ -47,16 +48,20 @@ struct FormOfSum final : torch::autograd::PostAccumulateGradHook {
   }
 };
 
-/// For a stale view no operator runs, so that nothing is sent; the alias is stale as well. None runs for a subclass either: the object is
-/// shared.
+/// A copy of the tensor that shares its pieces, without its history: no operator runs, except for readers of operators and tracers. None runs for them
+/// either if it would have to send, for a stale view, or if the piece is an object of a subclass, which the result shares.
 at::Tensor detach(c10::DispatchKeySet keys, const at::Tensor& tensor) {
-  if (const auto* from = maybe_dtensor(tensor); from->is_stale() || from->holds_subclass())
-    return at::Tensor(from->shallow_copy_and_detach(from->version_counter(), /*allow_change=*/false));
-  at::Tensor result = [&] {
+  const auto& from = *maybe_dtensor(tensor);
+  const bool is_seen = operators_are_read() || keys.has(c10::DispatchKey::Python);
+  at::Tensor result;
+  if (is_seen && !from.is_stale() && !from.holds_subclass()) {
     at::AutoDispatchBelowAutograd guard;
-    return at::redispatch::detach(keys & c10::after_autograd_keyset, tensor);
-  }();
-  if (const LocalForm* form = maybe_dtensor(tensor)->local_form()) keep_local_form(result, form);
+    result = at::redispatch::detach(keys & c10::after_autograd_keyset, tensor);
+  } else {
+    result = at::Tensor(from.shallow_copy_and_detach(from.version_counter(), /*allow_change=*/false));
+    maybe_dtensor(result)->set_given({});  // it may require a gradient
+  }
+  if (const LocalForm* form = from.local_form()) keep_local_form(result, form);
   return result;
 }
 

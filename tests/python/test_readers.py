@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from layouts import CASES
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import shardwise as sw
-from shardwise import Partial, Replicate, Shard
+from shardwise import DTensor, Partial, Replicate, Shard
 from shardwise.debug import CommDebugMode
 from shardwise.testing import run_ranks
 
@@ -293,3 +294,41 @@ def test_a_replicated_value_in_a_text_is_its_number():
         assert f"{terms:.1f}" == "3.0"  # collective
 
     run_ranks(2, body)
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.operators = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.operators.append(str(operator))
+        return operator(*args, **(kwargs or {}))
+
+
+def test_detach_shares_memory_and_writes_without_history_and_modes_see_it():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        x = sw.distribute_tensor(torch.ones(7, 4), mesh, [Shard(0)]).requires_grad_() * 2
+        y = x.detach()
+        assert type(y) is DTensor and y.is_leaf and not y.requires_grad and y.placements == x.placements
+        y.add_(1).transpose_(0, 1)
+        assert x._version == y._version > 0 and (x.shape, y.shape) == ((7, 4), (4, 7))
+        assert torch.equal(x.full_tensor(), torch.full((7, 4), 3.0))
+        with Seen() as seen:
+            x.detach()
+        assert seen.operators == ["aten.detach.default"]
+
+    run_ranks(3, body)
+
+
+def test_detach_of_a_given_wrapper_requires_no_gradient():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        piece = torch.ones(2, 4, requires_grad=True)
+        table = DTensor.from_local(sw.LocalShardsWrapper([piece], [(2 * rank, 0)]), mesh, [Shard(0)])
+        wrapper = table.detach().to_local()
+        assert type(wrapper) is sw.LocalShardsWrapper and not wrapper.requires_grad
+        assert wrapper.local_shards()[0].data_ptr() == piece.data_ptr()
+
+    run_ranks(3, body)
