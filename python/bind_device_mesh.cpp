@@ -182,7 +182,7 @@ RankGrid to_grid(const py::object& mesh) {
 }
 
 MeshPtr to_mesh(py::handle object) {
-  if (py::isinstance<DeviceMesh>(object)) return py::cast<std::shared_ptr<DeviceMesh>>(object);
+  if (auto mesh = held_by<std::shared_ptr<DeviceMesh>>(object)) return *std::move(mesh);
   return py::cast<std::shared_ptr<DeviceMesh>>(package().mesh_from_torch(object));
 }
 

@@ -156,7 +156,7 @@ ShardMetadata(offsets=[2, 0], sizes=[3, 4], rank=1)
 }  // namespace
 
 std::pair<Placement, int64_t> to_written(py::handle object) {
-  if (py::isinstance<Placement>(object)) return {py::cast<const Placement&>(object), 1};
+  if (auto placement = held_by<Placement>(object)) return {*std::move(placement), 1};
   if (auto placement = maybe_from_torch(object)) return *std::move(placement);
   C10_THROW_ERROR(TypeError,
                   fmt::format("[placements] {} is no placement. Use Shard, Replicate, Partial, RaggedShard or "

@@ -125,28 +125,24 @@ std::pair<PyObject*, PyObject*> mesh_and_placements(PyObject* const* args, Py_ss
 
 /// nullopt if they are no mesh of ours or no placements: the general binding then converts them or raises.
 std::optional<std::pair<MeshPtr, Placements>> converted(PyObject* mesh, PyObject* placements) {
-  if (!py::isinstance<DeviceMesh>(mesh)) return std::nullopt;
+  const auto held = held_by<std::shared_ptr<DeviceMesh>>(mesh);
+  if (!held) return std::nullopt;
   try {
-    return std::pair(to_mesh(mesh), py::handle(placements).cast<Placements>());
+    return std::pair(*held, py::handle(placements).cast<Placements>());
   } catch (const std::exception&) {
     PyErr_Clear();
     return std::nullopt;
   }
 }
 
-/// DTensor.from_local without further arguments, and without pybind11's argument parsing, as to_local above.
+/// DTensor.from_local without further arguments, and without pybind11's argument parsing, as to_local above. It keeps the GIL, which only waits for
+/// messages release (runtime/comm/gil_release.h).
 PyObject* from_local_method(PyObject*, PyObject* const* args, Py_ssize_t n_args, PyObject* names) {
   const auto [given_mesh, given_placements] = mesh_and_placements(args, n_args, names);
   if (given_mesh)
     if (auto layout = converted(given_mesh, given_placements)) {
       HANDLE_TH_ERRORS
-      const at::Tensor& local = THPVariable_Unpack(args[0]);
-      at::Tensor result;
-      {
-        const py::gil_scoped_release no_gil;
-        result = from_local(local, layout->first, std::move(layout->second), {});
-      }
-      return THPVariable_Wrap(result);
+      return THPVariable_Wrap(from_local(THPVariable_Unpack(args[0]), layout->first, std::move(layout->second), {}));
       END_HANDLE_TH_ERRORS
     }
   return PyObject_Vectorcall(general_from_local.ptr(), args, n_args, names);

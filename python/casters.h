@@ -40,6 +40,14 @@ py::object from_written(const Placement& placement, int64_t split_factor);
 /// Throws: TypeError if `object` is a placement, where a sequence of placements is expected. Does nothing for other objects.
 void refuse_bare_placement(py::handle object);
 
+/// A copy of the value of the bound type `Value` that `object` holds; nullopt for any other object. Does not ask the metaclass, as isinstance() does.
+template <class Value>
+std::optional<Value> held_by(py::handle object) {
+  py::detail::make_caster<Value> caster;
+  if (!caster.load(object, /*convert=*/false)) return std::nullopt;
+  return py::detail::cast_op<Value>(caster);
+}
+
 /// Throws: TypeError for anything that is no mesh.
 MeshPtr to_mesh(py::handle object);
 /// The mesh as a shardwise.DeviceMesh: its existing Python object, else a new one.
