@@ -5,6 +5,7 @@
 #include "runtime/comm/digest.h"
 #include "runtime/comm/error_text.h"
 #include "runtime/comm/group_backend.h"
+#include "runtime/comm/memory_view.h"
 #include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -15,6 +16,7 @@
 #include <cstring>
 #include <exception>
 #include <numeric>
+#include <utility>
 
 namespace shardwise {
 namespace {
@@ -89,25 +91,29 @@ Facts& Facts::text(std::string_view text) {
   return *this;
 }
 
-int64_t FactReader::number() {
-  TORCH_CHECK(next_ < words_.size(),
+namespace {
+
+/// The `n` words from `next` on, which moves behind them.
+const int64_t* take(const Words& words, size_t& next, size_t n) {
+  TORCH_CHECK(n <= words.size() - next,
               "[agree] there are no more facts. Read them in the order in which they were added.");
-  return words_[next_++];
+  return words.data() + std::exchange(next, next + n);
 }
 
+}  // namespace
+
+int64_t FactReader::number() { return *take(words_, next_, 1); }
+
 Dims FactReader::list() {
-  Dims numbers(number());
-  for (int64_t& each : numbers) each = number();
-  return numbers;
+  const auto n = static_cast<size_t>(number());
+  const int64_t* const begin = take(words_, next_, n);
+  return {begin, begin + n};
 }
 
 std::string FactReader::text() {
-  std::string text(number(), '\0');
-  for (size_t i = 0; i < text.size(); i += sizeof(int64_t)) {
-    const int64_t word = number();
-    std::memcpy(text.data() + i, &word, std::min(sizeof word, text.size() - i));
-  }
-  return text;
+  const auto n_bytes = static_cast<size_t>(number());
+  const int64_t* const begin = take(words_, next_, (n_bytes + sizeof(int64_t) - 1) / sizeof(int64_t));
+  return {reinterpret_cast<const char*>(begin), n_bytes};
 }
 
 namespace {
@@ -118,26 +124,24 @@ std::vector<Words> gather_words(const Group& group, const char* what, const Word
                                 bool says_purpose) {
   if (group.size() == 1) return {own};
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  Words sent = own;
-  if (says_purpose) {
-    sent.insert(sent.begin(), purpose_of(what));
-    sent.resize(std::max(sent.size(), kWords + 1));
-  }
-  const c10::DeviceType device = numbers_device(group);
-  const at::Tensor row = at::tensor(sent, at::kLong).to(device);
-  const at::Tensor gathered = at::empty({group.size(), row.numel()}, row.options());
-  all_gather(group, {.name = what, .counted_as = is_counted ? what : nullptr, .says_purpose = says_purpose}, row,
-             gathered);
+  const size_t n_before = says_purpose ? 1 : 0;
+  const size_t n_words = says_purpose ? std::max(own.size(), kWords) + n_before : own.size();
+  at::Tensor gathered = at::empty({group.size(), static_cast<int64_t>(n_words)}, at::kLong);
+  int64_t* const sent = gathered.mutable_data_ptr<int64_t>() + group.index * n_words;
+  if (says_purpose) *sent = purpose_of(what);
+  std::fill(std::ranges::copy(own, sent + n_before).out, sent + n_words, 0);
+  gathered = gathered.to(numbers_device(group));
+  all_gather(group, {.name = what, .counted_as = is_counted ? what : nullptr, .says_purpose = says_purpose},
+             narrowed(gathered, 0, group.index, 1), gathered);
   const at::Tensor rows = gathered.cpu();
   std::vector<Words> result;
   const auto* next = rows.const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < group.size(); ++i, next += sent.size()) {
+  for (int64_t i = 0; i < group.size(); ++i, next += n_words) {
     SW_CHECK_VALUE(!says_purpose || next[0] == *rows.const_data_ptr<int64_t>(),
                    "[{}] ranks {} and {} make different calls; this rank calls {}. All ranks of a group must make the "
                    "same calls in the same order: SHARDWISE_CHECK=1 names the first that differ.",
                    what, group.ranks[0], group.ranks[i], CommScope::current_op());
-    const int64_t* const begin = next + (says_purpose ? 1 : 0);
-    result.emplace_back(begin, begin + own.size());
+    result.emplace_back(next + n_before, next + n_before + own.size());
   }
   return result;
 }

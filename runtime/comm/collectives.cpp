@@ -252,7 +252,7 @@ void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index)
 void all_gather(const Group& group, CommCall call, const at::Tensor& row, const at::Tensor& gathered) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto backend = backend_of(group, "all_gather", row.device().type());
-  if (!group.sends) gathered.copy_(row);  // the other ranks count as equal
+  if (!group.sends) gathered.copy_(row.clone());  // the other ranks count as equal; the row may be a part of `gathered`
   call.dtype = row.scalar_type();
   call.length = row.numel();
   call.bytes_sent = call.bytes_received = static_cast<int64_t>(row.nbytes()) * (group.size() - 1);

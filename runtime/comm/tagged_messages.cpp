@@ -2,6 +2,7 @@
 
 #include "runtime/comm/backend_traits.h"
 #include "runtime/comm/group_backend.h"
+#include "runtime/comm/memory_view.h"
 #include "runtime/comm/message_thread.h"
 #include "runtime/comm/reduce_dtype.h"
 
@@ -152,9 +153,9 @@ TaggedWorks gather_tagged(const Communication& communication, c10d::Backend& bac
 void gather_rows(const Communication& communication, c10d::Backend& backend, const Group& group, const at::Tensor& own,
                  const at::Tensor& gathered) {
   const Tree tree(group);
-  gathered[group.index].copy_(own);
+  if (!own.is_alias_of(gathered)) gathered[group.index].copy_(own);
   const auto rows = [&](const Tree::Member& member) {
-    return gathered.narrow(0, member.index, member.end - member.index);
+    return narrowed(gathered, 0, member.index, member.end - member.index);
   };
   std::vector<at::Tensor> from_children;
   for (const Tree::Member& child : tree.children) from_children.push_back(rows(child));
