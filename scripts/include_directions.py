@@ -65,6 +65,7 @@ PUBLIC_HEADERS = {
     "runtime/dispatch/plain_operand.h",
     "runtime/redistribute/execute.h",
     "runtime/redistribute/packed_messages.h",
+    "runtime/redistribute/traced_step.h",
     "runtime/rules/op_info.h",
     "runtime/rules/propagate.h",
     "runtime/rules/rule.h",

@@ -121,24 +121,33 @@ at::Tensor pool_bags(BagLookup& call, const at::Tensor& weight, const at::Tensor
                       at::TensorOptions().dtype(weight.scalar_type()).device(weight.device()), weights, needs_grad);
 }
 
+SpecPtr spec_of_found(const BagLookup& call) { return spec_of_bags(call, call.lookup.plan->found); }
+
+SpecPtr spec_of_result(const BagLookup& call) {
+  const SpecPtr result = spec_of_bags(call, call.lookup.plan->result);
+  return call.pooling == Pooling::kMax ? result->reduced() : result;
+}
+
+void locate_bags(BagLookup& call, const at::Tensor& weights) {
+  const BelowAutograd guard;
+  call.found = spec_of_found(call);
+  if (call.found->is_member()) call.bags = own_bags(call, weights);
+}
+
 at::Tensor pool_bags_of(BagLookup& call, c10::ArrayRef<at::Tensor> pieces_of_table, const at::TensorOptions& like,
                         const at::Tensor& weights, bool needs_grad) {
   const BelowAutograd guard;
-  const LookupPlan& plan = *call.lookup.plan;
-  call.found = spec_of_bags(call, plan.found);
-  Placements moved = (plan.result == plan.found ? call.found : spec_of_bags(call, plan.result))->placements().vec();
+  locate_bags(call, weights);
   Shards pieces;
-  if (call.found->is_member()) {
-    call.bags = own_bags(call, weights);
-    pieces.push_back(pool_here(call, pieces_of_table, like));
-  }
+  if (call.found->is_member()) pieces.push_back(pool_here(call, pieces_of_table, like));
   if (!needs_grad || !call.wants_weights) call.rows = at::Tensor();
   at::Tensor result = wrap(call.found, std::move(pieces));
-  if (call.pooling == Pooling::kMax && call.found->layout().has_terms()) {
+  if (call.pooling == Pooling::kMax && call.found->layout().has_terms())
     result = reduce_maxima(call, result, needs_grad);
-    moved = without_partial(moved);
-  }
-  return moved == spec_of(result)->placements() ? result : redistribute(result, std::move(moved));
+  const bool stays = call.lookup.plan->result == call.lookup.plan->found && call.pooling != Pooling::kMax;
+  const SpecPtr wanted = stays ? call.found : spec_of_result(call);
+  return wanted->placements() == spec_of(result)->placements() ? result
+                                                               : redistribute(result, wanted->placements().vec());
 }
 
 }  // namespace shardwise

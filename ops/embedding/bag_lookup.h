@@ -10,6 +10,8 @@
 
 namespace shardwise {
 
+inline constexpr const char* kEmbeddingBag = "aten::embedding_bag";
+
 /// The arguments of a call, and what the backward needs from the forward.
 struct BagLookup {
   kernels::Pooling pooling = kernels::Pooling::kSum;
@@ -46,15 +48,45 @@ at::Tensor pool_bags(BagLookup& call, const at::Tensor& table, const at::Tensor&
 at::Tensor pool_bags_of(BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const at::TensorOptions& like,
                         const at::Tensor& weights, bool needs_grad);
 
-/// Checks the arguments of F.embedding_bag, moves them to where the lookup needs them, and starts the lookup. `weights` becomes distributed, or stays
-/// undefined. `mode`: 0 sum, 1 mean, 2 max. Throws, on all ranks alike: c10::ValueError, c10::TypeError, c10::IndexError.
-BagLookup start_bags(const SpecPtr& table, const at::Tensor& indices, const at::Tensor& offsets, int64_t mode,
-                     at::Tensor& weights, bool include_last_offset, std::optional<int64_t> padding_idx);
+/// Sets `call.found` and `call.bags` alone, as pool_bags() does.
+void locate_bags(BagLookup& call, const at::Tensor& weights);
+/// The layouts of the bags before they are moved, and of the result of pool_bags(). Pre: `call` has a table, offsets and a plan.
+SpecPtr spec_of_found(const BagLookup& call);
+SpecPtr spec_of_result(const BagLookup& call);
+
+/// Checks the arguments of F.embedding_bag apart from offsets. `ids` and `weights` become distributed; `weights` may be undefined. `mode`: 0 sum, 1
+/// mean, 2 max. Throws, on all ranks alike: c10::ValueError, c10::TypeError.
+BagLookup prepare_bags(const SpecPtr& table, at::Tensor& ids, int64_t mode, at::Tensor& weights,
+                       std::optional<int64_t> padding_idx);
+/// Plans the lookup of prepared bags. Returns the layout in which the plan takes the ids: they are gathered if their shards begin within bags.
+SpecPtr plan_bags(BagLookup& call, SpecPtr ids);
+/// Prepares and plans bags, moves `ids` and `weights` to where the lookup needs them, and starts the lookup. Throws, on all ranks alike: as
+/// prepare_bags() and BagOffsets::read(), and c10::IndexError.
+BagLookup start_bags(const SpecPtr& table, at::Tensor ids, const at::Tensor& offsets, int64_t mode, at::Tensor& weights,
+                     bool include_last_offset, std::optional<int64_t> padding_idx);
+
+/// The arguments of F.embedding_bag that are no tensors.
+struct BagArguments {
+  int64_t mode;
+  bool by_freq, include_last_offset;
+  std::optional<int64_t> padding_idx;
+  LookupOptions options;
+};
+/// F.embedding_bag in a traced program: a step of its graph pools the bags, another one gives the gradients. The result is laid out as for bags of equal
+/// lengths; for other lengths that do not fit the shards of the ids, the step moves it there.
+at::Tensor pool_bags_in_graph(const at::Tensor& table, at::Tensor ids, const at::Tensor& offsets, at::Tensor weights,
+                              const BagArguments& arguments);
 
 struct BagGradients {
   at::Tensor table;    // undefined if an optimizer took it, or if it is not needed
   at::Tensor weights;  // undefined if it is not needed
 };
+/// The layouts of bag_gradients(), and of the gradient that they need, for a gradient of layout `grad`. Pre: `call.found` is set.
+struct BagGradientSpecs {
+  Placements needed;
+  SpecPtr table, weights;
+};
+BagGradientSpecs specs_of_gradients(const BagLookup& call, const Spec& grad);
 /// `grad`: the gradient of the result. `of_table`: whether the table's gradient is needed.
 BagGradients bag_gradients(const BagLookup& call, const at::Tensor& grad, bool of_table);
 

@@ -14,7 +14,6 @@ namespace shardwise {
 namespace {
 
 void check_numbers(const char* op, const at::Tensor& offsets, int64_t n_ids) {
-  check_not_traced("embedding_bag");
   const auto* first = offsets.const_data_ptr<int64_t>();
   const auto* end = first + offsets.numel();
   if (first == end) return;
@@ -26,9 +25,9 @@ void check_numbers(const char* op, const at::Tensor& offsets, int64_t n_ids) {
                  end[-1], n_ids, n_ids);
 }
 
-/// True if `offsets` are 0, k, 2k, ...: `n` bags of k ids each that together hold all `n_ids` ids. An entry after the last bag is checked too.
-bool are_even(const at::Tensor& offsets, int64_t n, int64_t n_ids) {
-  check_not_traced("embedding_bag");
+/// True if `offsets` on the host are 0, k, 2k, ...: `n` bags of k ids each that together hold all `n_ids` ids. An entry after the last bag is checked
+/// too.
+bool are_even_on_host(const at::Tensor& offsets, int64_t n, int64_t n_ids) {
   if (n == 0) return n_ids == 0;
   const auto* first = offsets.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < offsets.numel(); ++i)
@@ -42,25 +41,44 @@ at::Tensor on_host(const at::Tensor& offsets, int64_t n, int64_t n_ids) {
   return planned_offsets(n, n_ids).narrow(0, 0, offsets.numel());
 }
 
-}  // namespace
-
-BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool include_last, int64_t n_ids,
-                            const MeshPtr& mesh) {
+/// The number of bags.
+int64_t count_bags(const char* op, const at::Tensor& offsets, bool include_last) {
   SW_CHECK_VALUE(offsets.dim() == 1, "[{}] offsets of shape [{}] have {} dims. Give [bags].", op,
                  fmt::join(offsets.sizes(), ", "), offsets.dim());
   SW_CHECK_TYPE(offsets.scalar_type() == at::kLong || offsets.scalar_type() == at::kInt,
                 "[{}] offsets are {}. Use int64 or int32.", op, c10::toString(offsets.scalar_type()));
   SW_CHECK_VALUE(!include_last || offsets.numel() > 0,
                  "[{}] include_last_offset=True, but there are no offsets. Give at least one.", op);
+  return offsets.numel() - (include_last ? 1 : 0);
+}
+
+}  // namespace
+
+bool BagOffsets::are_even(const at::Tensor& offsets, bool include_last, int64_t n_ids) {
+  const int64_t n = offsets.numel() - (include_last ? 1 : 0);
+  return are_even_on_host(on_host(offsets, n, n_ids), n, n_ids);
+}
+
+BagOffsets BagOffsets::even(const char* op, const at::Tensor& offsets, bool include_last, int64_t n_ids) {
+  const OutsideTracers outside;
   BagOffsets bags;
-  bags.n_ = offsets.numel() - (include_last ? 1 : 0);
+  bags.n_ = count_bags(op, offsets, include_last);
+  bags.n_ids_ = n_ids;
+  bags.offsets_ = planned_offsets(bags.n_, n_ids).narrow(0, 0, bags.n_);
+  return bags;
+}
+
+BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool include_last, int64_t n_ids,
+                            const MeshPtr& mesh) {
+  check_not_traced("embedding_bag");
+  BagOffsets bags;
+  bags.n_ = count_bags(op, offsets, include_last);
   bags.n_ids_ = n_ids;
   at::Tensor all;
   const at::Tensor plain = is_dtensor(offsets) ? at::Tensor() : on_host(offsets, bags.n_, n_ids);
-  if (plain.defined() && are_even(plain, bags.n_, n_ids)) {
+  if (plain.defined() && are_even_on_host(plain, bags.n_, n_ids)) {
     all = plain;
-    SW_CHECK_VALUE(!checks_order() || is_equal_on_all(all, mesh),
-                   "[{}] the ranks have different offsets. Give all ranks the same.", op);
+    SW_CHECK_VALUE(!checks_order() || is_equal_on_all(all, mesh), kDifferent, op);
   } else {
     const at::Tensor whole = redistribute(distributed_operand(op, "offsets", offsets, mesh), Placements(mesh->ndim()));
     if (!mesh->is_member()) return bags;
@@ -86,7 +104,7 @@ bool BagOffsets::fit(const Layout& ids) const {
   if (n_ids_ == 0) return false;
   return std::ranges::all_of(ids.shard_intervals(0), [&](const Interval& interval) {
     const int64_t place = interval.begin, bag = bags_before(place);
-    return place == 0 || place >= n_ids_ || (bag < n_ && offsets_[bag].item<int64_t>() == place);
+    return place == 0 || place >= n_ids_ || (bag < n_ && offsets_.const_data_ptr<int64_t>()[bag] == place);
   });
 }
 

@@ -11,6 +11,10 @@ namespace shardwise {
 class BagOffsets {
  public:
   BagOffsets() = default;
+  /// An error for the name of an operator.
+  static constexpr const char* kDifferent = "[{}] the ranks have different offsets. Give all ranks the same.";
+  /// True if plain `offsets` are those of bags of equal lengths that hold all `n_ids` ids.
+  static bool are_even(const at::Tensor& offsets, bool include_last, int64_t n_ids);
   /// `offsets`: [bags]. With `include_last` it has one more entry, where the last bag ends; ids after that are in no bag. Distributed offsets are
   /// gathered; plain ones must be a valid distributed_operand(). Plain offsets whose bags have equal lengths and hold all ids are read without that
   /// check: F.embedding_bag makes such offsets for ids of two dims.
@@ -18,6 +22,10 @@ class BagOffsets {
   /// offsets, which may differ between ranks.
   static BagOffsets read(const char* op, const at::Tensor& offsets, bool include_last, int64_t n_ids,
                          const MeshPtr& mesh);
+
+  /// Bags of equal lengths that hold all `n_ids` ids, as many as there are in `offsets`, whose values are not read. Throws: as read(), apart from
+  /// values.
+  static BagOffsets even(const char* op, const at::Tensor& offsets, bool include_last, int64_t n_ids);
 
   /// The number of bags.
   int64_t n() const { return n_; }

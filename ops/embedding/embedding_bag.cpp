@@ -4,6 +4,7 @@
 #include "ops/embedding/lookup_operators.h"
 #include "ops/embedding/saved_state.h"
 #include "ops/support/kernels.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/tensor/below_autograd.h"
 #include "text/check.h"
 
@@ -15,8 +16,6 @@ namespace {
 using kernels::Pooling;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-constexpr const char* kEmbeddingBag = "aten::embedding_bag";
 
 struct EmbeddingBag : torch::autograd::Function<EmbeddingBag> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const std::optional<at::Tensor>& weights,
@@ -71,21 +70,6 @@ int64_t padding_of(std::optional<int64_t> padding_idx, int64_t n_rows) {
   return *padding_idx < 0 ? *padding_idx + n_rows : *padding_idx;
 }
 
-/// Moves the bags' ids to where the lookup needs them. Ids whose shards begin within bags are gathered.
-void start(BagLookup& call, const SpecPtr& table, at::Tensor ids) {
-  const BelowAutograd guard;
-  const auto gathered = [&] { return redistribute(ids, Placements(table->mesh()->ndim())); };
-  const auto planned = [&] { return plan_lookup(table, spec_of(ids), call.options, call.offsets.n()); };
-  if (!call.offsets.fit(spec_of(ids)->layout())) ids = gathered();
-  LookupPlanPtr plan = planned();
-  if (plan->ids != spec_of(ids)->placements() &&
-      !call.offsets.fit(spec_of(ids)->with_placements(plan->ids)->layout())) {  // the plan shards ids differently
-    ids = gathered();
-    plan = planned();
-  }
-  call.lookup = TableLookup::start(kEmbeddingBag, table, ids, std::move(plan), call.options);
-}
-
 using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 /// The other three results of torch's operator serve its own backward. Our backward does not need them.
@@ -102,6 +86,11 @@ Results embed_bags(const at::Tensor& weight, const at::Tensor& indices, const at
       "[{}] has no forward-mode derivative. Use embedding() and a sum, mean or amax.", kEmbeddingBag);
   const at::Tensor table = prepared_table(kEmbeddingBag, weight, /*passes_sums=*/pooling_of(mode) != Pooling::kMax);
   at::Tensor weights = per_sample_weights.value_or(at::Tensor());
+  if (is_tracing()) [[unlikely]] {
+    if (sparse) check_not_traced("embedding_bag with a sparse gradient");
+    const BagArguments arguments{mode, by_freq, include_last_offset, padding_idx, LookupScope::current()};
+    return with_nothing_else(pool_bags_in_graph(table, indices, offsets, weights, arguments));
+  }
   BagLookup call = start_bags(spec_of(table), indices, offsets, mode, weights, include_last_offset, padding_idx);
   call.by_freq = by_freq;
   const bool needs_grad =
@@ -119,22 +108,47 @@ Results embed_bags_unpadded(const at::Tensor& weight, const at::Tensor& indices,
 
 }  // namespace
 
-BagLookup start_bags(const SpecPtr& table, const at::Tensor& indices, const at::Tensor& offsets, int64_t mode,
-                     at::Tensor& weights, bool include_last_offset, std::optional<int64_t> padding_idx) {
+BagLookup prepare_bags(const SpecPtr& table, at::Tensor& ids, int64_t mode, at::Tensor& weights,
+                       std::optional<int64_t> padding_idx) {
   BagLookup call;
   call.pooling = pooling_of(mode);
-  SW_CHECK_VALUE(indices.dim() == 1, "[{}] ids of shape [{}] have {} dims. Give them flat.", kEmbeddingBag,
-                 fmt::join(indices.sizes(), ", "), indices.dim());
+  SW_CHECK_VALUE(ids.dim() == 1, "[{}] ids of shape [{}] have {} dims. Give them flat.", kEmbeddingBag,
+                 fmt::join(ids.sizes(), ", "), ids.dim());
   call.options = LookupScope::current();
   call.padding = padding_of(padding_idx, table->sizes()[0]);
-  at::Tensor ids = prepared_ids(kEmbeddingBag, indices, *table);
-  call.offsets = BagOffsets::read(kEmbeddingBag, offsets, include_last_offset, ids.numel(), table->mesh());
+  call.lookup.table = table;
+  ids = prepared_ids(kEmbeddingBag, ids, *table);
   weights = prepared_weights(call, weights, ids, *table);
+  return call;
+}
+
+SpecPtr plan_bags(BagLookup& call, SpecPtr ids) {
+  const SpecPtr& table = call.lookup.table;
+  const auto fits = [&](const Layout& layout) { return call.offsets.fit(layout); };
+  const auto plan = [&] { call.lookup.plan = plan_lookup(table, ids, call.options, call.offsets.n()); };
+  if (!fits(ids->layout())) ids = ids->replicated();
+  plan();
+  const Placements& wanted = call.lookup.plan->ids;
+  if (wanted == ids->placements() || fits(ids->with_placements(wanted)->layout())) return ids;
+  ids = ids->replicated();  // the plan shards ids differently
+  plan();
+  return ids;
+}
+
+BagLookup start_bags(const SpecPtr& table, at::Tensor ids, const at::Tensor& offsets, int64_t mode, at::Tensor& weights,
+                     bool include_last_offset, std::optional<int64_t> padding_idx) {
+  BagLookup call = prepare_bags(table, ids, mode, weights, padding_idx);
+  call.offsets = BagOffsets::read(kEmbeddingBag, offsets, include_last_offset, ids.numel(), table->mesh());
   if (const int64_t n_used = call.offsets.n_ids(); n_used < ids.numel()) {  // ids beyond the last offset
     ids = ids.narrow(0, 0, n_used);
     if (weights.defined()) weights = weights.narrow(0, 0, n_used);
   }
-  start(call, table, ids);
+  const SpecPtr placed = plan_bags(call, spec_of(ids));
+  {
+    const BelowAutograd guard;
+    if (placed != spec_of(ids)) ids = redistribute(ids, placed->placements().vec());
+    call.lookup = TableLookup::start(kEmbeddingBag, table, ids, std::move(call.lookup.plan), call.options);
+  }
   if (weights.defined()) weights = redistribute(weights, call.lookup.plan->ids);
   return call;
 }

@@ -44,6 +44,11 @@ def run_traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 f"[{func}] reads the values of its operands, but a traced program has no values. Exclude it from tracing with "
                 "torch.compiler.disable, or let torch.compile break the graph here."
             ) from error
+        if type(error).__name__ == "GuardOnDataDependentSymNode":
+            raise NotImplementedError(
+                f"[{func}] has a result whose sizes depend on values, but a traced program has no values. Exclude it from tracing with "
+                "torch.compiler.disable, or let torch.compile break the graph here."
+            ) from error
         raise
 
 

@@ -24,6 +24,15 @@ CASES = [
         NotImplementedError,
     ),
     case(
+        "a result in a graph whose size depends on values",
+        """
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+        with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+            torch.bincount(mode.from_tensor(sw.zeros(4, dtype=torch.long, device_mesh=mesh)))
+        """,
+        NotImplementedError,
+    ),
+    case(
         "a move in a graph of whole DTensors",
         'make_fx(lambda x: x.redistribute(placements=[Shard(1)]), tracing_mode="fake")(x)',
         NotImplementedError,
