@@ -21,22 +21,38 @@ int64_t count(const Bags& bags, const Id* ids, int64_t bag) {
 
 constexpr int64_t kBagsAtOnce = 16;  // bags summed over one column block before the next block
 
-/// Calls `take(columns, k)` for each id k of a bag whose row is in this piece and is not padding; `columns` points to the row's columns
-/// [first, first + n). Prefetches rows of later ids; near the end of all ids it prefetches the current ones, to keep the loop free of a
-/// branch.
-template <class T, class Id, class N, class Take>
+/// True if the rows of all ids of the bags [begin, end) are in this piece, and none is padding.
+template <class Id>
+bool has_all_rows(const Rows& table, const Bags& bags, const Id* ids, int64_t begin, int64_t end) {
+  const Id *first = ids + bags.offsets[begin], *last = ids + end_of(bags, end - 1);
+  const int64_t first_row = table.first_row;
+  uint64_t highest = 0;  // an id below the first row is huge
+  for (const Id* id = first; id < last; ++id) highest = std::max(highest, offset_of(*id, first_row));
+  if (highest >= static_cast<uint64_t>(table.n_rows)) return false;
+  return bags.padding < 0 || std::find(first, last, static_cast<Id>(bags.padding)) == last;
+}
+
+/// Calls `take(columns, k, ahead)` for each id k of a bag whose row is in this piece and is not padding; `columns` points to the row's columns
+/// [first, first + n), and `ahead` to those of a row that `take` should prefetch: the row of a later id, or of a current one near the end of all ids,
+/// to keep the loop free of a branch. `kHasAll`: as has_all_rows().
+template <bool kHasAll, class T, class Id, class N, class Take>
 void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, int64_t first, N n,
                   const Take& take) {
-  const auto* data = reinterpret_cast<const char*>(static_cast<const T*>(table.data) + first);
   const auto n_rows = static_cast<uint64_t>(table.n_rows);
   const int64_t first_row = table.first_row, step = table.step * int64_t{sizeof(T)}, end = end_of(bags, bag);
+  // The place of row 0 of the table, which this piece need not have.
+  const auto begin =
+      reinterpret_cast<uintptr_t>(static_cast<const T*>(table.data) + first) - static_cast<uintptr_t>(first_row * step);
   const uint64_t padding = offset_of(bags.padding, first_row);  // without padding: beyond all rows
   const Id* later_ids = end + kAhead <= bags.n_ids ? ids + kAhead : ids;
-  const auto at = [&](uint64_t row) { return data + static_cast<int64_t>(row) * step; };
+  const auto at = [&](int64_t id) { return reinterpret_cast<const char*>(begin + static_cast<uintptr_t>(id * step)); };
   for (int64_t k = bags.offsets[bag]; k < end; ++k) {
-    const uint64_t later = offset_of(later_ids[k], first_row), row = offset_of(ids[k], first_row);
-    prefetch(at(later < n_rows ? later : 0), n * int64_t{sizeof(T)});
-    if (row < n_rows && row != padding) take(reinterpret_cast<const T*>(at(row)), k);
+    const int64_t later = later_ids[k], id = ids[k];
+    const char* ahead = at(kHasAll || offset_of(later, first_row) < n_rows ? later : first_row);
+    if (const uint64_t row = offset_of(id, first_row); kHasAll || (row < n_rows && row != padding))
+      take(reinterpret_cast<const T*>(at(id)), k, ahead);
+    else
+      prefetch(ahead, n * int64_t{sizeof(T)});
   }
 }
 
@@ -45,20 +61,28 @@ template <size_t kBytes, class T, class Id>
 void sum_bags(const Rows table, const Bags bags, const Id* ids, bool is_mean, T* results, int64_t begin, int64_t end) {
   const auto* weights = static_cast<const T*>(bags.weights);
   const int64_t width = table.width;
+  constexpr bool kMayHaveAll = std::is_same_v<T, Sum<T>>;  // conversions of 16 bits take longer than what this saves
+  const bool has_all = kMayHaveAll && weights == nullptr && has_all_rows(table, bags, ids, begin, end);
   for_each_column_block<T, kBytes>(width, [&](int64_t first, const auto& zeros) {
-    const auto sum = [&](const auto& add) {
+    const auto sum = [&]<bool kHasAll>(std::bool_constant<kHasAll>, const auto& add) {
       for (int64_t bag = begin; bag < end; ++bag) {
         auto block = zeros;
-        for_each_row<T>(table, bags, ids, bag, first, block.n,
-                        [&](const T* columns, int64_t k) { add(block, columns, k); });
+        for_each_row<kHasAll, T>(
+            table, bags, ids, bag, first, block.n,
+            [&](const T* columns, int64_t k, const char* ahead) { add(block, columns, k, ahead); });
         if (is_mean) block.divide(static_cast<Sum<T>>(std::max<int64_t>(count(bags, ids, bag), 1)));
         block.store(results + bag * width + first);
       }
     };
-    if (weights == nullptr)
-      sum([](auto& block, const T* columns, int64_t) { block.add(columns); });
-    else
-      sum([&](auto& block, const T* columns, int64_t k) { block.add(columns, load(weights[k])); });
+    const auto add = [](auto& block, const T* columns, int64_t, const char* ahead) {
+      block.add_and_prefetch(columns, ahead);
+    };
+    if (has_all) return sum(std::bool_constant<kMayHaveAll>(), add);
+    if (weights == nullptr) return sum(std::false_type(), add);
+    sum(std::false_type(), [&](auto& block, const T* columns, int64_t k, const char* ahead) {
+      prefetch(ahead, block.n * int64_t{sizeof(T)});
+      block.add(columns, load(weights[k]));
+    });
   });
 }
 
@@ -66,7 +90,8 @@ template <class T, class Id>
 void max_bag(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, T* result, int64_t* chosen) {
   const int64_t width = table.width;
   bool is_first = true;
-  const auto take = [&](const T* row, int64_t place) {
+  const auto take = [&](const T* row, int64_t place, const char* ahead) {
+    prefetch(ahead, width * int64_t{sizeof(T)});
     for (int64_t c = 0; c < width; ++c) {
       const Sum<T> value = load(row[c]), largest = load(result[c]);
       if (!is_first && !(value > largest || (value != value && largest == largest))) continue;
@@ -75,7 +100,7 @@ void max_bag(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, T*
     }
     is_first = false;
   };
-  for_each_row<T>(table, bags, ids, bag, 0, width, take);
+  for_each_row</*kHasAll=*/false, T>(table, bags, ids, bag, 0, width, take);
   if (!is_first) return;
   const Sum<T> value = count(bags, ids, bag) > 0 ? -std::numeric_limits<Sum<T>>::infinity() : 0;
   std::fill_n(result, width, static_cast<T>(value));

@@ -22,6 +22,15 @@ class ColumnBlock {
   void add(const T* columns, Sum<T> factor) {
     each([&](size_t i) { add_lanes(columns + i * kLanes<T, kBytes>, factor, sums_[i]); });
   }
+  /// The same, and prefetches the block's columns of another row. Each line is prefetched behind a sum, because loads wait for prefetches before them.
+  void add_and_prefetch(const T* columns, const char* ahead) {
+    constexpr size_t kStep = kLanes<T, kBytes> * sizeof(T);
+    asm("" : "+r"(ahead));  // one address for all lines, as in prefetch()
+    each([&](size_t i) {
+      add_lanes(columns + i * kLanes<T, kBytes>, sums_[i]);
+      if (i * kStep % 64 == 0) __builtin_prefetch(ahead + i * kStep);
+    });
+  }
   void divide(Sum<T> divisor) {
     each([&](size_t i) { sums_[i] /= divisor; });
   }
@@ -55,6 +64,10 @@ class LooseColumnBlock {
   void add(const T* columns, Sum<T> factor) {
     for (int64_t c = 0; c < n; ++c) sums_[c] += factor * load(columns[c]);
   }
+  void add_and_prefetch(const T* columns, const char* ahead) {
+    add(columns);
+    __builtin_prefetch(ahead);
+  }
   /// Adds only the columns whose `chosen` is `id`.
   void add_chosen(const T* columns, Sum<T> factor, const int64_t* chosen, int64_t id) {
     for (int64_t c = 0; c < n; ++c) sums_[c] += chosen[c] == id ? factor * load(columns[c]) : Sum<T>{0};
@@ -87,6 +100,8 @@ void for_each_column_block(int64_t width, const Use& use) {
     }
   };
   if constexpr (kBytes > kAvx2) {
+    if constexpr (std::is_same_v<T, Sum<T>>)
+      cover(std::integral_constant<size_t, 16>{}, std::integral_constant<size_t, kBytes>{});  // half of its registers
     cover(std::integral_constant<size_t, 8>{}, std::integral_constant<size_t, kBytes>{});
     cover(std::integral_constant<size_t, 4>{}, std::integral_constant<size_t, kBytes>{});
   }

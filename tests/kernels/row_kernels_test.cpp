@@ -160,10 +160,13 @@ double pooled(const Matrix& table, int64_t first_row, const std::vector<int64_t>
 TEST(RowKernelsTest, BagsOfThePiecesRows) {
   for_all_kinds([](Element element, bool as_int32, int64_t width) {
     Matrix table = Matrix(element, 8, width, 2).fill(6), weights = Matrix(element, 50, 1).fill(7);
-    const IdList ids(random_ids(50, 12, 8), as_int32);
+    std::vector<int64_t> all_here = random_ids(50, 8, 8);
+    for (int64_t& id : all_here) id += 2;
+    const IdList lists[] = {{random_ids(50, 12, 8), as_int32}, {all_here, as_int32}};
     const std::vector<int64_t> offsets{0, 0, 3, 20, 20, 49};
     for (const Pooling pooling : {Pooling::kSum, Pooling::kMean, Pooling::kMax})
-      for (const int64_t padding : {-1, 5}) {
+      for (const auto& [padding, list] : {std::pair(-1, 0), std::pair(5, 0), std::pair(-1, 1), std::pair(5, 1)}) {
+        const IdList& ids = lists[list];
         const bool is_weighted = pooling == Pooling::kSum && padding == 5;
         const Bags bags{offsets.data(), 6, 50, padding, is_weighted ? weights.memory.data() : nullptr};
         Matrix results(element, 6, width);
