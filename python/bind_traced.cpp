@@ -8,6 +8,7 @@
 #include "runtime/comm/tracing.h"
 #include "runtime/dispatch/copied_view.h"
 #include "runtime/dispatch/view_call.h"
+#include "runtime/redistribute/leaf_hooks.h"
 #include "runtime/redistribute/traced_step.h"
 #include "runtime/tensor/dtensor_impl.h"
 
@@ -24,16 +25,18 @@ struct TensorLayout {
   // How to make a view that a traced program returns, and its offset from the first element of the tensor that it views.
   ViewPathPtr path = {};
   int64_t offset = 0;
-  bool is_symbolic = false;  // sizes of dims that are whole on each rank are those of the pieces
+  bool is_symbolic = false;       // sizes of dims that are whole on each rank are those of the pieces
+  std::weak_ptr<void> kept = {};  // by a layer, see LeafHooks
 
   /// A graph does not depend on how a view was made.
   bool operator==(const TensorLayout& other) const {
-    return is_symbolic || other.is_symbolic ? fits_graphs_of(other)
-                                            : spec == other.spec && form == other.form;  // interned
+    if (is_symbolic || other.is_symbolic) return fits_graphs_of(other);
+    return spec == other.spec && form == other.form && kept.lock() == other.kept.lock();  // interned
   }
   /// Compares all but the sizes of dims that are whole on each rank: guards of tensors compare sizes.
   bool fits_graphs_of(const TensorLayout& other) const {
-    return form == other.form && (spec == other.spec || with_whole_sizes(spec, other.spec->sizes()) == other.spec);
+    return form == other.form && kept.lock() == other.kept.lock() &&
+           (spec == other.spec || with_whole_sizes(spec, other.spec->sizes()) == other.spec);
   }
   size_t n_pieces() const { return spec->boxes().size(); }
 
@@ -50,6 +53,8 @@ struct TensorLayout {
     if (form) keep_local_form(tensor, form);
     set_path(*maybe_dtensor(tensor), path);
     tensor.unsafeGetTensorImpl()->set_storage_offset(offset);
+    if (const auto of_leaf = kept.lock(); of_leaf && (is_traced || shardwise::is_traced(*maybe_dtensor(tensor))))
+      leaf_hooks().give(tensor, of_leaf);
     if (pieces.empty() && is_traced) tensor.unsafeGetTensorImpl()->set_python_dispatch(true);
     return tensor;
   }
@@ -85,11 +90,13 @@ TensorLayout tensor_layout_of(const at::Tensor& tensor) {
   DTensorImpl& impl = impl_of(tensor);
   const SpecPtr& spec = impl.spec();
   const bool is_symbolic = impl.symbols() != nullptr;
+  const std::weak_ptr<void> kept = leaf_hooks().of(tensor);
   if (is_traced(impl))
-    return {spec, impl.local_form(), path_of(impl),
-            is_symbolic || impl.has_symbolic_sizes_strides() ? 0 : impl.storage_offset(), is_symbolic};
+    return {spec,          impl.local_form(),
+            path_of(impl), is_symbolic || impl.has_symbolic_sizes_strides() ? 0 : impl.storage_offset(),
+            is_symbolic,   kept};
   if (wants_gradient_layout(impl)) lay_out_gradient(impl);
-  return {spec, impl.local_form()};
+  return {.spec = spec, .form = impl.local_form(), .kept = kept};
 }
 
 /// The piece itself, not an alias, because tracers identify tensors by object.

@@ -64,6 +64,7 @@ PUBLIC_HEADERS = {
     "ops/support/planned_values.h",
     "runtime/dispatch/plain_operand.h",
     "runtime/redistribute/execute.h",
+    "runtime/redistribute/leaf_hooks.h",
     "runtime/redistribute/packed_messages.h",
     "runtime/redistribute/traced_step.h",
     "runtime/rules/op_info.h",

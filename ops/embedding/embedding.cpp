@@ -134,6 +134,7 @@ at::Tensor differentiable_table_grad(const at::Tensor& grad, const TableLookup& 
 /// A lookup in a traced program, whose messages may not depend on values: each rank indexes its rows and columns, with the derivative of indexing. The
 /// ids are checked when the graph runs.
 at::Tensor embed_in_graph(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool has_options) {
+  check_no_optimizer_traced(weight);
   const at::Tensor table = prepared_table(kEmbedding, weight);
   check_padding(kEmbedding, padding_idx, table.size(0));
   at::Tensor own = prepared_ids(kEmbedding, ids, *spec_of(table));

@@ -88,6 +88,7 @@ Results embed_bags(const at::Tensor& weight, const at::Tensor& indices, const at
   at::Tensor weights = per_sample_weights.value_or(at::Tensor());
   if (is_tracing()) [[unlikely]] {
     if (sparse) check_not_traced("embedding_bag with a sparse gradient");
+    check_no_optimizer_traced(weight);
     const BagArguments arguments{mode, by_freq, include_last_offset, padding_idx, LookupScope::current()};
     return with_nothing_else(pool_bags_in_graph(table, indices, offsets, weights, arguments));
   }

@@ -1,5 +1,6 @@
 #include "ops/embedding/lookup_operators.h"
 
+#include "ops/embedding/row_optimizer.h"
 #include "runtime/rules/rule.h"
 
 namespace shardwise {
@@ -10,6 +11,7 @@ namespace {
   register_batched_embedding();
   register_embedding_bag();
   register_embedding_renorm();
+  carry_optimizers();
   return true;
 }();
 

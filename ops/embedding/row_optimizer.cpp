@@ -1,6 +1,8 @@
 #include "ops/embedding/row_optimizer.h"
 
 #include "ops/embedding/split_rows.h"
+#include "runtime/comm/tracing.h"
+#include "runtime/redistribute/leaf_hooks.h"
 #include "runtime/tensor/mapped_memory.h"
 #include "text/check.h"
 
@@ -157,6 +159,15 @@ void check_same(const at::Tensor& table, const RowOptimizer& optimizer) {
                  to_string(*optimizer.table()));
 }
 
+/// The optimizer fused with `table`, or null.
+std::shared_ptr<RowOptimizer> registered(const at::TensorBase& table) {
+  Registry& registry = Registry::get();
+  const std::lock_guard lock(registry.mutex);
+  const auto found = registry.entries.find(table.unsafeGetTensorImpl());
+  const bool is_known = found != registry.entries.end() && !found->second.table.expired();
+  return is_known ? found->second.optimizer.lock() : nullptr;
+}
+
 }  // namespace
 
 void fuse_optimizer(const at::Tensor& table, const std::shared_ptr<RowOptimizer>& optimizer) {
@@ -177,6 +188,23 @@ void fuse_optimizer(const at::Tensor& table, const std::shared_ptr<RowOptimizer>
                  fmt::join(table.sizes(), ", "));
 }
 
+namespace {
+
+/// A tracer's tensor stands for a table with `optimizer`.
+void fuse_traced(const at::Tensor& traced, const std::shared_ptr<void>& optimizer) {
+  Registry& registry = Registry::get();
+  const std::lock_guard lock(registry.mutex);
+  registry.entries.insert_or_assign(
+      traced.unsafeGetTensorImpl(),
+      Registry::Entry{Registry::Table(traced.getIntrusivePtr()), std::static_pointer_cast<RowOptimizer>(optimizer)});
+}
+
+}  // namespace
+
+void carry_optimizers() {
+  leaf_hooks() = {[](const at::TensorBase& leaf) -> std::shared_ptr<void> { return registered(leaf); }, &fuse_traced};
+}
+
 void release_optimizer(const at::Tensor& table, const RowOptimizer& optimizer) {
   Registry& registry = Registry::get();
   const std::lock_guard lock(registry.mutex);
@@ -185,14 +213,12 @@ void release_optimizer(const at::Tensor& table, const RowOptimizer& optimizer) {
     registry.entries.erase(found);
 }
 
+void check_no_optimizer_traced(const at::Tensor& table) {
+  if (registered(table)) check_not_traced("lookup in a table with a fused optimizer");
+}
+
 std::shared_ptr<RowOptimizer> fused_optimizer(const at::Tensor& table) {
-  std::shared_ptr<RowOptimizer> optimizer;
-  {
-    Registry& registry = Registry::get();
-    const std::lock_guard lock(registry.mutex);
-    const auto found = registry.entries.find(table.unsafeGetTensorImpl());
-    if (found != registry.entries.end() && !found->second.table.expired()) optimizer = found->second.optimizer.lock();
-  }
+  std::shared_ptr<RowOptimizer> optimizer = registered(table);
   if (optimizer) check_same(table, *optimizer);
   return optimizer;
 }

@@ -85,5 +85,9 @@ void fuse_optimizer(const at::Tensor& table, const std::shared_ptr<RowOptimizer>
 void release_optimizer(const at::Tensor& table, const RowOptimizer& optimizer);
 /// The optimizer fused with `table`, or null. Throws: c10::ValueError if the table's layout or dtype has changed since. Cost: a lock and a hash.
 std::shared_ptr<RowOptimizer> fused_optimizer(const at::Tensor& table);
+/// From now on, fused_optimizer() is the same for a table and for the tensor that stands for it in a traced program.
+void carry_optimizers();
+/// Throws: as check_not_traced() for a table with a fused optimizer, whose updates in the backward have no place in a graph.
+void check_no_optimizer_traced(const at::Tensor& table);
 
 }  // namespace shardwise

@@ -1,5 +1,6 @@
 #include "runtime/redistribute/traced_step.h"
 
+#include "runtime/redistribute/leaf_hooks.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/device_mesh.h"
 #include "runtime/tensor/symbolic_sizes.h"
@@ -149,6 +150,11 @@ Shards add_step(const TracedStep& step, const Shards& pieces) {
                                                                               what);
   }
   return Shards(made.begin(), made.end());
+}
+
+LeafHooks& leaf_hooks() {
+  static LeafHooks hooks;
+  return hooks;
 }
 
 const std::vector<SpecPtr>& results_of_step(const std::string& what) { return step_of(what).results; }

@@ -370,6 +370,26 @@ def breaks(_):
         )
 
 
+def fused_optimizers(_):
+    """A fused optimizer updates its table in the backward of compiled lookups too, also one that is made after the graph."""
+    mesh = mesh_of()
+    ids = sw.distribute_tensor(torch.tensor([7, 1, 7, 0]), mesh, [Replicate()])
+    for look_up in (nn.functional.embedding, lambda ids, table: nn.functional.embedding_bag(ids.view(2, 2), table)):
+        torch._dynamo.reset()
+        tables = []
+        for run in (look_up, torch.compile(look_up, backend=EAGER_GRAPH)):
+            table = nn.Parameter(sw.distribute_tensor(random(9, 3), mesh, [Shard(0)]))
+            run(ids, table).sum().backward()
+            assert table.grad is not None
+            table.grad = None
+            optimizer = sw.optim.FusedSGD([table], lr=0.5)
+            run(ids, table).sum().backward()
+            assert table.grad is None
+            optimizer.close()
+            tables.append(table.full_tensor())
+        torch.testing.assert_close(*tables)
+
+
 def steps_that_need_values(_):
     """Draws, lookups and checks of indices are in the graph: the same values, layouts and gradients as without it, and the same errors on all ranks."""
     mesh = mesh_of()
