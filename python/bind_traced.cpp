@@ -44,7 +44,7 @@ struct TensorLayout {
   at::Tensor wrap(const std::vector<at::Tensor>& pieces, bool is_traced = false) const {
     TORCH_CHECK_VALUE(pieces.size() == n_pieces(), "[unflatten] got ", pieces.size(), " pieces for ", to_string(*spec),
                       ", but this rank has ", n_pieces(), ". Pass the tensors named by __tensor_flatten__().");
-    const SpecPtr own = is_symbolic ? with_whole_sizes(spec, sizes_of(pieces.at(0))) : spec;
+    const SpecPtr own = is_symbolic ? with_sizes_of(spec, pieces.at(0)) : spec;
     for (size_t i = 0; i < pieces.size(); ++i)
       TORCH_CHECK_VALUE(sizes_of(pieces[i]) == own->boxes()[i].sizes, "[unflatten] a piece of sizes ",
                         sizes_of(pieces[i]), " does not fit ", to_string(*own), ", which has ", own->boxes()[i].sizes,
@@ -194,7 +194,8 @@ void bind_traced(py::module_& module) {
       .def(py::init<std::string, size_t, std::vector<c10::SymInt>>(), py::arg("op") = "", py::arg("argument") = 0,
            py::arg("sizes") = std::vector<c10::SymInt>());
   define_with_gil(
-      module, "has_symbols", [](const at::Tensor& tensor) { return is_dtensor(tensor) && impl_of(tensor).symbols(); },
+      module, "has_symbols",
+      [](const at::Tensor& tensor) { return is_dtensor(tensor) && impl_of(tensor).symbols() && has_symbols(tensor); },
       "Whether `tensor` is a traced DTensor and its sizes are symbols.", py::arg("tensor"));
   define_with_gil(
       module, "keeps_symbols", [](const std::string& op) { return RuleTable::global().keeps_symbols(op); },

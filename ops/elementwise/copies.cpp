@@ -68,7 +68,8 @@ void register_copies(RuleTable& table) {
                 {"clone", "detach", "alias", "lift", "lift_fresh", "alias_copy", "detach_copy", "lift_fresh_copy"},
                 copy.linear(Linearity::kPass));
   table.keep_symbols({"aten::clone", "aten::detach", "aten::alias", "aten::_to_copy", "aten::copy_", "aten::empty_like",
-                      "aten::full_like", "aten::ones_like", "aten::zeros_like"});
+                      "aten::full_like", "aten::ones_like", "aten::zeros_like", "aten::new_empty", "aten::new_full",
+                      "aten::new_ones", "aten::new_zeros"});
   add_overloads(table, {"copy", "_to_copy"}, copy.linear());
   table.add({"aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like"}, pointwise().shape_only());
   table.add({"aten::new_empty", "aten::new_zeros", "aten::new_ones", "aten::new_full"},

@@ -46,13 +46,13 @@ at::Tensor compute_scatter(const at::Tensor& self, const at::Tensor& index, cons
 
 at::Tensor call_gather(const at::Tensor& self, const at::Tensor& index, int64_t dim) {
   static const auto op = operator_of<decltype(gather_window)>("shardwise::gather");
-  return op.call(self, index, dim, 0, self.size(dim));
+  return op.call(self, index, dim, 0, fixed_size(self, dim));
 }
 
 at::Tensor call_scatter(const at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim,
                         std::string_view mode, bool include_self) {
   static const auto op = operator_of<decltype(compute_scatter)>("shardwise::scatter");
-  return op.call(self, index, src, dim, 0, self.size(dim), mode, include_self);
+  return op.call(self, index, src, dim, 0, fixed_size(self, dim), mode, include_self);
 }
 
 void call_scatter_(at::Tensor self, const at::Tensor& index, const at::Tensor& src, int64_t dim, std::string_view mode,
@@ -118,10 +118,11 @@ void localize_gather(const LocalCall& local, std::vector<c10::IValue>& args) {
 at::Tensor lookup(const at::Tensor& self, const at::Tensor& index, int64_t dim, const at::Tensor& moved) {
   const at::Tensor result = below_derivatives([&] { return call_gather(moved, index, dim); });
   carry_tangent(self, result, [&](const at::Tensor& tangent) { return lookup(tangent, index, dim, tangent); });
-  return with_derivative(self, result, {index}, "GatherBackward",
-                         [source = spec_of(self), dim](const at::Tensor& grad, const variable_list& saved) {
-                           return gather_grad(grad, saved[0], source, dim);
-                         });
+  return with_derivative(
+      self, result, {index}, "GatherBackward",
+      [source = spec_of(self), symbols = symbols_of(self), dim](const at::Tensor& grad, const variable_list& saved) {
+        return gather_grad(grad, saved[0], source, symbols, dim);
+      });
 }
 
 at::Tensor differentiable_gather(const at::Tensor& self, const at::Tensor& index, int64_t dim, int64_t /*first*/,
@@ -131,9 +132,9 @@ at::Tensor differentiable_gather(const at::Tensor& self, const at::Tensor& index
 
 // aten's operators. index may be smaller than self in other dims, and src larger than index: they are sliced.
 
-at::Tensor sliced_to(at::Tensor tensor, c10::IntArrayRef sizes, int64_t except) {
+at::Tensor sliced_to(at::Tensor tensor, c10::SymIntArrayRef sizes, int64_t except) {
   for (int64_t dim = 0; dim < tensor.dim() && dim < static_cast<int64_t>(sizes.size()); ++dim)
-    if (dim != except && tensor.size(dim) > sizes[dim]) tensor = tensor.slice(dim, 0, sizes[dim]);
+    if (dim != except && tensor.sym_size(dim) > sizes[dim]) tensor = tensor.slice_symint(dim, 0, sizes[dim]);
   return tensor;
 }
 
@@ -146,13 +147,13 @@ at::Tensor gather(const at::Tensor& self, int64_t dim, const at::Tensor& index, 
                               "hold. Use sparse_grad=False: the gradient has this rank's part only.");
   const int64_t along = c10::maybe_wrap_dim(dim, self.dim());
   at::Tensor places = at_least_1d(index_operand("aten::gather", index, spec_of(self)->mesh()));
-  if (index.numel() == 0) places = places.to(at::kLong);
+  if (index.sym_numel() == 0) places = places.to(at::kLong);
   const at::Tensor source = at_least_1d(self);
-  const at::Tensor part = sliced_to(source, places.sizes(), along);
+  const at::Tensor part = sliced_to(source, places.sym_sizes(), along);
   at::Tensor moved = part;
   if (is_integer(places)) {
     static const ByRule rule("shardwise::gather");
-    const int64_t size = source.size(along);
+    const int64_t size = fixed_size(source, along);
     const auto layouts = [&] { return rule.layouts(part, places, along, int64_t{0}, size); };
     std::vector<at::Tensor> operands{part, places};
     if (!move_in_range("aten::gather", operands, {{along, 0, size}}, /*fails_as_gather=*/true, layouts))
@@ -230,12 +231,12 @@ struct Scatter {
     return in_range(as_self);
   }
 
-  bool covers(const at::Tensor& self) const { return sliced_to(self, index.sizes(), dim).sizes() == self.sizes(); }
+  bool covers(const at::Tensor& self) const { return sliced_to(self, index.sym_sizes(), dim).sizes() == self.sizes(); }
 
   void write(const at::Tensor& self) const {
     if (index.numel() == 0) return;
     check_mode(self, mode, include_self);
-    const at::Tensor part = sliced_to(at_least_1d(self), index.sizes(), dim);
+    const at::Tensor part = sliced_to(at_least_1d(self), index.sym_sizes(), dim);
     const Layout& layout = spec_of(self)->layout();
     const bool stays = layout.has_one_box_each() && (!layout.has_terms() || mode == "add");
     const auto moved = operands(part, stays);
@@ -260,7 +261,7 @@ struct Scatter {
 
 Scatter of_values(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src) {
   Scatter scatter(self, dim, index, src);
-  scatter.src = sliced_to(at_least_1d(src), scatter.index.sizes(), -1);
+  scatter.src = sliced_to(at_least_1d(src), scatter.index.sym_sizes(), -1);
   return scatter;
 }
 Scatter of_value(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& value) {
@@ -291,19 +292,21 @@ at::Tensor index_reduced(const at::Tensor& self, int64_t dim, const at::Tensor& 
   return scatter.written(self);
 }
 
-at::Tensor gather_grad(const at::Tensor& grad, const at::Tensor& index, const SpecPtr& source, int64_t dim) {
+at::Tensor gather_grad(const at::Tensor& grad, const at::Tensor& index, const SpecPtr& source,
+                       c10::SymIntArrayRef symbols, int64_t dim) {
   std::vector<int64_t> of_source(grad.dim());
   for (int64_t d = 0; d < grad.dim(); ++d) of_source[d] = d == dim ? -1 : d;
   const at::Tensor result = below_derivatives([&] {
     const at::NoGradGuard no_grad;
-    at::Tensor sum = zeros_for_grad(*source, grad, of_source);
+    at::Tensor sum = zeros_for_grad(*source, grad, of_source, symbols);
     if (is_tracing())  // graphs cannot contain an operator of ours that writes to its operand
       sum = call_scatter(sum, index, grad, dim, "add", true);
     else
       call_scatter_(sum, index, grad, dim, "add", true);
     return in_pieces_of(*source, sum);
   });
-  carry_tangent(grad, result, [&](const at::Tensor& tangent) { return gather_grad(tangent, index, source, dim); });
+  carry_tangent(grad, result,
+                [&](const at::Tensor& tangent) { return gather_grad(tangent, index, source, symbols, dim); });
   return with_derivative(
       grad, result, {index}, "GatherBackwardBackward",
       [dim](const at::Tensor& outer, const variable_list& saved) { return lookup(outer, saved[0], dim, outer); });
@@ -320,6 +323,7 @@ void register_gather(RuleTable& table) {
       "scatter_(Tensor(a!) self, Tensor index, Tensor src, int dim, int first, int size, str mode, bool include_self) "
       "-> Tensor(a!)",
       {.compute = &compute_scatter_, .traced = &compute_scatter_});
+  table.keep_symbols({"shardwise::gather", "shardwise::scatter"});
   table.add("shardwise::gather", Rule("gather", describe_gather).linear_in_first().localized(localize_gather));
   const auto scatter = Rule("scatter", describe_scatter).localized(localize_gather);
   table.add({"shardwise::scatter", "shardwise::scatter_"}, scatter);

@@ -1,15 +1,15 @@
 #include "ops/indexing/index_grad.h"
 
+#include "ops/support/dim_pieces.h"
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/tensor/below_autograd.h"
 
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
 
 namespace shardwise {
-at::Tensor zeros_for_grad(const Spec& source, const at::Tensor& grad, c10::ArrayRef<int64_t> of_source) {
+at::Tensor zeros_for_grad(const Spec& source, const at::Tensor& grad, c10::ArrayRef<int64_t> of_source,
+                          c10::SymIntArrayRef symbols) {
   Placements placements = without_partial(source.placements());
   const c10::ArrayRef<Placement> of_grad = spec_of(grad)->placements();
   for (size_t m = 0; m < placements.size(); ++m) {
@@ -28,9 +28,8 @@ at::Tensor zeros_for_grad(const Spec& source, const at::Tensor& grad, c10::Array
   auto spec = Spec::intern(source.mesh(), source.sizes(), std::move(placements), row_major_strides(source.sizes()),
                            grad.scalar_type());
   const BelowAutograd guard;
-  Shards pieces;
-  for (const Box& box : spec->boxes())
-    pieces.push_back(at::zeros(box.sizes, at::TensorOptions().dtype(spec->dtype()).device(grad.device())));
+  Shards pieces = new_pieces(*spec, symbols, grad.device());
+  for (const at::Tensor& piece : pieces) piece.zero_();
   return wrap(std::move(spec), std::move(pieces));
 }
 

@@ -96,15 +96,17 @@ std::tuple<at::Tensor, at::Tensor> selection(c10::DispatchKeySet keys, const at:
     const at::Tensor chosen = tangent.gather(along, spread(indices));
     return is_reduced ? chosen.squeeze(along) : chosen;
   });
-  const auto derivative = [=, source = spec_of(self)](const at::Tensor& grad, const auto& saved) {
-    return gather_grad(spread(grad), index_operand("aten::gather", spread(saved[0]), source->mesh()), source, along);
+  const auto derivative = [=, source = spec_of(self), symbols = symbols_of(self)](const at::Tensor& grad,
+                                                                                  const auto& saved) {
+    return gather_grad(spread(grad), index_operand("aten::gather", spread(saved[0]), source->mesh()), source, symbols,
+                       along);
   };
   return {with_derivative(self, values, {indices}, "SelectionBackward", derivative), indices};
 }
 
 /// The gradient of a tensor of `sizes` from `values`, the gradient of its elements at `indices` along `dim`. It is laid out as `values`. torch's
 /// formulas scatter into plain zeros, by an operator that checks the indices on all ranks, which is collective.
-at::Tensor at_selected(const at::Tensor& values, int64_t dim, const at::Tensor& indices, c10::IntArrayRef sizes) {
+at::Tensor at_selected(const at::Tensor& values, int64_t dim, const at::Tensor& indices, c10::SymIntArrayRef sizes) {
   if (sizes.empty()) return values;  // the one value
   const MeshPtr& mesh = spec_of(values)->mesh();
   const int64_t along = c10::maybe_wrap_dim(dim, values.dim());
@@ -113,24 +115,25 @@ at::Tensor at_selected(const at::Tensor& values, int64_t dim, const at::Tensor& 
     const Placement& of_values = spec_of(values)->placements()[m];
     if (of_values.split_dim() >= 0 && of_values.split_dim() != along) placements[m] = of_values;
   }
-  const auto source = Spec::intern(mesh, sizes, std::move(placements), row_major_strides(sizes), values.scalar_type());
+  const auto known = c10::asIntArrayRefSlowOpt(sizes);
+  const Dims numbers = known ? Dims(*known) : symbol_hooks().values(sizes);
+  const auto source =
+      Spec::intern(mesh, numbers, std::move(placements), row_major_strides(numbers), values.scalar_type());
   const at::Tensor places = index_operand("aten::value_selecting_reduction_backward", indices, mesh);
-  return gather_grad(values, places, source, along);
+  return gather_grad(values, places, source, known ? c10::SymIntArrayRef() : sizes, along);
 }
 
 at::Tensor value_selecting_reduction_backward(const at::Tensor& grad, int64_t dim, const at::Tensor& indices,
                                               c10::SymIntArrayRef sizes, bool keepdim) {
   const bool is_reduced = !keepdim && !sizes.empty();
-  Dims concrete;
-  for (const c10::SymInt& size : sizes) concrete.push_back(size.expect_int());
-  return is_reduced ? at_selected(grad.unsqueeze(dim), dim, indices.unsqueeze(dim), concrete)
-                    : at_selected(grad, dim, indices, concrete);
+  return is_reduced ? at_selected(grad.unsqueeze(dim), dim, indices.unsqueeze(dim), sizes)
+                    : at_selected(grad, dim, indices, sizes);
 }
 
 /// A value may be the running extreme at several positions.
 at::Tensor cummaxmin_backward(const at::Tensor& grad, const at::Tensor& /*input*/, const at::Tensor& indices,
                               int64_t dim) {
-  return at_selected(grad, dim, indices, grad.sizes());
+  return at_selected(grad, dim, indices, grad.sym_sizes());
 }
 
 }  // namespace
@@ -138,6 +141,7 @@ at::Tensor cummaxmin_backward(const at::Tensor& grad, const at::Tensor& /*input*
 void register_sorting(RuleTable& table) {
   table.add({"aten::sort", "aten::sort.stable"}, pointwise().whole("dim").sampled());
   table.add("aten::topk", pointwise().whole("dim"));  // along a sharded dim the kernel combines the shards' candidates
+  table.keep_symbols({"aten::sort", "aten::sort.stable", "aten::topk"});
   aten_kernels().impl_in_memory("topk", &topk);
   aten_autograd_kernels().impl("topk", &selection<at::_ops::topk, int64_t, int64_t, bool, bool>);
   aten_autograd_kernels().impl("max.dim", &selection<at::_ops::max_dim, int64_t, bool>);

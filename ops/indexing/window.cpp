@@ -174,27 +174,27 @@ void put_window(const at::Tensor& self, at::TensorList indices, const at::Tensor
 }
 
 at::Tensor gather_window(const at::Tensor& self, const at::Tensor& index, int64_t dim, int64_t first, int64_t size) {
-  if (self.size(dim) == size) return at::gather(self, dim, index);
-  if (self.numel() == 0 || index.numel() == 0) return self.new_zeros(index.sizes());
-  Found found(index, first, self.size(dim));
+  if (self.sym_size(dim) == size) return at::gather(self, dim, index);
+  if (self.sym_numel() == 0 || index.sym_numel() == 0) return self.new_zeros_symint(index.sym_sizes());
+  Found found(index, first, self.sym_size(dim).expect_int());
   return at::gather(self, dim, found.place).masked_fill_(found.is_elsewhere, 0);
 }
 
 void scatter_window(const at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim, int64_t first,
                     int64_t size, std::string_view mode, bool include_self) {
-  const at::Tensor values = src.dim() == 0 ? src.expand(index.sizes()) : src;
-  const int64_t n = self.size(dim);
+  const at::Tensor values = src.dim() == 0 ? src.expand_symint(index.sym_sizes()) : src;
+  const int64_t n = self.sym_size(dim).expect_int();
   if (n == size) return scatter_whole(self, index, values, dim, mode, include_self);
-  if (self.numel() == 0 || index.numel() == 0) return;
+  if (self.sym_numel() == 0 || index.sym_numel() == 0) return;
   Found found(index, first, n);
   if (mode == "add" || (mode == "sum" && include_self)) {
     self.scatter_add_(dim, found.place, values.masked_fill(found.is_elsewhere, 0));
     return;
   }
   // One extra index takes the writes outside the window.
-  std::vector<int64_t> sizes = self.sizes().vec();
-  ++sizes[dim];
-  const at::Tensor padded = self.new_zeros(sizes);
+  std::vector<c10::SymInt> sizes = self.sym_sizes().vec();
+  sizes[dim] = n + 1;
+  const at::Tensor padded = self.new_zeros_symint(sizes);
   padded.narrow(dim, 0, n).copy_(self);
   scatter_whole(padded, found.place.masked_fill_(found.is_elsewhere, n), values, dim, mode, include_self);
   self.copy_(padded.narrow(dim, 0, n));

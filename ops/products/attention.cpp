@@ -36,9 +36,9 @@ constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 /// Each head `n` times in a row: n query heads share one key and value head.
 at::Tensor repeat_heads(const at::Tensor& heads, int64_t n) {
   if (n == 1) return heads;
-  Dims sizes(heads.sizes());
+  std::vector<c10::SymInt> sizes = heads.sym_sizes().vec();
   sizes.insert(sizes.end() - 2, n);
-  return heads.unsqueeze(-3).expand(sizes).flatten(-4, -3);
+  return heads.unsqueeze(-3).expand_symint(sizes).flatten(-4, -3);
 }
 
 /// True where a query may attend to a key, which is up to its own position. Replicated.
@@ -127,12 +127,13 @@ bool products_send_less(const at::Tensor& query, const at::Tensor& key, const at
   const int64_t lengths = gathered(key, 2) + gathered(value, 2), scored = gathered(query, 3) + gathered(key, 3);
   const int64_t features = scored + gathered(value, 3);
   if (lengths + features == 0 || (lengths > 0 && is_sharded_along(query, 2))) return false;
+  const Dims sizes = sizes_of(query);
   double n_rows = 1;
   for (const int64_t dim : {0, 1, 2})
-    n_rows *= static_cast<double>(query.size(dim)) / static_cast<double>(spec_of(query)->layout().n_parts(dim));
+    n_rows *= static_cast<double>(sizes[dim]) / static_cast<double>(spec_of(query)->layout().n_parts(dim));
   double summed = 0;  // elements
-  if (lengths > 0) summed += n_rows * static_cast<double>(value.size(3) + 2);
-  if (scored > 0) summed += n_rows * static_cast<double>(key.size(2));
+  if (lengths > 0) summed += n_rows * static_cast<double>(sizes_of(value)[3] + 2);
+  if (scored > 0) summed += n_rows * static_cast<double>(sizes_of(key)[2]);
   return 2 * summed * static_cast<double>(spec_of(query)->element_bytes()) < static_cast<double>(lengths + features);
 }
 
@@ -154,19 +155,19 @@ MaybeTensor as_terms(const MaybeTensor& mask, at::ScalarType dtype, const MeshPt
 
 /// torch's flash kernel for GPUs requires a multiple of 8 features.
 at::Tensor with_padded_features(const at::Tensor& tensor) {
-  return at::constant_pad_nd(tensor, {0, (8 - tensor.size(-1) % 8) % 8});
+  return at::constant_pad_nd(tensor, {0, (8 - fixed_size(tensor, -1) % 8) % 8});
 }
 
 /// Pads features if the kernel requires it, as at::scaled_dot_product_attention does.
 at::Tensor with_fitting_features(SDPBackend backend, const at::Tensor& query, const at::Tensor& key,
                                  const at::Tensor& value, const MaybeTensor& mask, double dropout_p, bool is_causal,
                                  std::optional<double> scale) {
-  if (backend != SDPBackend::flash_attention || takes_cpu_kernels(query) || query.size(-1) % 8 == 0)
+  if (backend != SDPBackend::flash_attention || takes_cpu_kernels(query) || fixed_size(query, -1) % 8 == 0)
     return fused_attention(backend, query, key, value, mask, dropout_p, is_causal, scale);
-  const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
+  const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(fixed_size(query, -1))));
   return fused_attention(backend, with_padded_features(query), with_padded_features(key), with_padded_features(value),
                          mask, dropout_p, is_causal, factor)
-      .narrow(-1, 0, value.size(-1));
+      .narrow(-1, 0, fixed_size(value, -1));
 }
 
 /// Throws: c10::ValueError for a plain tensor that does not count as a replica.
@@ -189,11 +190,13 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
                     "other. Give one of them.");
   int64_t n_shared = 1;
   if (enable_gqa) {
-    SW_CHECK_VALUE(key.dim() >= 3 && query.dim() >= 3 && key.size(-3) > 0 && query.size(-3) % key.size(-3) == 0,
+    const bool have_heads = key.dim() >= 3 && query.dim() >= 3;
+    const int64_t n_keys = have_heads ? fixed_size(key, -3) : 0, n_queries = have_heads ? fixed_size(query, -3) : 0;
+    SW_CHECK_VALUE(n_keys > 0 && n_queries % n_keys == 0,
                    "[aten::scaled_dot_product_attention] query of shape [{}] and key of shape [{}] do not share heads. "
                    "Make the query's number of heads a multiple of the key's.",
                    fmt::join(query.sizes(), ", "), fmt::join(key.sizes(), ", "));
-    n_shared = query.size(-3) / key.size(-3);
+    n_shared = n_queries / n_keys;
   }
   const auto backend =
       static_cast<SDPBackend>(fused_choice(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa));
@@ -208,7 +211,7 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
     return with_fitting_features(backend, query, repeat_heads(key, n_copies), repeat_heads(value, n_copies), terms,
                                  dropout_p, is_causal, scale);
   }
-  const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
+  const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(fixed_size(query, -1))));
   at::Tensor scores = query.mul(factor).matmul(repeat_heads(key, n_shared).mT());
   if (is_causal) scores = masked(scores, causal_mask(scores));
   const Mask seen = is_masked ? without_blind_rows(*mask) : Mask();

@@ -17,9 +17,11 @@ using at::SDPBackend;
 constexpr int64_t kBiasAlignment = 8;  // elements; torch's memory-efficient kernel requires both
 constexpr int64_t kRowsOfStatistics = 32;
 
-int64_t up_to_multiple(int64_t n, int64_t of) { return (of - n % of) % of; }
+c10::SymInt up_to_multiple(const c10::SymInt& n, int64_t of) { return (of - n % of) % of; }
 
-at::Tensor with_dense_rows(const at::Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
+at::Tensor with_dense_rows(const at::Tensor& tensor) {
+  return tensor.sym_stride(-1) == 1 ? tensor : tensor.contiguous();
+}
 
 /// With dropout, seeds the device's generator while this object lives.
 class SeededDraws {
@@ -44,10 +46,10 @@ class SeededDraws {
 std::optional<at::Tensor> aligned_bias(const std::optional<at::Tensor>& mask, const at::Tensor& query,
                                        const at::Tensor& key) {
   if (!mask) return mask;
-  const int64_t n = mask->size(-1);
-  return at::constant_pad_nd(*mask, {0, up_to_multiple(n, kBiasAlignment)})
-      .slice(-1, 0, n)
-      .expand({query.size(0), query.size(1), query.size(2), key.size(2)});
+  const c10::SymInt n = mask->sym_size(-1);
+  return at::constant_pad_nd_symint(*mask, {0, up_to_multiple(n, kBiasAlignment)})
+      .slice_symint(-1, 0, n)
+      .expand_symint({query.sym_size(0), query.sym_size(1), query.sym_size(2), key.sym_size(2)});
 }
 
 /// Runs one kernel, which takes these queries and keys for the whole sequence.
@@ -69,7 +71,7 @@ Attended run(const at::Tensor& query, const at::Tensor& key, const at::Tensor& v
       const auto [output, logsumexp, seed, offset] =
           at::_scaled_dot_product_efficient_attention(query, key, value, aligned_bias(call.mask, query, key),
                                                       /*compute_log_sumexp=*/true, p, is_causal, call.scale);
-      return {output, logsumexp.slice(-1, 0, query.size(2)), at::stack({seed, offset})};
+      return {output, logsumexp.slice_symint(-1, 0, query.sym_size(2)), at::stack({seed, offset})};
     }
     case SDPBackend::cudnn_attention: {
       const auto results =
@@ -90,7 +92,7 @@ AttentionGradients run_backward(const at::Tensor& grad, const at::Tensor& query,
                                 const at::Tensor& value, const Attended& attended, const AttentionCall& call,
                                 bool is_causal, bool with_mask) {
   const double p = call.dropout_p;
-  const int64_t n_queries = query.size(2), n_keys = key.size(2);
+  const c10::SymInt n_queries = query.sym_size(2), n_keys = key.sym_size(2);
   const bool is_on_cpu = call.backend == SDPBackend::flash_attention && takes_cpu_kernels(query);
   at::Tensor random;
   if (!is_on_cpu)
@@ -105,7 +107,7 @@ AttentionGradients run_backward(const at::Tensor& grad, const at::Tensor& query,
           is_on_cpu
               ? at::_scaled_dot_product_flash_attention_for_cpu_backward(
                     grad, query, key, value, attended.output, attended.logsumexp, p, is_causal, call.mask, call.scale)
-              : at::_scaled_dot_product_flash_attention_backward(
+              : at::_scaled_dot_product_flash_attention_backward_symint(
                     grad, query, key, value, attended.output, attended.logsumexp, /*cum_seq_q=*/{},
                     /*cum_seq_k=*/{}, n_queries, n_keys, p, is_causal, random.view(at::kUInt64),
                     at::zeros({0}, random.options().dtype(at::kUInt64)), call.scale);
@@ -113,24 +115,24 @@ AttentionGradients run_backward(const at::Tensor& grad, const at::Tensor& query,
     }
     case SDPBackend::efficient_attention: {
       const at::Tensor statistics =
-          at::constant_pad_nd(attended.logsumexp, {0, up_to_multiple(n_queries, kRowsOfStatistics)},
-                              std::numeric_limits<double>::infinity());
+          at::constant_pad_nd_symint(attended.logsumexp, {0, up_to_multiple(n_queries, kRowsOfStatistics)},
+                                     std::numeric_limits<double>::infinity());
       auto [of_query, of_key, of_value, of_mask] = at::_scaled_dot_product_efficient_attention_backward(
           grad, query, key, value, aligned_bias(call.mask, query, key).value_or(at::Tensor()), attended.output,
           statistics, seed(), offset(), p, {true, true, true, with_mask}, is_causal, call.scale);
-      return {of_query, of_key, of_value, with_mask ? at::sum_to(of_mask, bias.sizes()) : at::Tensor()};
+      return {of_query, of_key, of_value, with_mask ? at::sum_to(of_mask, bias.sym_sizes()) : at::Tensor()};
     }
     case SDPBackend::cudnn_attention: {
-      auto [of_query, of_key, of_value] = at::_scaled_dot_product_cudnn_attention_backward(
+      auto [of_query, of_key, of_value] = at::_scaled_dot_product_cudnn_attention_backward_symint(
           grad, query, key, value, attended.output, attended.logsumexp.unsqueeze(-1), seed(), offset(), bias,
           /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, n_queries, n_keys, p, is_causal, call.scale);
       return {of_query, of_key, of_value, {}};
     }
     default: {
-      auto [of_query, of_key, of_value, of_mask] = at::_scaled_dot_product_fused_attention_overrideable_backward(
+      auto [of_query, of_key, of_value, of_mask] = at::_scaled_dot_product_fused_attention_overrideable_backward_symint(
           grad, query, key, value, bias, {true, true, true, with_mask}, attended.output, attended.logsumexp,
           /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, n_queries, n_keys, p, is_causal, seed(), offset(), call.scale);
-      return {of_query, of_key, of_value, with_mask ? at::sum_to(of_mask, bias.sizes()) : at::Tensor()};
+      return {of_query, of_key, of_value, with_mask ? at::sum_to(of_mask, bias.sym_sizes()) : at::Tensor()};
     }
   }
 }
@@ -138,40 +140,43 @@ AttentionGradients run_backward(const at::Tensor& grad, const at::Tensor& query,
 /// The keys that causal queries see. All queries see [0, past); in [past, end) each query sees the keys up to its own.
 struct SeenKeys {
   SeenKeys(const at::Tensor& query, const at::Tensor& key, const AttentionCall& call)
-      : n_queries(query.size(2)),
-        n_keys(key.size(2)),
-        past(std::min(call.first_row, n_keys)),
-        end(std::min(past + n_queries, n_keys)) {}
+      : n_queries(query.sym_size(2)),
+        n_keys(key.sym_size(2)),
+        past(n_keys.min(call.first_row)),
+        end(n_keys.min(past + n_queries)) {}
 
-  at::Tensor any(const at::Tensor& tensor) const { return tensor.slice(2, 0, end); }
-  at::Tensor before(const at::Tensor& tensor) const { return tensor.slice(2, 0, past); }
-  at::Tensor own(const at::Tensor& tensor) const { return tensor.slice(2, past, end); }
+  at::Tensor any(const at::Tensor& tensor) const { return tensor.slice_symint(2, 0, end); }
+  at::Tensor before(const at::Tensor& tensor) const { return tensor.slice_symint(2, 0, past); }
+  at::Tensor own(const at::Tensor& tensor) const { return tensor.slice_symint(2, past, end); }
   /// The gradient of all keys, from the gradients of the keys before `end`. It is 0 for later keys.
   at::Tensor of_all(const std::vector<at::Tensor>& grads) const {
     if (grads.size() == 1 && end == n_keys) return grads[0];
     std::vector<at::Tensor> rows = c10::fmap(grads, [&](const at::Tensor& grad) { return grad.transpose(1, 2); });
     const at::Tensor& any = rows[0];
-    if (end < n_keys) rows.push_back(at::zeros({any.size(0), n_keys - end, any.size(2), any.size(3)}, any.options()));
+    if (end < n_keys)
+      rows.push_back(
+          at::zeros_symint({any.sym_size(0), n_keys - end, any.sym_size(2), any.sym_size(3)}, any.options()));
     return at::cat(rows, 1).transpose(1, 2);
   }
 
   /// `call` on the keys before `end`, with a causal mask.
   AttentionCall masked(AttentionCall call, const at::Tensor& query) const {
-    const at::Tensor terms = !call.mask                ? at::zeros({1, 1}, query.options())
-                             : call.mask->size(-1) > 1 ? call.mask->narrow(-1, 0, end)
-                                                       : *call.mask;
-    const at::Tensor is_ahead = at::ones({n_queries, end}, query.options().dtype(at::kBool)).triu(call.first_row + 1);
+    const at::Tensor terms = !call.mask                    ? at::zeros({1, 1}, query.options())
+                             : call.mask->sym_size(-1) > 1 ? call.mask->narrow_symint(-1, 0, end)
+                                                           : *call.mask;
+    const at::Tensor is_ahead =
+        at::ones_symint({n_queries, end}, query.options().dtype(at::kBool)).triu(call.first_row + 1);
     call.mask = terms.masked_fill(is_ahead, -std::numeric_limits<double>::infinity());
     call.is_causal = false;
     return call;
   }
   /// The gradient of the caller's mask, from the gradient of masked()'s mask.
   at::Tensor of_mask(const at::Tensor& grad, const at::Tensor& mask) const {
-    const int64_t n_unseen = mask.size(-1) > 1 ? n_keys - end : 0;
-    return at::sum_to(at::constant_pad_nd(grad, {0, n_unseen}), mask.sizes());
+    const c10::SymInt n_unseen = mask.sym_size(-1) > 1 ? n_keys - end : 0;
+    return at::sum_to(at::constant_pad_nd_symint(grad, {0, n_unseen}), mask.sym_sizes());
   }
 
-  int64_t n_queries, n_keys, past, end;
+  c10::SymInt n_queries, n_keys, past, end;
 };
 
 /// True if the kernel's own causal mask does not suffice: the queries do not begin at row 0, and with a mask or dropout the results of two parts of
@@ -214,19 +219,21 @@ bool takes_cpu_kernels(const at::Tensor& tensor) {
 
 Attended attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const AttentionCall& call) {
   if (query.sym_numel() == 0 || key.sym_numel() == 0) {
-    const auto dtype = at::toOpMathType(query.scalar_type());
-    return {at::zeros({query.size(0), query.size(2), query.size(1), value.size(3)}, query.options()).transpose(1, 2),
-            at::zeros({query.size(0), query.size(2), query.size(1)}, query.options().dtype(dtype)).transpose(1, 2),
-            call.dropout_p == 0
-                ? at::Tensor()
-                : at::zeros({query.size(0), query.size(1), query.size(2), 2}, query.options().dtype(at::kLong))};
+    const auto zeros = [&](c10::SymIntArrayRef sizes, at::ScalarType dtype) {
+      return at::zeros_symint(sizes, query.options().dtype(dtype));
+    };
+    const c10::SymInt batch = query.sym_size(0), heads = query.sym_size(1), rows = query.sym_size(2);
+    const at::ScalarType dtype = query.scalar_type();
+    return {zeros({batch, rows, heads, value.sym_size(3)}, dtype).transpose(1, 2),
+            zeros({batch, rows, heads}, at::toOpMathType(dtype)).transpose(1, 2),
+            call.dropout_p == 0 ? at::Tensor() : zeros({batch, heads, rows, 2}, at::kLong)};
   }
   const SeededDraws seeded(call, query.device());
   Attended result = attend_seen(with_dense_rows(query), with_dense_rows(key), with_dense_rows(value), call);
   if (call.dropout_p == 0)
     result.random.reset();
   else
-    result.random = result.random.expand({query.size(0), query.size(1), query.size(2), 2});
+    result.random = result.random.expand_symint({query.sym_size(0), query.sym_size(1), query.sym_size(2), 2});
   return result;
 }
 

@@ -6,10 +6,12 @@
 // the piece's place, so that replicas agree and shards differ. Which weights are dropped depends on the layout.
 #include "ops/products/fused_attention.h"
 #include "ops/families.h"
+#include "ops/support/kernels.h"
 #include "ops/support/maybe_tensor.h"
 #include "ops/support/own_operator.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/api/random.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/dispatch/unboxed.h"
 #include "text/check.h"
 
@@ -53,13 +55,13 @@ Three shape_of_attention(const Tensor& query, const Tensor& /*key*/, const Tenso
                          double /*dropout_p*/, bool draws, bool records, bool /*is_causal*/,
                          std::optional<double> /*scale*/, int64_t backend, const at::Scalar& /*seed*/,
                          int64_t /*first_row*/, int64_t /*place*/) {
-  const int64_t batch = query.size(0), heads = query.size(1), rows = query.size(2);
+  const c10::SymInt batch = query.sym_size(0), heads = query.sym_size(1), rows = query.sym_size(2);
   const auto of_sums = query.options().dtype(at::toOpMathType(query.scalar_type()));
   const bool by_rows = static_cast<SDPBackend>(backend) == SDPBackend::efficient_attention;
-  return {
-      by_rows ? at::empty({batch, rows, heads, value.size(3)}, query.options()).transpose(1, 2) : at::empty_like(query),
-      records ? at::empty({batch, rows, heads}, of_sums).transpose(1, 2) : Tensor(),
-      draws && records ? at::empty({batch, heads, rows, 2}, query.options().dtype(at::kLong)) : Tensor()};
+  return {by_rows ? at::empty_symint({batch, rows, heads, value.sym_size(3)}, query.options()).transpose(1, 2)
+                  : at::empty_like(query),
+          records ? at::empty_symint({batch, rows, heads}, of_sums).transpose(1, 2) : Tensor(),
+          draws && records ? at::empty_symint({batch, heads, rows, 2}, query.options().dtype(at::kLong)) : Tensor()};
 }
 
 Four compute_backward(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
@@ -76,9 +78,10 @@ Four shape_of_backward(const Tensor& /*grad*/, const Tensor& query, const Tensor
                        const MaybeTensor& mask, double /*dropout_p*/, bool /*is_causal*/,
                        std::optional<double> /*scale*/, int64_t /*backend*/, bool with_mask, int64_t /*first_row*/) {
   const auto like = [](const Tensor& t) {
-    return at::empty({t.size(0), t.size(2), t.size(1), t.size(3)}, t.options()).transpose(1, 2);
+    return at::empty_symint({t.sym_size(0), t.sym_size(2), t.sym_size(1), t.sym_size(3)}, t.options()).transpose(1, 2);
   };
-  return {like(query), like(key), like(value), with_mask ? at::empty(mask->sizes(), mask->options()) : Tensor()};
+  return {like(query), like(key), like(value),
+          with_mask ? at::empty_symint(mask->sym_sizes(), mask->options()) : Tensor()};
 }
 
 /// Both operators as hot operators (runtime/dispatch/unboxed.h), whose kernels are called on the pieces without torch's dispatcher.
@@ -97,6 +100,14 @@ struct BackwardOp {
   static constexpr const char* schema_str = "";
   static constexpr auto call = compute_backward;
 };
+
+/// Calls an operator past torch's dispatcher, except in a traced program, where the tracer takes calls from there.
+template <class Op, class... Args>
+auto call(const Args&... args) {
+  if (!is_tracing()) return Unboxed<Op>::call(args...);
+  static const auto op = operator_of<typename Op::schema>(Op::name);
+  return op.call(args...);
+}
 
 // The rule of both operators.
 
@@ -160,21 +171,21 @@ std::string shape(const Tensor& tensor) {
 }
 
 void check(const char* op, const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& mask) {
-  bool fits = query.dim() == 4 && key.dim() == 4 && value.dim() == 4 && query.scalar_type() == key.scalar_type() &&
+  const Dims q = sizes_of(query), k = sizes_of(key), v = sizes_of(value);
+  bool fits = q.size() == 4 && k.size() == 4 && v.size() == 4 && query.scalar_type() == key.scalar_type() &&
               query.scalar_type() == value.scalar_type();
-  fits = fits && query.size(0) == key.size(0) && query.size(3) == key.size(3) &&
-         key.sizes().slice(0, 3) == value.sizes().slice(0, 3) &&
-         (key.size(1) == 0 ? query.size(1) == 0 : query.size(1) % key.size(1) == 0);
+  fits = fits && q[0] == k[0] && q[3] == k[3] && c10::IntArrayRef(k).slice(0, 3) == c10::IntArrayRef(v).slice(0, 3) &&
+         (k[1] == 0 ? q[1] == 0 : q[1] % k[1] == 0);
   SW_CHECK_VALUE(fits,
                  "[{}] query, key and value of {}, {} and {} do not fit each other. Give tensors of one dtype: query "
                  "[batch, heads, queries, features], and key and value [batch, heads, keys, features] with the query's "
                  "number of heads or a divisor of it.",
                  op, shape(query), shape(key), shape(value));
   if (!is_given(mask)) return;
-  const Dims scores{query.size(0), query.size(1), query.size(2), key.size(2)};
-  fits = mask->dim() <= 4;
-  for (int64_t dim = 1; fits && dim <= mask->dim(); ++dim)
-    fits = mask->size(-dim) == 1 || mask->size(-dim) == scores[4 - dim];
+  const Dims scores{q[0], q[1], q[2], k[2]}, given = sizes_of(*mask);
+  fits = given.size() <= 4;
+  for (size_t dim = 1; fits && dim <= given.size(); ++dim)
+    fits = given[given.size() - dim] == 1 || given[given.size() - dim] == scores[4 - dim];
   SW_CHECK_VALUE(fits,
                  "[{}] a mask of {} does not broadcast to the scores' shape [{}]. Give one of [{}, {}], or with more "
                  "dims in front.",
@@ -191,8 +202,8 @@ Attended Fused::forward(const Tensor& query, const Tensor& key, const Tensor& va
     for (const Tensor& tensor : {query, key, value})
       if (is_dtensor(tensor) && seed == 0) seed = static_cast<int64_t>(next_seed(*spec_of(tensor)->mesh()) >> 1) | 1;
   auto [output, logsumexp, random] =
-      Unboxed<AttentionOp>::call(query, key, value, mask, dropout_p, dropout_p > 0, records, is_causal, scale,
-                                 static_cast<int64_t>(backend), seed, /*first_row=*/0, /*place=*/0);
+      call<AttentionOp>(query, key, value, mask, dropout_p, dropout_p > 0, records, is_causal, scale,
+                        static_cast<int64_t>(backend), seed, /*first_row=*/0, /*place=*/0);
   return {std::move(output), std::move(logsumexp), std::move(random)};
 }
 
@@ -201,9 +212,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> Fused::backward(const Tensor& grad, c
                                                            const Attended& saved, bool with_mask) const {
   check(op, query, key, value, mask);
   const MaybeTensor random = dropout_p > 0 ? MaybeTensor(saved.random) : std::nullopt;
-  return Unboxed<BackwardOp>::call(grad, query, key, value, saved.output, saved.logsumexp, random, mask, dropout_p,
-                                   is_causal, scale, static_cast<int64_t>(backend), with_mask && is_given(mask),
-                                   /*first_row=*/0);
+  return call<BackwardOp>(grad, query, key, value, saved.output, saved.logsumexp, random, mask, dropout_p, is_causal,
+                          scale, static_cast<int64_t>(backend), with_mask && is_given(mask),
+                          /*first_row=*/0);
 }
 
 void register_fused_attention(RuleTable& table) {
@@ -217,6 +228,7 @@ void register_fused_attention(RuleTable& table) {
       "Tensor? random, Tensor? mask, float dropout_p, bool is_causal, float? scale, int backend, bool with_mask, int "
       "first_row) -> (Tensor, Tensor, Tensor, Tensor)",
       {.compute = &compute_backward, .shape = &shape_of_backward, .traced = &compute_backward});
+  table.keep_symbols({"shardwise::fused_attention", "shardwise::fused_attention_backward"});
   table.add("shardwise::fused_attention", Rule("attention", describe_attention).localized(localize));
   table.add("shardwise::fused_attention_backward", Rule("attention_backward", describe_backward).localized(localize));
 }

@@ -90,9 +90,9 @@ void describe_linear(const OpCall& call, Signature& signature) {
 /// The sizes of both factors, and the factors that gradients need: a factor is undefined unless the other one requires a gradient.
 struct Factors {
   at::Tensor left, right;
-  Dims
+  c10::SymDimVector
       left_sizes;  // empty if the gradients do not depend on them: `left` is no vector, and `right` one matrix or vector for its whole batch
-  Dims right_sizes;
+  c10::SymDimVector right_sizes;
 };
 
 /// Returns the gradients of left, right and a bias that are `wanted`. Differentiable.
@@ -103,7 +103,7 @@ struct ProductBackward final : torch::autograd::Node {
   const char* name_in_graph = "";
   ProductGradients gradients = nullptr;
   torch::autograd::SavedVariable left, right;
-  Dims left_sizes, right_sizes;
+  c10::SymDimVector left_sizes, right_sizes;
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard lock(mutex_);
@@ -138,8 +138,8 @@ at::Tensor with_history(at::Tensor product, const char* name, ProductGradients g
   node->gradients = gradients;
   if (needs_right) node->left = torch::autograd::SavedVariable(left, /*is_output=*/false);
   if (needs_left) node->right = torch::autograd::SavedVariable(right, /*is_output=*/false);
-  if (needs_left_sizes) node->left_sizes = Dims(left.sizes());
-  node->right_sizes = Dims(right.sizes());
+  if (needs_left_sizes) node->left_sizes = c10::SymDimVector(left.sym_sizes());
+  node->right_sizes = c10::SymDimVector(right.sym_sizes());
   torch::autograd::set_history(product, node);
   return product;
 }
@@ -180,19 +180,19 @@ variable_list matmul_gradients(const at::Tensor& grad, const Factors& factors, c
   variable_list result(2);
   if (wanted[0]) {
     const at::Tensor columns = right_is_vector ? factors.right.unsqueeze(1) : factors.right;
-    Dims sizes(factors.left_sizes);
+    c10::SymDimVector sizes(factors.left_sizes);
     if (left_is_vector) sizes.insert(sizes.begin(), 1);
     result[0] = grads.matmul(columns.mT().conj_physical());
-    if (!sizes.empty()) result[0] = result[0].sum_to_size(sizes).reshape(factors.left_sizes);
+    if (!sizes.empty()) result[0] = result[0].sum_to_size_symint(sizes).reshape_symint(factors.left_sizes);
   }
   if (wanted[1]) {
     const at::Tensor rows = left_is_vector ? factors.left.unsqueeze(0) : factors.left;
-    Dims sizes(factors.right_sizes);
+    c10::SymDimVector sizes(factors.right_sizes);
     if (right_is_vector) sizes.push_back(1);
     // One matrix for a whole batch: its gradient is contracted over the batch at once.
     const at::Tensor of_columns = sizes.size() == 2 ? weight_grad(rows.conj_physical(), grads)
-                                                    : rows.mT().conj_physical().matmul(grads).sum_to_size(sizes);
-    result[1] = of_columns.reshape(factors.right_sizes);
+                                                    : rows.mT().conj_physical().matmul(grads).sum_to_size_symint(sizes);
+    result[1] = of_columns.reshape_symint(factors.right_sizes);
   }
   return result;
 }
@@ -200,7 +200,7 @@ variable_list matmul_gradients(const at::Tensor& grad, const Factors& factors, c
 std::tuple<at::Tensor, at::Tensor> matmul_backward(const at::Tensor& grad, const at::Tensor& left,
                                                    const at::Tensor& right, std::array<bool, 2> mask) {
   if (!grad.defined()) return {};
-  const Factors factors{left, right, Dims(left.sizes()), Dims(right.sizes())};
+  const Factors factors{left, right, c10::SymDimVector(left.sym_sizes()), c10::SymDimVector(right.sym_sizes())};
   auto result = matmul_gradients(grad, factors, {mask[0], mask[1]});
   return {std::move(result[0]), std::move(result[1])};
 }
@@ -227,7 +227,7 @@ variable_list linear_gradients(const at::Tensor& grad, const Factors& factors, c
     const at::Tensor rows = is_vector ? factors.right.unsqueeze(0) : factors.right;
     result[0] = grads.matmul(rows.conj_physical());
   }
-  if (wanted[1]) result[1] = weight_grad(grads, factors.left.conj_physical()).reshape(factors.right_sizes);
+  if (wanted[1]) result[1] = weight_grad(grads, factors.left.conj_physical()).reshape_symint(factors.right_sizes);
   if (wanted[2]) {
     Dims batch(grad.dim() - (is_vector ? 0 : 1));
     std::iota(batch.begin(), batch.end(), 0);
@@ -239,7 +239,8 @@ variable_list linear_gradients(const at::Tensor& grad, const Factors& factors, c
 std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(const at::Tensor& input, const at::Tensor& grad,
                                                                const at::Tensor& weight, std::array<bool, 3> mask) {
   if (!grad.defined()) return {};
-  auto result = linear_gradients(grad, {input, weight, {}, Dims(weight.sizes())}, {mask[0], mask[1], mask[2]});
+  auto result =
+      linear_gradients(grad, {input, weight, {}, c10::SymDimVector(weight.sym_sizes())}, {mask[0], mask[1], mask[2]});
   return {std::move(result[0]), std::move(result[1]), std::move(result[2])};
 }
 

@@ -102,6 +102,7 @@ at::Tensor& randomised_relu_(at::Tensor& self, at::Tensor& noise, const at::Scal
 }  // namespace
 
 void register_dropout(RuleTable& table) {
+  table.keep_symbols({"aten::native_dropout"});
   aten_kernels().impl("native_dropout", &native_dropout);
   add_composition("feature_dropout", &feature_dropout<&plain_noise>);
   add_composition("feature_dropout_", &feature_dropout_<&plain_noise>);

@@ -100,7 +100,10 @@ at::Tensor& random_to_(at::Tensor& self, int64_t to, MaybeGenerator generator) {
 
 }  // namespace
 
-void register_random(RuleTable& /*table*/) {
+void register_random(RuleTable& table) {
+  table.keep_symbols({"aten::uniform_", "aten::normal_", "aten::log_normal_", "aten::exponential_", "aten::geometric_",
+                      "aten::cauchy_", "aten::bernoulli_.float", "aten::random_", "aten::random_.from",
+                      "aten::random_.to"});
   auto& kernels = aten_kernels();
   kernels.impl("uniform_", &uniform_);
   kernels.impl("normal_", &normal_);

@@ -34,18 +34,33 @@ std::string words_of(const Distribution& distribution) {
       distribution);
 }
 
-/// Numbers for a tensor of `spec`, without Partials; in a traced program they are drawn when the graph runs.
-at::Tensor drawn(const Spec& spec, const std::optional<at::Generator>& generator, const Distribution& distribution) {
-  const SpecPtr result = Spec::intern(spec.mesh(), spec.sizes(), without_partial(spec.placements()),
-                                      row_major_strides(spec.sizes()), spec.dtype());
-  const auto draw = [=](const Shards& /*pieces*/) {
-    const at::Tensor values = empty(result->sizes(), result->mesh(), result->placements().vec(), result->dtype());
-    fill_pieces(*maybe_dtensor(values), next_seed(*result->mesh(), generator), distribution);
-    return maybe_dtensor(values)->shards();
+/// Numbers for a tensor of `spec`, without Partials, when the step runs. `sized`: its operand is a piece of the tensor, which has the sizes.
+TracedStep step_of(const SpecPtr& spec, const std::optional<at::Generator>& generator, const Distribution& distribution,
+                   bool sized) {
+  const SpecPtr result = Spec::intern(spec->mesh(), spec->sizes(), without_partial(spec->placements()),
+                                      row_major_strides(spec->sizes()), spec->dtype());
+  TracedStep step{.results = {result}, .words = words_of(distribution), .call = [=](const Shards& /*pieces*/) {
+                    const at::Tensor values =
+                        empty(result->sizes(), result->mesh(), result->placements().vec(), result->dtype());
+                    fill_pieces(*maybe_dtensor(values), next_seed(*result->mesh(), generator), distribution);
+                    return maybe_dtensor(values)->shards();
+                  }};
+  if (!sized) return step;
+  step.operands = {spec};
+  step.for_sizes = [=](c10::IntArrayRef sizes) {
+    return step_of(with_whole_sizes(spec, sizes), generator, distribution, sized);
   };
-  if (!is_tracing()) return wrap(result, draw({}));
+  return step;
+}
+
+/// The numbers; in a traced program they are drawn when the graph runs.
+at::Tensor drawn(const DTensorImpl& like, const std::optional<at::Generator>& generator,
+                 const Distribution& distribution) {
+  const bool sized = like.symbols();
+  const TracedStep step = step_of(like.spec(), generator, distribution, sized);
+  if (!is_tracing()) return wrap(step.results[0], step.call({}));
   if (generator && generator->defined()) check_not_traced("random numbers of a generator");
-  return wrap(result, add_step({{}, {result}, words_of(distribution), draw}, {}));
+  return wrap(step.results[0], add_step(step, sized ? like.local_tensors() : Shards()));
 }
 
 }  // namespace
@@ -63,7 +78,7 @@ at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& gene
   check_writable("random numbers", spec->sizes(), spec->strides());
   if (spec->mesh()->is_meta()) return self;  // as torch, which draws nothing for meta tensors
   if (impl->view_link() || spec->layout().has_terms() || is_tracing())
-    return self.copy_(drawn(*spec, generator, distribution));
+    return self.copy_(drawn(*impl, generator, distribution));
   const uint64_t seed = next_seed(*spec->mesh(), generator);
   const MemoryWrite write = impl->begin_write();
   fill_pieces(*impl, seed, distribution);

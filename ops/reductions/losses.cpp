@@ -70,10 +70,10 @@ class Backward final : public Loss {
     if (answers_single_sample(stack)) return;
     const int64_t reduction = arg(*stack, reduction_).toInt();
     if (reduction != at::Reduction::None && !counts_all(*stack)) {  // the gradient of a sum of elements stays a number
-      const Dims terms = sizes_of_terms(arg(*stack, 1).toTensor().sizes(), arg(*stack, 2).toTensor().sizes());
+      const auto terms = sizes_of_terms(arg(*stack, 1).toTensor().sym_sizes(), arg(*stack, 2).toTensor().sym_sizes());
       at::Tensor grad = arg(*stack, 0).toTensor();
-      if (reduction == at::Reduction::Mean) grad = grad / c10::multiply_integers(terms);
-      arg(*stack, 0) = terms_ == Terms::kElements ? grad : grad.expand(terms);
+      if (reduction == at::Reduction::Mean) grad = grad.div(c10::multiply_integers(terms));
+      arg(*stack, 0) = terms_ == Terms::kElements ? grad : grad.expand_symint(terms);
       arg(*stack, reduction_) = int64_t{terms_ == Terms::kElements ? at::Reduction::Sum : at::Reduction::None};
     }
     dispatch(info_, stack);
@@ -89,9 +89,9 @@ class Backward final : public Loss {
            });
   }
   /// The sizes of the loss with reduction "none".
-  Dims sizes_of_terms(c10::IntArrayRef self, c10::IntArrayRef target) const {
-    if (terms_ == Terms::kElements) return at::infer_size_dimvector(self, target);
-    return self.empty() ? Dims() : Dims(self.begin(), self.end() - 1);
+  c10::SymDimVector sizes_of_terms(c10::SymIntArrayRef self, c10::SymIntArrayRef target) const {
+    if (terms_ == Terms::kElements) return at::infer_size_symdimvector(self, target);
+    return self.empty() ? c10::SymDimVector() : c10::SymDimVector(self.begin(), self.end() - 1);
   }
 };
 
@@ -159,6 +159,10 @@ void register_losses(RuleTable& table) {
     add_gradient(table, name + std::string("_backward"), pointwise());
   }
   add_loss(table, "binary_cross_entropy_with_logits", pointwise());
+  table.keep_symbols({"aten::mse_loss", "aten::mse_loss_backward", "aten::smooth_l1_loss",
+                      "aten::smooth_l1_loss_backward", "aten::huber_loss", "aten::huber_loss_backward",
+                      "aten::binary_cross_entropy", "aten::binary_cross_entropy_backward", "aten::soft_margin_loss",
+                      "aten::soft_margin_loss_backward", "aten::binary_cross_entropy_with_logits"});
   add_loss(table, "multi_margin_loss", by_sample(Labels::kPerSample, false), Terms::kSamples);
   add_gradient(table, "multi_margin_loss_backward", by_sample(Labels::kPerSample, true), Terms::kSamples);
   add_loss(table, "multilabel_margin_loss_forward", by_sample(Labels::kPerClass, false), Terms::kSamples);

@@ -35,11 +35,11 @@ struct Window {
   at::Tensor weights;  // weights of the targets' classes
 
   Window(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight, int64_t ignored, int64_t first) {
-    const int64_t dim = class_dim(input.dim()), n_classes = input.size(dim);
+    const int64_t dim = class_dim(input.dim()), n_classes = input.sym_size(dim).expect_int();
     const at::Tensor place = target.to(at::kLong).unsqueeze(dim) - first;
     is_here = place.ge(0).logical_and_(place.lt(n_classes)).logical_and_(place.ne(ignored - first));
     index = place.masked_fill(is_here.logical_not(), 0);
-    weights = is_given(weight) ? weight->index_select(0, index.reshape(-1)).view(index.sizes())
+    weights = is_given(weight) ? weight->index_select(0, index.reshape(-1)).view_symint(index.sym_sizes())
                                : at::ones({}, input.options());
   }
 };
@@ -48,8 +48,10 @@ struct Window {
 Pair pick(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight, int64_t ignored,
           int64_t first) {
   const int64_t dim = class_dim(input.dim());
-  if (input.numel() == 0)
-    return {at::zeros(target.sizes(), input.options()), at::zeros(target.sizes(), input.options())};
+  if (input.sym_numel() == 0) {
+    const auto zeros = [&] { return at::zeros_symint(target.sym_sizes(), input.options()); };
+    return {zeros(), zeros()};
+  }
   const Window window(input, target, weight, ignored, first);
   const at::Tensor zero = at::zeros({}, input.options());
   const at::Tensor losses = input.gather(dim, window.index).mul(window.weights).neg_();
@@ -62,7 +64,7 @@ Pair pick(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& 
 at::Tensor spread(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight,
                   int64_t ignored, int64_t first, bool of_logits) {
   const int64_t dim = class_dim(input.dim());
-  if (input.numel() == 0) return at::zeros_like(input);
+  if (input.sym_numel() == 0) return at::zeros_like(input);
   const Window window(input, target, weight, ignored, first);
   const at::Tensor of_each = grad.unsqueeze(dim);
   const at::Tensor grads = of_each.mul(window.weights).neg_().masked_fill_(window.is_here.logical_not(), 0);
@@ -73,8 +75,10 @@ at::Tensor spread(const at::Tensor& grad, const at::Tensor& input, const at::Ten
 
 Pair pick_shape(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight, int64_t ignored,
                 int64_t /*first*/) {
-  if (input.dim() <= 2) at::nll_loss_forward(input, target, weight, at::Reduction::None, ignored);  // for its errors
-  return {input.new_empty(target.sizes()), input.new_empty(target.sizes())};  // tracers tell results apart by object
+  if (input.dim() <= 2 && !has_symbols(input))  // for its errors
+    at::nll_loss_forward(input, target, weight, at::Reduction::None, ignored);
+  const auto like_target = [&] { return input.new_empty_symint(target.sym_sizes()); };
+  return {like_target(), like_target()};  // tracers tell results apart by object
 }
 
 at::Tensor spread_shape(const at::Tensor&, const at::Tensor& input, const at::Tensor&, const MaybeTensor&, int64_t,
@@ -278,7 +282,7 @@ at::Tensor backward(const at::Tensor& grad, const at::Tensor& self, const at::Te
     const at::Tensor& total = reduction == at::Reduction::Mean ? total_weight : of_each;
     return of_sum(of_each, self, target, weight, int64_t{at::Reduction::Sum}, ignored, total);
   }
-  return spread_over(of_each.expand(target.sizes()), self, target, weight, ignored);
+  return spread_over(of_each.expand_symint(target.sym_sizes()), self, target, weight, ignored);
 }
 
 /// Targets are probabilities per class.
@@ -323,7 +327,8 @@ at::Tensor loss_of_logits(const at::Tensor& self, const at::Tensor& log_probs, c
           at::nll_loss_backward(grad, saved[0], saved[1], {}, reduction, ignored, saved[2]), saved[0], 1,
           saved[0].scalar_type());
     const at::Tensor of_each = reduction == at::Reduction::Mean ? grad / saved[2] : grad;
-    return spread_over(of_each.expand(saved[1].sizes()), saved[0], saved[1], {}, ignored, /*of_logits=*/true);
+    return spread_over(of_each.expand_symint(saved[1].sym_sizes()), saved[0], saved[1], {}, ignored,
+                       /*of_logits=*/true);
   };
   return with_derivative(self, loss, {log_probs, target, n_targets}, "CrossEntropyBackward", derivative);
 }
@@ -333,7 +338,7 @@ template <bool kIsAboveAutograd>
 at::Tensor cross_entropy(const at::Tensor& self, const at::Tensor& given, const MaybeTensor& weight, int64_t reduction,
                          int64_t ignored, double smoothing) {
   TORCH_CHECK(smoothing >= 0 && smoothing <= 1, "label_smoothing must be between 0.0 and 1.0. Got: ", smoothing);
-  if (self.sizes() == given.sizes()) {
+  if (sizes_of(self) == sizes_of(given)) {
     TORCH_CHECK(ignored < 0, "ignore_index is not supported for floating point target");
     return soft_cross_entropy(self, given, weight, reduction, smoothing);
   }
@@ -344,7 +349,7 @@ at::Tensor cross_entropy(const at::Tensor& self, const at::Tensor& given, const 
     return loss_of_logits(self, log_probs, target, reduction, ignored);
   const at::Tensor loss = at::nll_loss_nd(log_probs, target, weight, reduction, ignored);
   if (smoothing == 0) return loss;
-  const double share = smoothing / static_cast<double>(self.size(dim));
+  const double share = smoothing / static_cast<double>(fixed_size(self, dim));
   return loss * (1 - smoothing) + smooth_part(log_probs, target, weight, reduction, ignored) * share;
 }
 
@@ -365,6 +370,8 @@ void register_nll(RuleTable& table) {
     table.add(name, Rule("sum of nc…,n…,c->,", describe_sum).sampled());
   for (const char* name : {"aten::nll_loss_backward", "aten::nll_loss2d_backward"})
     table.add(name, Rule("gradient of a sum of nc…,n…,c", describe_sum).linear_in_first().sampled());
+  table.keep_symbols({"shardwise::nll_pick", "shardwise::nll_spread", "aten::nll_loss_forward",
+                      "aten::nll_loss_backward", "aten::nll_loss2d_forward", "aten::nll_loss2d_backward"});
   aten_kernels().impl("nll_loss_forward", &forward<false>);
   aten_kernels().impl("nll_loss2d_forward", &forward<true>);
   aten_kernels().impl("nll_loss_backward", &backward<false>);

@@ -123,6 +123,9 @@ void register_reductions(RuleTable& table) {
   table.add({"aten::sum", "aten::sum.dim_IntList"}, reduction(Reduce::kSum).linear());
   table.keep_symbols({"aten::sum", "aten::sum.dim_IntList", "aten::amax", "aten::amin", "aten::all", "aten::all.dim",
                       "aten::any", "aten::any.dim"});
+  table.keep_symbols({"aten::mean", "aten::mean.dim", "aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim",
+                      "aten::logsumexp", "aten::var.correction", "aten::std.correction", "aten::var_mean.correction",
+                      "aten::std_mean.correction", "aten::linalg_vector_norm"});
   add_overloads(table, {"linalg__powsum"}, reduction(Reduce::kSum));
   table.add({"aten::nansum", "aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduction(Reduce::kSum));
   // The maximum of a Partial(max) is the Partial(max) of each rank's maximum.

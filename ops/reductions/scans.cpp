@@ -64,8 +64,8 @@ at::Tensor run(const Scan& scan, const at::Tensor& self, int64_t dim) {
         pieces[i] = scan.combine(pieces[i], at::cat(before, along.dim), along.dim);
     }
   }
-  return along.wrapped(pieces, self.dim() == 0 ? 1 : self.size(along.dim), spec_of(along.tensor)->placements().vec(),
-                       self.scalar_type());
+  return along.wrapped(pieces, self.dim() == 0 ? 1 : spec_of(self)->sizes()[along.dim],
+                       spec_of(along.tensor)->placements().vec(), self.scalar_type());
 }
 
 at::Tensor add_sum(const at::Tensor& scanned, const at::Tensor& before, int64_t dim) {
@@ -220,6 +220,7 @@ void register_scans(RuleTable& table) {
   const Rule along_whole = pointwise().whole("dim").sampled();  // for tensor classes; the kernels take any layout
   table.add("aten::cumsum", along_whole.linear());
   table.add({"aten::cumprod", "aten::logcumsumexp", "aten::cummax", "aten::cummin"}, along_whole);
+  table.keep_symbols({"aten::cumsum", "aten::cumprod", "aten::logcumsumexp"});
   auto& kernels = aten_kernels();
   kernels.impl_in_memory("cumsum", &running_sum);
   kernels.impl("cumsum_", &running_sum_);

@@ -67,6 +67,12 @@ Dims one_entry(const at::Tensor& self, c10::IntArrayRef dims) {
   return sizes;
 }
 
+at::Tensor filled_entry(const at::Tensor& self, c10::IntArrayRef dims, double value, const at::TensorOptions& options) {
+  std::vector<c10::SymInt> sizes = self.sym_sizes().vec();
+  for (int64_t dim : dims) sizes[dim] = 1;
+  return at::full_symint(sizes, value, options);
+}
+
 // Computations of each rank on its shard.
 
 using Moments = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
@@ -122,13 +128,13 @@ std::tuple<at::Tensor, at::Tensor> best(const at::Tensor& self, c10::IntArrayRef
 }
 
 at::Tensor log_of_sum(const at::Tensor& self, c10::IntArrayRef dims) {
-  if (self.numel() == 0 || self.is_meta()) return at::full(one_entry(self, dims), -INFINITY, self.options());
+  if (self.sym_numel() == 0 || self.is_meta()) return filled_entry(self, dims, -INFINITY, self.options());
   return at::logsumexp(self, dims, /*keepdim=*/true);
 }
 
 at::Tensor norm(const at::Tensor& self, c10::IntArrayRef dims, double ord) {
   const auto options = self.options().dtype(at::toRealValueType(at::toOpMathType(self.scalar_type())));
-  if (self.numel() == 0 || self.is_meta()) return at::full(one_entry(self, dims), ord < 0 ? INFINITY : 0, options);
+  if (self.sym_numel() == 0 || self.is_meta()) return filled_entry(self, dims, ord < 0 ? INFINITY : 0, options);
   return at::linalg_vector_norm(widened(self), ord, dims, /*keepdim=*/true);
 }
 
@@ -389,6 +395,7 @@ void register_var_argmax(RuleTable& table) {
   define_operator("piece_norm(Tensor self, int[] dim, float ord) -> Tensor", {&norm});
   define_operator("norm_gradient(Tensor grad, Tensor self, Tensor norm) -> Tensor",
                   {.compute = &norm_gradient, .traced = &norm_gradient});
+  table.keep_symbols({"shardwise::norm_gradient", "shardwise::piece_logsumexp", "shardwise::piece_norm"});
   table.add("shardwise::norm_gradient", pointwise().linear_in_first());
   define_operator("piece_logsumexp(Tensor self, int[] dim) -> Tensor", {&log_of_sum});
   table.add({"shardwise::piece_moments", "shardwise::piece_best", "shardwise::piece_product",

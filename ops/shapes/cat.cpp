@@ -64,7 +64,7 @@ void describe_stack(const OpCall& call, Signature& signature) {
 /// torch's derivative formula gives operands of shape [0] plain gradients.
 at::Tensor differentiable_cat(c10::DispatchKeySet keys, const at::ITensorListRef& tensors, int64_t dim) {
   const auto is_nothing = [](const at::Tensor& tensor) {
-    return tensor.dim() == 1 && tensor.numel() == 0 && tensor.requires_grad();
+    return tensor.dim() == 1 && tensor.sym_numel() == 0 && tensor.requires_grad();
   };
   if (std::ranges::none_of(tensors, is_nothing)) return at::_ops::cat::redispatch(formula_keys(keys), tensors, dim);
   std::vector<at::Tensor> inputs;
@@ -78,6 +78,7 @@ at::Tensor differentiable_cat(c10::DispatchKeySet keys, const at::ITensorListRef
 void register_cat(RuleTable& table) {
   table.add("aten::cat", Rule("cat", describe_cat).linear().sampled());
   aten_autograd_kernels().impl("cat", &differentiable_cat);
+  table.keep_symbols({"aten::cat", "aten::stack"});
   table.add("aten::stack", Rule("stack", describe_stack).linear().sampled());
 }
 

@@ -101,7 +101,7 @@ void register_permutations(RuleTable& table) {
   table.add("aten::transpose.int", reordering("transpose", transposed));
   table.add("aten::t", reordering("t", turned));
   table.add("aten::unsqueeze", reordering("unsqueeze", unsqueezed));
-  table.keep_symbols({"aten::transpose.int", "aten::t", "aten::unsqueeze"});
+  table.keep_symbols({"aten::permute", "aten::transpose.int", "aten::t", "aten::unsqueeze"});
   aten_kernels().impl("unsqueeze_", &unsqueeze_in_place);
   aten_kernels().impl("squeeze_", &squeeze_in_place);
   aten_kernels().impl("squeeze_.dim", &squeeze_dim_in_place);

@@ -6,6 +6,7 @@
 #include "ops/families.h"
 #include "ops/support/by_rule.h"
 #include "ops/support/derivative.h"
+#include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
@@ -31,15 +32,15 @@ namespace {
 
 using torch::autograd::variable_list;
 
-/// start:end:step of one dim, as the user passed it.
+/// start:end:step of one dim, as the user passed it. In a traced program these may be symbols.
 struct Range {
   int64_t dim = 0;
-  std::optional<int64_t> start, end;
-  int64_t step = 1;
+  std::optional<c10::SymInt> start, end;
+  c10::SymInt step = 1;
 };
 
 at::Tensor slice(const at::Tensor& self, const Range& range) {
-  return self.slice(range.dim, range.start, range.end, range.step);
+  return self.slice_symint(range.dim, range.start, range.end, range.step);
 }
 
 /// The elements of a dim that a slice keeps. Pre: the dense operator accepts these arguments.
@@ -109,7 +110,7 @@ void describe_select(const OpCall& call, Signature& signature) {
   signature.outputs = {axes};
 }
 
-/// The chosen elements of this rank's shard.
+/// The chosen elements of this rank's shard. If the shard is the whole dim, the arguments stay, and hold for dims of all sizes.
 void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
   const Chosen chosen(local.call);
   const Interval piece = local.inputs[0].interval(chosen.dim());
@@ -122,6 +123,7 @@ void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
     const int64_t size = spec->sizes()[chosen.dim()];  // the rank has the same share of every part
     return keep(chosen.start() * piece.length() / size, (chosen.start() + chosen.length()) * piece.length() / size);
   }
+  if (piece.length() == local.call.operands[0].sizes[chosen.dim()]) return;
   const Interval kept = chosen.image(piece);
   const int64_t start = kept.length() == 0 ? 0 : chosen.index_of(kept.begin) - piece.begin;
   keep(start, kept.length() == 0 ? 0 : start + (kept.length() - 1) * chosen.step() + 1);
@@ -132,8 +134,10 @@ const at::Tensor& first_defined(const variable_list& grads) {
 }
 
 /// The gradient of a base from gradients of slices of it: zeros with its layout, and each gradient in its slice. If the base is replicated and a
-/// gradient is Partial(sum), the result is Partial(sum). `fills`: the slices cover the base, and all have a gradient.
-at::Tensor spread(const variable_list& grads, const Spec& base, c10::ArrayRef<Range> ranges, bool fills) {
+/// gradient is Partial(sum), the result is Partial(sum). `symbols`: those of the base. `fills`: the slices cover the base, and all
+/// have a gradient.
+at::Tensor spread(const variable_list& grads, const Spec& base, c10::SymIntArrayRef symbols,
+                  c10::ArrayRef<Range> ranges, bool fills) {
   const at::Tensor& any = first_defined(grads);
   Placements placements = without_partial(base.placements());
   for (const at::Tensor& grad : grads) {
@@ -145,10 +149,9 @@ at::Tensor spread(const variable_list& grads, const Spec& base, c10::ArrayRef<Ra
   }
   auto spec = Spec::intern(base.mesh(), base.sizes(), std::move(placements), row_major_strides(base.sizes()),
                            any.scalar_type());
-  const auto options = at::TensorOptions().dtype(spec->dtype()).device(any.device());
-  Shards pieces;
-  for (const Box& box : spec->boxes())
-    pieces.push_back(fills ? at::empty(box.sizes, options) : at::zeros(box.sizes, options));
+  Shards pieces = new_pieces(*spec, symbols, any.device());
+  if (!fills)
+    for (const at::Tensor& piece : pieces) piece.zero_();
   at::Tensor whole = wrap(spec, std::move(pieces));
   for (size_t i = 0; i < grads.size(); ++i)
     if (grads[i].defined()) slice(whole, ranges[i]).copy_(grads[i]);
@@ -159,22 +162,28 @@ at::Tensor spread(const variable_list& grads, const Spec& base, c10::ArrayRef<Ra
 class PartsBackward {
  public:
   PartsBackward(const at::Tensor& base, const std::vector<at::Tensor>& parts, std::vector<Range> ranges)
-      : base_(spec_of(base)), ranges_(std::move(ranges)), dim_(c10::maybe_wrap_dim(ranges_[0].dim, base.dim())) {
+      : base_(spec_of(base)),
+        symbols_(symbols_of(base)),
+        ranges_(std::move(ranges)),
+        dim_(c10::maybe_wrap_dim(ranges_[0].dim, base.dim())) {
     are_indices_ = parts[0].dim() < base.dim();
-    int64_t n_covered = 0;
+    c10::SymInt n_covered = 0;
     for (const at::Tensor& part : parts) {
       parts_.push_back(spec_of(part));
-      n_covered += are_indices_ ? 1 : part.size(dim_);
+      n_covered = n_covered + (are_indices_ ? c10::SymInt(1) : part.sym_size(dim_));
     }
-    are_all_ = n_covered == base.size(dim_);
+    are_all_ = n_covered == base.sym_size(dim_);
+    has_numbers_ = !base.sym_size(dim_).is_symbolic() && std::ranges::none_of(ranges_, [](const Range& range) {
+      return (range.start && range.start->is_symbolic()) || (range.end && range.end->is_symbolic());
+    });
   }
 
   at::Tensor operator()(variable_list grads) const {
     const bool fills = are_all_ && std::ranges::all_of(grads, [](const at::Tensor& grad) { return grad.defined(); });
-    if (lie_as_parts(grads)) return written(grads, fills);
+    if ((fills || has_numbers_) && lie_as_parts(grads)) return written(grads, fills);
     for (at::Tensor& grad : grads)
       if (grad.defined() && are_indices_) grad = grad.unsqueeze(dim_);
-    return spread(grads, *base_, ranges_, fills);
+    return spread(grads, *base_, symbols_, ranges_, fills);
   }
 
  private:
@@ -197,11 +206,9 @@ class PartsBackward {
     const at::Tensor& any = first_defined(grads);
     auto spec = Spec::intern(base_->mesh(), base_->layout(), row_major_strides(base_->sizes()), any.scalar_type());
     const BelowAutograd guard;
-    Shards pieces;
-    for (const Box& box : spec->boxes()) {
-      pieces.push_back(at::empty(box.sizes, at::TensorOptions().dtype(spec->dtype()).device(any.device())));
-      fills ? join(grads, pieces.back()) : write(grads, box.interval(dim_), pieces.back());
-    }
+    Shards pieces = new_pieces(*spec, symbols_, any.device());
+    for (size_t i = 0; i < pieces.size(); ++i)
+      fills ? join(grads, pieces[i]) : write(grads, spec->boxes()[i].interval(dim_), pieces[i]);
     return wrap(std::move(spec), std::move(pieces));
   }
 
@@ -232,7 +239,8 @@ class PartsBackward {
   /// The indices of the dim that part `i` and this rank's piece of the base have.
   Interval common(const Interval& own, size_t i) const {
     const int64_t size = base_->sizes()[dim_];
-    const auto from_begin = [&](int64_t index) {
+    const auto from_begin = [&](const c10::SymInt& given) {
+      const int64_t index = given.expect_int();
       return std::clamp<int64_t>(index < 0 ? index + size : index, 0, size);
     };
     return {std::max(own.begin, from_begin(ranges_[i].start.value_or(0))),
@@ -240,25 +248,29 @@ class PartsBackward {
   }
 
   SpecPtr base_;
+  std::vector<c10::SymInt> symbols_;  // of the base
   std::vector<Range> ranges_;
   int64_t dim_;
   bool are_indices_ = false;
-  bool are_all_ = false;  // the parts cover the base
+  bool are_all_ = false;     // the parts cover the base
+  bool has_numbers_ = true;  // for the ends of the parts, and of the base
   std::vector<SpecPtr> parts_;
 };
 
 /// One index of a dim, without the dim.
-at::Tensor index_in(const at::Tensor& self, const Range& range) { return self.select(range.dim, *range.start); }
+at::Tensor index_in(const at::Tensor& self, const Range& range) { return self.select_symint(range.dim, *range.start); }
 
-Range range_of_index(const at::Tensor& self, int64_t dim, int64_t index) {
+Range range_of_index(const at::Tensor& self, int64_t of_dim, const c10::SymInt& index) {
   TORCH_CHECK_INDEX(self.dim() > 0, "[aten::select] a tensor of 0 dims has no index to select. Use the tensor itself.");
-  const int64_t size = self.size(dim);
+  const int64_t dim = c10::maybe_wrap_dim(of_dim, self.dim());
+  const c10::IntArrayRef sizes = spec_of(self)->sizes();
+  const auto known = index.maybe_as_int();
   SW_CHECK_INDEX(
-      -size <= index && index < size,
-      "[aten::select] index {} is out of range for dim {} of a tensor of shape [{}]. Use an index in [{}, {}).", index,
-      dim, fmt::join(self.sizes(), ", "), -size, size);
-  const int64_t first = index < 0 ? index + size : index;
-  return {c10::maybe_wrap_dim(dim, self.dim()), first, first + 1};
+      !known || (-sizes[dim] <= *known && *known < sizes[dim]),
+      "[aten::select] index {} is out of range for dim {} of a tensor of shape [{}]. Use an index in [{}, {}).", *known,
+      of_dim, fmt::join(sizes, ", "), -sizes[dim], sizes[dim]);
+  const c10::SymInt first = index < 0 ? index + self.sym_size(dim) : index;
+  return {dim, first, first + 1};
 }
 
 /// Marks views as torch does for an operator that returns several of them: under autograd none may be written to in place. So a compiled program may
@@ -273,35 +285,38 @@ std::vector<at::Tensor> as_one_of_several(std::vector<at::Tensor> views) {
   return views;
 }
 
-std::vector<Range> ranges_by_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
-  const int64_t total = c10::sum_integers(sizes);
-  SW_CHECK_VALUE(total == self.size(dim) && std::ranges::all_of(sizes, [](int64_t size) { return size >= 0; }),
+std::vector<Range> ranges_by_sizes(const at::Tensor& self, c10::SymIntArrayRef sizes, int64_t dim) {
+  const auto numbers = [&] { return c10::fmap(sizes, [](const c10::SymInt& size) { return size.expect_int(); }); };
+  c10::SymInt total = 0;
+  for (const c10::SymInt& size : sizes) total = total + size;
+  SW_CHECK_VALUE(total == self.sym_size(dim) && std::ranges::all_of(sizes, [](const auto& size) { return size >= 0; }),
                  "[aten::split_with_sizes] sizes [{}] add up to {}, but dim {} has {} elements. Make them add up to "
                  "that number, none below 0.",
-                 fmt::join(sizes, ", "), total, dim, self.size(dim));
+                 fmt::join(numbers(), ", "), total.expect_int(), dim, fixed_size(self, dim));
   std::vector<Range> ranges;
-  int64_t begin = 0;
-  for (int64_t size : sizes) {
+  c10::SymInt begin = 0;
+  for (const c10::SymInt& size : sizes) {
     ranges.push_back({dim, begin, begin + size});
-    begin += size;
+    begin = begin + size;
   }
   return ranges;
 }
 
 std::vector<Range> ranges_evenly(const at::Tensor& self, int64_t size, int64_t dim) {
-  const int64_t total = self.size(dim);
+  const int64_t total = fixed_size(self, dim);
   SW_CHECK_VALUE(size > 0 || (size == 0 && total == 0),
                  "[aten::split] split size {} does not divide dim {} of {} elements. Use a size above 0.", size, dim,
                  total);
-  std::vector<int64_t> sizes;
-  for (int64_t begin = 0; begin < total; begin += size) sizes.push_back(std::min(size, total - begin));
-  if (sizes.empty()) sizes.push_back(0);  // torch gives one empty part
+  std::vector<c10::SymInt> sizes;
+  for (int64_t begin = 0; begin < total; begin += size) sizes.emplace_back(std::min(size, total - begin));
+  if (sizes.empty()) sizes.emplace_back(0);  // torch gives one empty part
   return ranges_by_sizes(self, sizes, dim);
 }
 
 std::vector<Range> ranges_of_indices(const at::Tensor& self, int64_t dim) {
   std::vector<Range> ranges;
-  for (int64_t index = 0; index < self.size(dim); ++index) ranges.push_back(range_of_index(self, dim, index));
+  const int64_t n = fixed_size(self, dim);
+  for (int64_t index = 0; index < n; ++index) ranges.push_back(range_of_index(self, dim, index));
   return ranges;
 }
 
@@ -332,30 +347,32 @@ at::Tensor select(const at::Tensor& self, int64_t dim, int64_t index) {
   const Range range = range_of_index(self, dim, index);
   const Layout& layout = spec_of(self)->layout();
   const bool is_whole = layout.has_one_box_each() && layout.n_parts(range.dim) == 1;
-  return is_whole && !maybe_dtensor(self)->holds_subclass() ? whole(self, range.dim, *range.start)
+  return is_whole && !maybe_dtensor(self)->holds_subclass() ? whole(self, range.dim, index)
                                                             : slice(self, range).squeeze(range.dim);
 }
 std::vector<at::Tensor> split(const at::Tensor& self, int64_t size, int64_t dim) {
   return parts_in(self, ranges_evenly(self, size, dim), &slice);
 }
-std::vector<at::Tensor> split_with_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
+std::vector<at::Tensor> split_with_sizes(const at::Tensor& self, c10::SymIntArrayRef sizes, int64_t dim) {
   return parts_in(self, ranges_by_sizes(self, sizes, dim), &slice);
 }
 std::vector<at::Tensor> unbind(const at::Tensor& self, int64_t dim) {
   return parts_in(self, ranges_of_indices(self, dim), &index_in);
 }
 
-at::Tensor differentiable_slice(const at::Tensor& self, int64_t dim, std::optional<int64_t> start,
-                                std::optional<int64_t> end, int64_t step) {
-  return differentiable_parts(self, {{dim, start, end, step}}, &slice, "SliceBackward")[0];
+at::Tensor differentiable_slice(const at::Tensor& self, int64_t dim, std::optional<c10::SymInt> start,
+                                std::optional<c10::SymInt> end, c10::SymInt step) {
+  return differentiable_parts(self, {{dim, std::move(start), std::move(end), std::move(step)}}, &slice,
+                              "SliceBackward")[0];
 }
-at::Tensor differentiable_select(const at::Tensor& self, int64_t dim, int64_t index) {
+at::Tensor differentiable_select(const at::Tensor& self, int64_t dim, c10::SymInt index) {
   return differentiable_parts(self, {range_of_index(self, dim, index)}, &index_in, "SelectBackward")[0];
 }
 std::vector<at::Tensor> differentiable_split(const at::Tensor& self, int64_t size, int64_t dim) {
   return as_one_of_several(differentiable_parts(self, ranges_evenly(self, size, dim), &slice, "SplitBackward"));
 }
-std::vector<at::Tensor> differentiable_split_with_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
+std::vector<at::Tensor> differentiable_split_with_sizes(const at::Tensor& self, c10::SymIntArrayRef sizes,
+                                                        int64_t dim) {
   return as_one_of_several(
       differentiable_parts(self, ranges_by_sizes(self, sizes, dim), &slice, "SplitWithSizesBackward"));
 }
@@ -368,6 +385,8 @@ std::vector<at::Tensor> differentiable_unbind(const at::Tensor& self, int64_t di
 void register_slices(RuleTable& table) {
   table.add("aten::slice.Tensor", Rule::placed("slice", place).takes_strided().localized(localize));
   table.add("aten::select.int", Rule("select", describe_select).linear(Linearity::kPass));
+  table.keep_symbols(
+      {"aten::slice.Tensor", "aten::select.int", "aten::split.Tensor", "aten::split_with_sizes", "aten::unbind.int"});
   auto& above = aten_autograd_kernels();
   above.impl("slice.Tensor", &differentiable_slice);
   above.impl("select.int", &differentiable_select);

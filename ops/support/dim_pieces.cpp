@@ -4,6 +4,7 @@
 #include "runtime/redistribute/execute.h"
 #include "runtime/tensor/below_autograd.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/WrapDimMinimal.h>
 
@@ -29,7 +30,7 @@ Placements DimPieces::unsharded() const { return whole_along(spec_of(tensor)->pl
 at::Tensor DimPieces::wrapped(const Shards& pieces, int64_t length, Placements placements, at::ScalarType dtype) const {
   for (const at::Tensor& piece : pieces)
     TORCH_INTERNAL_ASSERT(piece.scalar_type() == dtype, "a piece of ", piece.scalar_type(), " of a tensor of ", dtype);
-  Dims sizes(tensor.sizes());
+  Dims sizes(spec_of(tensor)->sizes());
   if (!sizes.empty()) sizes[dim] = length;
   return wrap(Spec::intern(spec_of(tensor)->mesh(), sizes, std::move(placements), row_major_strides(sizes), dtype),
               pieces);
@@ -39,6 +40,20 @@ at::Tensor moved_to(const at::Tensor& tensor, Placements placements) {
   const SpecPtr& from = spec_of(tensor);
   const SpecPtr to = from->with_placements(std::move(placements));
   return to == from ? tensor : wrap(to, move(*maybe_dtensor(tensor), to));
+}
+
+std::vector<c10::SymInt> symbols_of(const at::Tensor& tensor) {
+  const SymbolicSizes* const symbols = maybe_dtensor(tensor)->symbols();
+  return symbols ? symbols->sizes : std::vector<c10::SymInt>();
+}
+
+Shards new_pieces(const Spec& spec, c10::SymIntArrayRef symbols, c10::Device device) {
+  const auto options = at::TensorOptions().dtype(spec.dtype()).device(device);
+  Shards pieces;
+  for (const Box& box : spec.boxes())
+    pieces.push_back(symbols.empty() ? at::empty(box.sizes, options)
+                                     : at::empty_symint(with_symbols(spec, box.sizes, symbols), options));
+  return pieces;
 }
 
 at::Tensor in_order_of(const at::Tensor& like, const at::Tensor& tensor) {

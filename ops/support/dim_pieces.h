@@ -8,6 +8,12 @@ namespace shardwise {
 /// redistribute() below autograd: no gradient is recorded.
 at::Tensor moved_to(const at::Tensor& tensor, Placements placements);
 
+/// The sizes of a traced tensor that has symbols; none for any other tensor.
+std::vector<c10::SymInt> symbols_of(const at::Tensor& tensor);
+
+/// Pieces of `spec` on `device`, without values. `symbols`: the symbols_of() a tensor of these sizes.
+Shards new_pieces(const Spec& spec, c10::SymIntArrayRef symbols, c10::Device device);
+
 /// `tensor`, or a copy of it with the strides of at::empty_like(like). Below autograd.
 at::Tensor in_order_of(const at::Tensor& like, const at::Tensor& tensor);
 

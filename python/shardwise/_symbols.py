@@ -19,27 +19,36 @@ from shardwise import _C
 
 Size = int | torch.SymInt
 
-# Operators with a list of the result's sizes, by the place of the argument.
-_SIZED = {"aten::view": 1, "aten::_unsafe_view": 1, "aten::expand": 1}
+# Operators with a list of the result's sizes, by the place of the argument; and those that take places in a dim, by the first and the last of them.
+_SIZED = dict.fromkeys(
+    [f"aten::{name}" for name in ("view", "_unsafe_view", "expand", "new_empty", "new_full", "new_ones", "new_zeros")],
+    1,
+)
+_PLACED = {"aten::slice.Tensor": (2, 3), "aten::select.int": (2, 2)}
 NO_SYMBOLS = "has no effect on this dim of a DTensor: it is divided between ranks, or an operator needs its size. A call with another size makes another graph."
 
 
 def settled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """A scope in which to run an operator, and its arguments, in which sizes are numbers. Symbols stay if the operator keeps them, else they are fixed."""
     name = func.name()
-    if _keeps_symbols(func):
-        at = _place_of_number(func, args)
-        symbols = [] if at is None else [args[at]]
-    elif symbols := _symbolic_sizes(name, args):
-        at = _SIZED[name]
-    elif any(map(_has_symbols, tree_leaves((args, kwargs)))):
+    if symbols := _symbolic_sizes(name, args):
+        at: int | None = _SIZED[name]
+    elif _keeps_symbols(func):
+        at, symbols = _symbolic_places(name, args) if name in _PLACED else _symbolic_number(func, args)
+    elif any(map(_has_symbols, tree_leaves((args, kwargs)))) and not _is_composed(func):
         return nullcontext(), *tree_map(_without_symbols, (args, kwargs))
     else:
         return nullcontext(), args, kwargs
     scope = _C.KeepsSymbols() if at is None else _C.KeepsSymbols(name, at, symbols)
     if at is not None:
         values = values_of(symbols)
-        args = (*args[:at], values if name in _SIZED else values[0], *args[at + 1 :])
+        numbers = zip(args[at:], values, strict=False)
+        known = (
+            [values]
+            if isinstance(args[at], (list, tuple))
+            else [value if isinstance(arg, torch.SymInt) else arg for arg, value in numbers]
+        )
+        args = (*args[:at], *known, *args[at + len(known) :])
     return scope, *tree_map_only(torch.SymInt, lambda size: fixed([size])[0], (args, kwargs))
 
 
@@ -58,23 +67,36 @@ def _keeps_symbols(func: Any) -> bool:
     return bool(is_pointwise or _C.keeps_symbols(func.name()))
 
 
+@functools.cache
+def _is_composed(func: Any) -> bool:
+    """Whether torch composes the operator of others, each of which settles its own arguments."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
 def _compares_number(func: Any) -> bool:
     """Whether the operator's derivative compares its number, which torch cannot do with symbols."""
     return bool(func.name().partition(".")[0].rstrip("_") == "aten::pow")
 
 
-def _place_of_number(func: Any, args: tuple[Any, ...]) -> int | None:
-    """The place of the last number among the arguments that is a symbol."""
+def _symbolic_number(func: Any, args: tuple[Any, ...]) -> tuple[int | None, list[Size]]:
+    """The last number among the arguments that is a symbol, and its place."""
     types = [argument.type for argument in func._schema.arguments]
-    if _compares_number(func):
-        return None
-    symbols = (i for i, value in enumerate(args) if isinstance(value, torch.SymInt))
-    return max((i for i in symbols if isinstance(types[i], torch.NumberType)), default=None)
+    symbols = [i for i, value in enumerate(args) if isinstance(value, torch.SymInt)]
+    places = [i for i in symbols if isinstance(types[i], torch.NumberType) and not _compares_number(func)]
+    return (places[-1], [args[places[-1]]]) if places else (None, [])
+
+
+def _symbolic_places(name: str, args: tuple[Any, ...]) -> tuple[int | None, list[Size]]:
+    """The places in a dim that an operator is called with, and the place of the first among the arguments. 0 stands for those that are no symbols."""
+    source, dim, *_ = (*args, 0)
+    first, last = _PLACED[name]
+    places = [place if isinstance(place, torch.SymInt) else 0 for place in args[first : last + 1]]
+    is_symbolic = any(isinstance(place, torch.SymInt) for place in places)
+    return (first, places) if is_symbolic and not divides(source.placements, dim, source.dim()) else (None, [])
 
 
 def _symbolic_sizes(name: str, args: tuple[Any, ...]) -> list[Size]:
-    """The sizes that an operator is called with; none if they need no symbols, or if the symbols are not sizes of the tensor: a program that returns the
-    view makes it again from that tensor alone."""
+    """The sizes that an operator is called with; none if they need no symbols."""
     if name not in _SIZED or not any(map(_has_symbols, (args[0], *args[_SIZED[name]]))):
         return []
     source, sizes = args[0], list(args[_SIZED[name]])
@@ -85,20 +107,18 @@ def _symbolic_sizes(name: str, args: tuple[Any, ...]) -> list[Size]:
         if rest == 0:
             return []
         sizes[sizes.index(-1)] = source.numel() // rest
-    known = {size.node.expr for size in source.shape if isinstance(size, torch.SymInt)}
-    used = {symbol for size in sizes if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols}
-    is_backward = torch._C._current_graph_task_id() != -1  # a program returns no view that its backward makes
-    return sizes if used and (is_backward or used <= known) else []
+    return sizes if any(isinstance(size, torch.SymInt) for size in sizes) else []
 
 
 def evaluated(sizes: Sequence[Size], symbols: Sequence[Size], values: Sequence[int]) -> list[int]:
-    """`sizes` where the symbols have these values."""
+    """`sizes` where the symbols have these values; none if they depend on other symbols."""
     known = {
         symbol.node.expr: value
         for symbol, value in zip(symbols, values, strict=True)
         if isinstance(symbol, torch.SymInt)
     }
-    return [int(size.node.expr.xreplace(known)) if isinstance(size, torch.SymInt) else size for size in sizes]
+    found = [size.node.expr.xreplace(known) if isinstance(size, torch.SymInt) else size for size in sizes]
+    return [] if any(getattr(size, "free_symbols", ()) for size in found) else [int(size) for size in found]
 
 
 def _has_symbols(value: Any) -> bool:

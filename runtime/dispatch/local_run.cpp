@@ -168,7 +168,7 @@ class LocalRun {
     if (!decision_.local_args.empty())
       for (const auto& [arg, replacement] : decision_.local_args[piece]) args[arg] = replacement;
     if (const SymbolicArgument* symbols = KeepsSymbols::argument_of(call_.op.name)) [[unlikely]]
-      args[symbols->index] = with_symbols(*symbols, *propagation_.outputs[0], args[symbols->index]);
+      put_symbols(*symbols, *propagation_.outputs[0], args);
   }
 
   void run_only_piece() {

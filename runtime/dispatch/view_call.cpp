@@ -44,9 +44,14 @@ ViewCall::ViewCall(const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t out
 at::Tensor ViewCall::of(const at::Tensor& source) const {
   torch::jit::Stack stack = args_;
   stack[source_arg(op_)] = source;
-  if (!symbols_.op.empty())
-    stack[symbols_.index] =
-        c10::IValue(c10::IntArrayRef(symbol_hooks().evaluate(symbols_.values, source_sizes_, source.sizes())));
+  if (!symbols_.op.empty()) {
+    const Dims values = symbol_hooks().evaluate(symbols_.values, source_sizes_, source.sizes());
+    if (values.empty()) return {};
+    c10::IValue* const first = &stack[symbols_.index];
+    if (first->isIntList()) *first = c10::IntArrayRef(values);
+    for (size_t i = 0; i < values.size() && !first->isIntList(); ++i)
+      if (symbols_.values[i].is_symbolic()) first[i] = values[i];
+  }
   op_.handle.callBoxed(&stack);
   const c10::IValue& result = stack[0];
   return result.isTensor() ? result.toTensor() : result.toTensorVector()[output_];
@@ -90,11 +95,13 @@ at::Tensor view_again(const at::Tensor& base, const at::Tensor& view) {
   };
   const auto begin = path ? std::ranges::find_if(path->steps.rbegin(), path->steps.rend(), is_of_base)
                           : std::reverse_iterator<std::vector<ViewPath::Step>::iterator>();
-  if (!path || begin == path->steps.rend())
-    return at::as_strided(base, view.sizes(), view.strides(), base.storage_offset() + view.storage_offset());
-  at::Tensor result = base;
-  for (auto step = begin.base() - 1; step != path->steps.end(); ++step) result = step->call->of(result);
-  return result;
+  if (path && begin != path->steps.rend()) {
+    at::Tensor result = base;
+    for (auto step = begin.base() - 1; step != path->steps.end() && result.defined(); ++step)
+      result = step->call->of(result);
+    if (result.defined() || !base.requires_grad()) return result.defined() ? result : view.detach();
+  }
+  return at::as_strided(base, view.sizes(), view.strides(), base.storage_offset() + view.storage_offset());
 }
 
 }  // namespace shardwise

@@ -20,7 +20,7 @@ class ViewCall {
   /// `args`: the arguments of the call of `op`, the viewed tensor included; `output`: the index of the view among its results.
   ViewCall(const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output);
 
-  /// The same view of `source`, plain or distributed.
+  /// The same view of `source`, plain or distributed. Undefined if it depends on sizes of other tensors.
   at::Tensor of(const at::Tensor& source) const;
   const OpInfo& op() const { return op_; }
   /// The argument of `args` that the operator views.

@@ -188,13 +188,12 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
   check_no_traced_subclass(shards);
   BelowAutograd guard;
   if (is_traced(shards) && !is_on_meta) [[unlikely]] {
-    if (is_opaque(source, destination, options))
-      return add_step(traced_move(source, destination, options),
-                      keep_symbols(shards, *source, *destination) ? shards : without_symbols(shards));
-    if (has_symbols(shards)) {
-      if (may_slice(shards, *source, *destination)) return {sliced(shards[0], source->boxes()[0], *destination)};
-      return move(source, without_symbols(shards), destination, options, memory);
-    }
+    const bool has_symbols = shardwise::has_symbols(shards), keeps = keep_symbols(shards, *source, *destination);
+    if (has_symbols && may_slice(shards, *source, *destination))
+      return {sliced(shards[0], source->boxes()[0], *destination)};
+    if (is_opaque(source, destination, options) || (has_symbols && keeps))
+      return add_step(traced_move(source, destination, options), keeps ? shards : without_symbols(shards));
+    if (has_symbols) return move(source, without_symbols(shards), destination, options, memory);
   }
   const auto layouts = [&] { return move_words(*source, *destination, options); };
   const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);

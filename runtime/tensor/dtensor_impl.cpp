@@ -120,6 +120,7 @@ c10::IntArrayRef DTensorImpl::sizes_custom() const {
 
 c10::IntArrayRef DTensorImpl::strides_custom() const {
   fix_symbols();
+  if (symbols_ && !KeepsSymbols::is_active()) shardwise::fix_symbols(symbols_->strides);  // sizes may have no symbols
   return symbols_ ? spec_->strides() : TensorImpl::strides_custom();
 }
 

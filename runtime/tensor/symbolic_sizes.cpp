@@ -54,10 +54,30 @@ bool are_ordered(const Spec& spec) {
   return true;
 }
 
+/// A stride of the tensor, from that of its only piece, which is the same view of a piece: it counts more elements of the divided dims within.
+template <class Size>
+Size whole_stride(const Spec& spec, int64_t dim, Size of_piece) {
+  int64_t more = 1, fewer = 1;
+  for (int64_t inner = 0; inner < spec.dim(); ++inner)
+    if (spec.strides()[inner] < spec.strides()[dim] && !is_whole(spec, inner)) {
+      more *= spec.sizes()[inner];
+      fewer *= at_least_1(spec.boxes()[0].sizes[inner]);
+    }
+  return of_piece * more / fewer;
+}
+
+/// True if whole_stride() gives the strides of `spec`.
+bool have_whole_strides(const Spec& spec, const at::Tensor& piece) {
+  const Dims strides = strides_of(piece);
+  for (int64_t dim = 0; dim < spec.dim(); ++dim)
+    if (spec.sizes()[dim] != 1 && whole_stride(spec, dim, strides[dim]) != spec.strides()[dim]) return false;
+  return true;
+}
+
 }  // namespace
 
 std::unique_ptr<SymbolicSizes> symbolic_sizes_of(const Spec& spec, const Shards& pieces) {
-  if (pieces.size() != 1 || !is_any_symbolic(pieces[0].sym_sizes())) return nullptr;
+  if (pieces.size() != 1 || !(has_symbols(pieces[0]) || is_any_symbolic(pieces[0].sym_strides()))) return nullptr;
   const c10::SymIntArrayRef local = pieces[0].sym_sizes();
   auto result = std::make_unique<SymbolicSizes>();
   for (int64_t dim = 0; dim < spec.dim(); ++dim) {
@@ -68,6 +88,9 @@ std::unique_ptr<SymbolicSizes> symbolic_sizes_of(const Spec& spec, const Shards&
   }
   if (are_ordered(spec)) {
     result->strides = ordered_strides<c10::SymInt>(result->sizes, spec.strides());
+  } else if (have_whole_strides(spec, pieces[0])) {
+    for (int64_t dim = 0; dim < spec.dim(); ++dim)
+      result->strides.push_back(whole_stride(spec, dim, pieces[0].sym_stride(dim)));
   } else {
     fix_symbols(result->sizes);
     for (const int64_t stride : spec.strides()) result->strides.emplace_back(stride);
@@ -85,6 +108,12 @@ Dims strides_of(const at::TensorBase& tensor) { return values_of(tensor.sym_stri
 
 void fix_symbols(c10::SymIntArrayRef sizes) {
   if (is_any_symbolic(sizes)) hooks.fix(sizes);
+}
+
+int64_t fixed_size(const at::TensorBase& tensor, int64_t dim) {
+  const c10::SymInt size = tensor.sym_size(dim);
+  fix_symbols(size);
+  return values_of(size)[0];
 }
 
 Shards without_symbols(const Shards& pieces) {
@@ -109,6 +138,14 @@ SpecPtr with_whole_sizes(const SpecPtr& spec, c10::IntArrayRef sizes) {
                       spec->dtype());
 }
 
+SpecPtr with_sizes_of(const SpecPtr& spec, const at::Tensor& piece) {
+  const SpecPtr own = with_whole_sizes(spec, sizes_of(piece));
+  if (are_ordered(*spec)) return own;
+  Dims strides = strides_of(piece);
+  for (int64_t dim = 0; dim < spec->dim(); ++dim) strides[dim] = whole_stride(*spec, dim, strides[dim]);
+  return Spec::intern(own->mesh(), own->layout(), strides, own->dtype());
+}
+
 thread_local const KeepsSymbols* KeepsSymbols::current_ = nullptr;
 
 KeepsSymbols::KeepsSymbols(std::string op, size_t argument, std::vector<c10::SymInt> values)
@@ -119,17 +156,25 @@ const SymbolicArgument* KeepsSymbols::argument_of(const std::string& op) {
   return current_ && current_->argument_.op == op ? &current_->argument_ : nullptr;
 }
 
-c10::IValue with_symbols(const SymbolicArgument& argument, const Spec& spec, const c10::IValue& number) {
-  if (!number.isIntList()) return at::Scalar(argument.values[0]);
-  const Dims local = number.toDimVector();
+void put_symbols(const SymbolicArgument& argument, const Spec& spec, c10::IValue* args) {
+  c10::IValue& first = args[argument.index];
+  if (first.isIntList()) {
+    first = c10::IValue(c10::SymIntArrayRef(with_symbols(spec, first.toDimVector(), argument.values)));
+    return;
+  }
+  for (size_t i = 0; i < argument.values.size(); ++i)
+    if (argument.values[i].is_symbolic()) args[argument.index + i] = argument.values[i];
+}
+
+std::vector<c10::SymInt> with_symbols(const Spec& spec, c10::IntArrayRef local, c10::SymIntArrayRef sizes) {
   std::vector<c10::SymInt> result;
   for (size_t dim = 0; dim < local.size(); ++dim) {
-    const c10::SymInt& size = argument.values[dim];
+    const c10::SymInt& size = sizes[dim];
     const bool is_free = size.is_symbolic() && is_whole(spec, static_cast<int64_t>(dim));
     if (size.is_symbolic() && !is_free) fix_symbols(size);
     result.push_back(is_free ? size : c10::SymInt(local[dim]));
   }
-  return c10::IValue(c10::SymIntArrayRef(result));
+  return result;
 }
 
 void set_symbol_hooks(const SymbolHooks& given) { hooks = given; }

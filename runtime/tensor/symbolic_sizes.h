@@ -40,6 +40,8 @@ inline bool has_sizes(const at::TensorBase& piece, c10::IntArrayRef sizes) {
 
 /// Fixes symbols: the graph is valid for their values in the call that is being traced.
 void fix_symbols(c10::SymIntArrayRef sizes);
+/// One size of a tensor. Fixes its symbol alone, where `tensor.size(dim)` would fix those of all dims.
+int64_t fixed_size(const at::TensorBase& tensor, int64_t dim);
 /// The pieces with numbers for their sizes. Fixes their symbols.
 Shards without_symbols(const Shards& pieces);
 /// True if each dim in which `pieces` have symbols is whole on each rank under both layouts, and strides follow from sizes.
@@ -47,11 +49,14 @@ bool keep_symbols(const Shards& pieces, const Spec& from, const Spec& to);
 /// The layout of a tensor that has other `sizes`, global or of a piece, in dims that are whole on each rank. `spec` if there are none, or not as many dims.
 SpecPtr with_whole_sizes(const SpecPtr& spec, c10::IntArrayRef sizes);
 
-/// An argument of an operator: a number of a pointwise operator, or a list of sizes of the result, such as that of view().
+/// The layout of a tensor whose piece is `piece`, of `spec` but for the sizes of dims that are whole on each rank, and the strides that follow.
+SpecPtr with_sizes_of(const SpecPtr& spec, const at::Tensor& piece);
+
+/// Arguments of an operator: a list of sizes of the result, such as that of view(), or numbers, such as the begin and end of a slice.
 struct SymbolicArgument {
   std::string op;  // "" if there is none
   size_t index = 0;
-  std::vector<c10::SymInt> values;  // the number, or the sizes
+  std::vector<c10::SymInt> values;  // the sizes; or the numbers, which are consecutive arguments from `index` on
 };
 
 /// During its lifetime this thread may read sizes as numbers, and fixes none. For operators whose results do not depend on them.
@@ -70,8 +75,11 @@ class KeepsSymbols {
   static thread_local const KeepsSymbols* current_;
 };
 
-/// The argument for a piece of a result of `spec`, with numbers: `local`. Symbols of dims that are whole on each rank stay.
-c10::IValue with_symbols(const SymbolicArgument& argument, const Spec& spec, const c10::IValue& local);
+/// Puts symbols into `args`, the arguments for a piece of a result of `spec`, with numbers. Sizes are symbols in dims that are whole on each rank.
+void put_symbols(const SymbolicArgument& argument, const Spec& spec, c10::IValue* args);
+/// The sizes of a piece of `spec` whose numbers are `local`, with the symbols among `sizes`, the global ones, of dims that are whole on each rank. Fixes
+/// the others.
+std::vector<c10::SymInt> with_symbols(const Spec& spec, c10::IntArrayRef local, c10::SymIntArrayRef sizes);
 
 /// Functions of the tracer, which is in Python.
 struct SymbolHooks {
