@@ -53,7 +53,7 @@ def parts_and_joins(_):
             lambda x: x[:, 1 : x.shape[1] - 1 : 2] * 3,
             lambda x: x[:, : x.shape[1] // 2],
             lambda x: x[:, -1],
-            lambda x: x[:, 2] + x[:, x.shape[1] - 1],
+            lambda x: x[:, 2] + x[:, -2],
             lambda x: x.narrow(1, 1, x.shape[1] - 2),
             lambda x: x.split([2, x.shape[1] - 2], 1)[1],
             lambda x: x.split([1, x.shape[1] - 1], 1),

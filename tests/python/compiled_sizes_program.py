@@ -183,15 +183,15 @@ def sizes_that_are_needed(_):
     """A graph for each length, and right results."""
     for function in (
         lambda x: x.flatten(0, 1) * 2,
-        lambda x: x.new_zeros(x.shape[1], 3) + x.sum(),
         lambda x: x.redistribute(placements=[Shard(1)]) * 2,
     ):
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*mark_dynamic")  # nothing is marked
             expect(EACH, function, lambda n: (placed(4, n, 7, by=Shard(0)),))
     expect(EACH, lambda x: x * 2, lambda n: (placed(n, 4, by=Shard(0)),))
+    expect(TWO, lambda x: x.new_zeros(x.shape[1], 3) + x.sum(), lambda n: (placed(4, n, 7, by=Shard(0)),))
     expect(
-        EACH,
+        TWO,
         lambda x, y: x.expand(-1, y.shape[1], -1) * 2,
         lambda n: (placed(2, 1, 4, by=Shard(2)), placed(2, n, 4, by=Shard(2))),
     )
