@@ -199,7 +199,6 @@ def llama(_):
         ]
 
     expect(TWO, Llama(), batch)
-    expect(TWO, Llama(), batch, backend="inductor")
 
 
 PARTS = {part.__name__: part for part in (attention, parts_and_joins, draws, losses, choices, llama)}
