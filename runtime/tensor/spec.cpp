@@ -27,10 +27,14 @@ class SpecTable {
     size_t hash = c10::hash_combine(layout.hash(), c10::get_hash(mesh.get(), dtype));
     for (int64_t stride : strides) hash = c10::hash_combine(hash, static_cast<size_t>(stride));
 
+    std::vector<SpecPtr> others;  // before the lock, which a spec that ends here takes
     std::lock_guard lock(mutex_);
     auto [begin, end] = specs_.equal_range(hash);
     for (auto it = begin; it != end; ++it)
-      if (auto found = it->second.weak.lock(); found && found->same(mesh.get(), layout, strides, dtype)) return found;
+      if (auto found = it->second.weak.lock()) {
+        if (found->same(mesh.get(), layout, strides, dtype)) return found;
+        others.push_back(std::move(found));
+      }
     auto spec =
         c10::intrusive_ptr<Spec>::unsafe_steal_from_new(new Spec(std::move(mesh), std::move(layout), strides, dtype));
     spec->hash_ = hash;
