@@ -124,14 +124,16 @@ def register_steps() -> None:
     all ranks."""
     from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
-    def shapes_of_results(*arguments: Any) -> list[torch.Tensor]:
-        *_, pieces, what = arguments
+    def order() -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    def results(pieces: Sequence[torch.Tensor], what: str) -> list[torch.Tensor]:
         return [_empty(pieces, *piece) for piece in _C.pieces_of_step(what)]
 
     start, finish, call = steps()
-    torch.library.register_fake(start._name, lambda pieces, what: torch.empty(0, dtype=torch.uint8))
-    for op in (finish, call):
-        torch.library.register_fake(op._name, shapes_of_results)
+    torch.library.register_fake(start._name, lambda pieces, what, after=None: order())
+    torch.library.register_fake(finish._name, lambda started, pieces, what: results(pieces, what))
+    torch.library.register_fake(call._name, lambda pieces, what, after=None: [*results(pieces, what), order()])
     for op in (start, call):
         _register_effectful_op(op, _EffectType.ORDERED)
 

@@ -88,15 +88,18 @@ std::vector<at::Tensor> as_foretold(const TracedStep& step, const Shards& made, 
   return results;
 }
 
-std::vector<at::Tensor> run_call(at::TensorList pieces, std::string_view what) {
+std::vector<at::Tensor> run_call(at::TensorList pieces, std::string_view what,
+                                 const std::optional<at::Tensor>& /*after*/) {
   return with_step(pieces, what, [&](const TracedStep& step) {
-    return as_foretold(step, step.call(Shards(pieces.begin(), pieces.end())), pieces);
+    std::vector<at::Tensor> results = as_foretold(step, step.call(Shards(pieces.begin(), pieces.end())), pieces);
+    results.push_back(at::empty({0}, at::kByte));
+    return results;
   });
 }
 
 void drop_move(void* move) { delete static_cast<PendingMove*>(move); }
 
-at::Tensor run_start(at::TensorList pieces, std::string_view what) {
+at::Tensor run_start(at::TensorList pieces, std::string_view what, const std::optional<at::Tensor>& /*after*/) {
   return with_step(pieces, what, [&](const TracedStep& step) {
     c10::DataPtr move(nullptr, step.start_move(Shards(pieces.begin(), pieces.end())).release(), &drop_move, c10::kCPU);
     at::Tensor started = at::empty({0}, at::kByte);
@@ -116,8 +119,9 @@ std::vector<at::Tensor> run_finish(const at::Tensor& started, at::TensorList pie
 
 TORCH_LIBRARY_FRAGMENT(shardwise, library) {
   // The tag keeps tracers from computing the result ahead of time as a constant.
-  library.def("call(Tensor[] pieces, str what) -> Tensor[]", {at::Tag::nondeterministic_seeded});
-  library.def("start_move(Tensor[] pieces, str what) -> Tensor", {at::Tag::nondeterministic_seeded});
+  library.def("call(Tensor[] pieces, str what, Tensor? after=None) -> Tensor[]", {at::Tag::nondeterministic_seeded});
+  library.def("start_move(Tensor[] pieces, str what, Tensor? after=None) -> Tensor",
+              {at::Tag::nondeterministic_seeded});
   library.def("finish_move(Tensor started, Tensor[] pieces, str what) -> Tensor[]");
 }
 
@@ -141,11 +145,15 @@ Shards add_step(const TracedStep& step, const Shards& pieces) {
   const std::string what = remember(step);
   const Shards operands = step.for_sizes ? pieces : without_symbols(pieces);
   const at::TensorList given(operands.data(), operands.size());
+  const std::optional<at::Tensor> none;
   Tensors made;
   if (step.call) {
-    made = call<Tensors(at::TensorList, std::string_view)>("shardwise::call", given, what);
+    made = call<Tensors(at::TensorList, std::string_view, const std::optional<at::Tensor>&)>("shardwise::call", given,
+                                                                                             what, none);
+    made.pop_back();
   } else {
-    const at::Tensor started = call<at::Tensor(at::TensorList, std::string_view)>("shardwise::start_move", given, what);
+    const auto started = call<at::Tensor(at::TensorList, std::string_view, const std::optional<at::Tensor>&)>(
+        "shardwise::start_move", given, what, none);
     made = call<Tensors(const at::Tensor&, at::TensorList, std::string_view)>("shardwise::finish_move", started, given,
                                                                               what);
   }

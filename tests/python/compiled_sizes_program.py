@@ -44,6 +44,7 @@ def expect(graphs, function, operands, *, backend="aot_eager", lengths=LENGTHS):
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(function, backend=counter)
     parameters = [*function.parameters()] if isinstance(function, nn.Module) else []
+    close = {"rtol": 1e-4, "atol": 1e-4} if backend == "inductor" else {}  # its kernels add in another order
     counts = []
     for n in lengths:
         sides = []
@@ -64,7 +65,7 @@ def expect(graphs, function, operands, *, backend="aot_eager", lengths=LENGTHS):
             assert result.shape == dense.shape and result.stride() == dense.stride()
             if isinstance(dense, DTensor):
                 assert result.placements == dense.placements
-            torch.testing.assert_close(whole(result.detach()), whole(dense.detach()))
+            torch.testing.assert_close(whole(result.detach()), whole(dense.detach()), **close)
         counts.append(counter.frame_count)
     is_empty = any(isinstance(each, DTensor) and each.to_local().numel() == 0 for each in operands(lengths[-1]))
     assert counts == graphs or is_empty, counts  # where a rank has no elements, some operators need their sizes

@@ -4,6 +4,7 @@ its inputs, and the order of its graph. Its graph knows pieces alone.
 In the graph that inductor compiles, a move starts as soon as its operand is there, and the graph waits for it as late as possible.
 """
 
+import operator
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from shardwise import _C, _symbols, forward_scope
 from shardwise._symbols import NO_SYMBOLS, divides, with_numbers, with_whole_symbols
 from shardwise._torch_versions import register_mesh
-from shardwise._tracing import run_traced
+from shardwise._tracing import run_traced, steps
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.fsdp import unit
@@ -247,8 +248,9 @@ def runtime_wrapper(original: Any, compiled: Any, **options: Any) -> Callable[..
 def post_grad_passes(original: Any, module: GraphModule, *args: Any, **options: Any) -> Any:
     """Inductor's last passes over a graph, and then ours."""
     result = original(module, *args, **options)
-    if module.graph.find_nodes(op="call_function", target=torch.ops.shardwise.finish_move.default):
+    if module.graph.find_nodes(op="call_function", target=with_effects):
         put_in_order(module.graph)
+        keep_order(module.graph)
         module.graph.lint()
         module.recompile()
     return result
@@ -288,6 +290,27 @@ def put_in_order(graph: Graph) -> None:
     order |= dict.fromkeys(nodes)
     for node in order:
         body[len(nodes)].prepend(node)
+
+
+def keep_order(graph: Graph) -> None:
+    """Makes each move and other step need the one before it. Inductor orders nodes by what they need: it looks for the dependencies that effects add
+    under the names of operations, and they are kept under those of buffers (torch 2.13)."""
+    start, _, call = steps()
+    after: Node | None = None
+    for node in graph.find_nodes(op="call_function", target=with_effects):
+        if node.args[1] not in (start, call):
+            continue
+        node.args = (*node.args, after)
+        value = node.meta["val"][1]
+        with graph.inserting_after(node):
+            given = graph.call_function(operator.getitem, (node, 1))
+            given.meta["val"] = value
+        if node.args[1] is call:
+            with graph.inserting_after(given):
+                last = graph.call_function(operator.getitem, (given, len(value) - 1))
+                last.meta["val"] = value[-1]
+            given = last
+        after = given
 
 
 def _writes(node: Node) -> bool:
