@@ -67,7 +67,9 @@ def test_a_gradient_lies_as_its_leaf_behind_any_first_reader(shape, placement, p
             leaf.grad = None
             result = program(leaf, lambda dense: distributed(dense, mesh, Shard(0)))
             ones = torch.ones(result.shape)
-            result.backward(distributed(ones, mesh, Replicate() if whole else Shard(0)) if isinstance(result, sw.DTensor) else ones)
+            result.backward(
+                distributed(ones, mesh, Replicate() if whole else Shard(0)) if isinstance(result, sw.DTensor) else ones
+            )
             assert leaf.grad.placements == leaf.placements
 
     run_ranks(2, check)
