@@ -45,7 +45,9 @@ void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t ba
       reinterpret_cast<uintptr_t>(static_cast<const T*>(table.data) + first) - static_cast<uintptr_t>(first_row * step);
   const uint64_t padding = offset_of(bags.padding, first_row);  // without padding: beyond all rows
   const Id* later_ids = end + kAhead <= bags.n_ids ? ids + kAhead : ids;
-  const auto at = [&](int64_t id) { return reinterpret_cast<const char*>(begin + static_cast<uintptr_t>(id * step)); };
+  const auto at = [&](int64_t id) {
+    return reinterpret_cast<const char*>(begin + static_cast<uintptr_t>(id) * static_cast<uintptr_t>(step));
+  };
   for (int64_t k = bags.offsets[bag]; k < end; ++k) {
     const int64_t later = later_ids[k], id = ids[k];
     const char* ahead = at(kHasAll || offset_of(later, first_row) < n_rows ? later : first_row);

@@ -1,10 +1,9 @@
 // ops/embedding/bag_graph.cpp: F.embedding_bag in traced programs. Its messages depend on values, so each of its steps runs when the graph runs.
 #include "ops/embedding/bag_lookup.h"
 #include "ops/support/derivative.h"
-#include "runtime/api/equal_values.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/redistribute/traced_step.h"
-#include "text/check.h"
+#include "runtime/tensor/symbolic_sizes.h"
 
 #include <ATen/ops/constant_pad_nd.h>
 
@@ -69,7 +68,7 @@ struct StepArguments : BagArguments {
     const LookupScope scope(options);
     at::Tensor offsets = has_plain_offsets ? maybe_dtensor(given[kOffsets])->shards()[0] : given[kOffsets];
     if (has_plain_offsets && !BagOffsets::are_even(offsets, include_last_offset, given[kIds].numel())) {
-      SW_CHECK_VALUE(is_equal_on_all(offsets, table->mesh()), BagOffsets::kDifferent, kEmbeddingBag);
+      BagOffsets::check_equal(kEmbeddingBag, offsets, table->mesh());
       offsets = given[kOffsets];
     }
     weights = given[kWeights];
@@ -122,11 +121,19 @@ variable_list gradients_in_graph(const BagLookup& traced, StepArguments argument
   return {wanted[0] ? made.front() : at::Tensor(), wanted[1] ? made.back() : at::Tensor()};
 }
 
+/// `tensor` with numbers for its sizes.
+at::Tensor without_symbols_of(const at::Tensor& tensor) {
+  const auto* impl = maybe_dtensor(tensor);
+  return impl ? wrap(impl->spec(), without_symbols(impl->local_tensors())) : without_symbols({tensor})[0];
+}
+
 }  // namespace
 
-at::Tensor pool_bags_in_graph(const at::Tensor& table, at::Tensor ids, const at::Tensor& offsets, at::Tensor weights,
-                              const BagArguments& given) {
+at::Tensor pool_bags_in_graph(const at::Tensor& table, at::Tensor ids, const at::Tensor& given_offsets,
+                              at::Tensor weights, const BagArguments& given) {
   const SpecPtr spec = spec_of(table);
+  const at::Tensor offsets = without_symbols_of(given_offsets);
+  ids = without_symbols_of(ids);
   StepArguments arguments{given};
   BagLookup call = prepare_bags(spec, ids, given.mode, weights, given.padding_idx);
   call.offsets = BagOffsets::even(kEmbeddingBag, offsets, given.include_last_offset, ids.numel());

@@ -47,9 +47,9 @@ int64_t count_bags(const char* op, const at::Tensor& offsets, bool include_last)
                  fmt::join(offsets.sizes(), ", "), offsets.dim());
   SW_CHECK_TYPE(offsets.scalar_type() == at::kLong || offsets.scalar_type() == at::kInt,
                 "[{}] offsets are {}. Use int64 or int32.", op, c10::toString(offsets.scalar_type()));
-  SW_CHECK_VALUE(!include_last || offsets.numel() > 0,
+  SW_CHECK_VALUE(!include_last || offsets.sym_numel().expect_int() > 0,
                  "[{}] include_last_offset=True, but there are no offsets. Give at least one.", op);
-  return offsets.numel() - (include_last ? 1 : 0);
+  return offsets.sym_numel().expect_int() - (include_last ? 1 : 0);
 }
 
 }  // namespace
@@ -68,6 +68,10 @@ BagOffsets BagOffsets::even(const char* op, const at::Tensor& offsets, bool incl
   return bags;
 }
 
+void BagOffsets::check_equal(const char* op, const at::Tensor& offsets, const MeshPtr& mesh) {
+  SW_CHECK_VALUE(is_equal_on_all(offsets, mesh), "[{}] the ranks have different offsets. Give all ranks the same.", op);
+}
+
 BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool include_last, int64_t n_ids,
                             const MeshPtr& mesh) {
   check_not_traced("embedding_bag");
@@ -78,7 +82,7 @@ BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool incl
   const at::Tensor plain = is_dtensor(offsets) ? at::Tensor() : on_host(offsets, bags.n_, n_ids);
   if (plain.defined() && are_even_on_host(plain, bags.n_, n_ids)) {
     all = plain;
-    SW_CHECK_VALUE(!checks_order() || is_equal_on_all(all, mesh), kDifferent, op);
+    if (checks_order()) check_equal(op, all, mesh);
   } else {
     const at::Tensor whole = redistribute(distributed_operand(op, "offsets", offsets, mesh), Placements(mesh->ndim()));
     if (!mesh->is_member()) return bags;

@@ -11,8 +11,8 @@ namespace shardwise {
 class BagOffsets {
  public:
   BagOffsets() = default;
-  /// An error for the name of an operator.
-  static constexpr const char* kDifferent = "[{}] the ranks have different offsets. Give all ranks the same.";
+  /// Throws: c10::ValueError on all ranks if plain offsets differ between ranks. Collective.
+  static void check_equal(const char* op, const at::Tensor& offsets, const MeshPtr& mesh);
   /// True if plain `offsets` are those of bags of equal lengths that hold all `n_ids` ids.
   static bool are_even(const at::Tensor& offsets, bool include_last, int64_t n_ids);
   /// `offsets`: [bags]. With `include_last` it has one more entry, where the last bag ends; ids after that are in no bag. Distributed offsets are

@@ -11,7 +11,7 @@ at::Tensor moved_to(const at::Tensor& tensor, Placements placements);
 /// The sizes of a traced tensor that has symbols; none for any other tensor.
 std::vector<c10::SymInt> symbols_of(const at::Tensor& tensor);
 
-/// Pieces of `spec` on `device`, without values. `symbols`: the symbols_of() a tensor of these sizes.
+/// Pieces of `spec` on `device`, without values. `symbols`: the symbols_of() of a tensor of these sizes.
 Shards new_pieces(const Spec& spec, c10::SymIntArrayRef symbols, c10::Device device);
 
 /// `tensor`, or a copy of it with the strides of at::empty_like(like). Below autograd.

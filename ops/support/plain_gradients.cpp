@@ -52,8 +52,9 @@ class Guarded final : public c10::OperatorKernel {
 }  // namespace
 
 at::Tensor with_distributed_gradient(const at::Tensor& input) {
-  const auto* impl = maybe_dtensor(input);
+  auto* impl = maybe_dtensor(input);
   if (!impl || !input.requires_grad() || has_tangent(input)) return input;
+  prepare_operand(*impl);
   at::Tensor same(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_change=*/false));
   // A plain gradient is equal on all ranks, so each rank takes its shard of it.
   return with_derivative(input, same, {}, "LaidOutBackward",

@@ -33,7 +33,7 @@ def settled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[A
     name = func.name()
     if symbols := _symbolic_sizes(name, args):
         at: int | None = _SIZED[name]
-    elif _keeps_symbols(func):
+    elif _keeps_symbols(func) and not (name in _PLACED and _has_no_elements(args[0])):
         at, symbols = _symbolic_places(name, args) if name in _PLACED else _symbolic_number(func, args)
     elif any(map(_has_symbols, tree_leaves((args, kwargs)))) and not _is_composed(func):
         return nullcontext(), *tree_map(_without_symbols, (args, kwargs))
@@ -71,6 +71,11 @@ def _keeps_symbols(func: Any) -> bool:
 def _is_composed(func: Any) -> bool:
     """Whether torch composes the operator of others, each of which settles its own arguments."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+def _has_no_elements(source: torch.Tensor) -> bool:
+    """Whether this rank's piece is empty, because another dim than that with the symbol is: strides of an empty piece do not follow its symbols."""
+    return any(isinstance(size, int) and size == 0 for size in _C.piece_at(source, 0).shape)
 
 
 def _compares_number(func: Any) -> bool:

@@ -46,8 +46,8 @@ def run_traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             ) from error
         if type(error).__name__ == "GuardOnDataDependentSymNode":
             raise NotImplementedError(
-                f"[{func}] has a result whose sizes depend on values, but a traced program has no values. Exclude it from tracing with "
-                "torch.compiler.disable, or let torch.compile break the graph here."
+                f"[{func}] has a result whose sizes depend on values, but a traced program has no values. Use torch.compiler.disable to "
+                "exclude it from tracing, or let torch.compile break the graph here."
             ) from error
         raise
 

@@ -189,11 +189,13 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
   BelowAutograd guard;
   if (is_traced(shards) && !is_on_meta) [[unlikely]] {
     const bool has_symbols = shardwise::has_symbols(shards), keeps = keep_symbols(shards, *source, *destination);
+    const auto as_step = [&] {
+      return add_step(traced_move(source, destination, options), keeps ? shards : without_symbols(shards));
+    };
+    if (is_opaque(source, destination, options)) return as_step();  // first: it may send, and all ranks answer alike
     if (has_symbols && may_slice(shards, *source, *destination))
       return {sliced(shards[0], source->boxes()[0], *destination)};
-    if (is_opaque(source, destination, options) || (has_symbols && keeps))
-      return add_step(traced_move(source, destination, options), keeps ? shards : without_symbols(shards));
-    if (has_symbols) return move(source, without_symbols(shards), destination, options, memory);
+    if (has_symbols) return keeps ? as_step() : move(source, without_symbols(shards), destination, options, memory);
   }
   const auto layouts = [&] { return move_words(*source, *destination, options); };
   const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);

@@ -107,6 +107,9 @@ def gradients(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], c
 
 def strays(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> str:
     """Empty where the .grad of each leaf lies as the leaf after backward()."""
+    outputs = [out for out in outputs if not out.is_leaf]
+    if not outputs:
+        return ""
     seeds = [replica(cotangent(out), out) for out in outputs]
     torch.autograd.backward(outputs, seeds, inputs=leaves, retain_graph=True)
     for i, leaf in enumerate(leaves):

@@ -80,6 +80,23 @@ def parts_and_joins(_):
     lengths_of(Replicate(), lambda x: x.unbind(1)[1] * 2, (4, None, 12), graphs=EACH)
 
 
+def uneven_heads(_):
+    """Heads that ranks cannot share evenly: columns move, though on some rank the new piece lies in the old one."""
+    for n_heads in (3, 6):
+        expect(TWO, lambda x, n=n_heads: x.view(4, x.shape[1], n, -1) * 2, lambda n: [placed(4, n, 12, by=Shard(2))])
+
+
+def bags(_):
+    for mode in ("sum", "mean", "max"):
+        for by in (Replicate(), Shard(0)):
+
+            def operands(n, by=by):
+                ids = torch.arange(4 * n).view(4, n) * 5 % 12
+                return [sw.distribute_tensor(ids, world_mesh(), [by]), placed(12, 6, by=Shard(0))]
+
+            expect(EACH, lambda ids, table, m=mode: F.embedding_bag(ids, table, mode=m), operands)
+
+
 def draws(_):
     """Numbers of a draw are those of the program as it is written."""
     for by in (Replicate(), Shard(0), Shard(2)):
@@ -203,7 +220,9 @@ def llama(_):
     expect(TWO, Llama(), batch, backend="inductor")
 
 
-PARTS = {part.__name__: part for part in (attention, parts_and_joins, draws, losses, choices, llama)}
+PARTS = {
+    part.__name__: part for part in (attention, parts_and_joins, uneven_heads, bags, draws, losses, choices, llama)
+}
 
 
 if __name__ == "__main__":

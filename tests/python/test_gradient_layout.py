@@ -54,6 +54,7 @@ READERS = {
     "cumsum": ([6, 4], Shard(0), lambda w, d: w.cumsum(0)),
     "cumsum beside shards": ([6, 4], Replicate(), lambda w, d: w.cumsum(0) * d(torch.ones(6, 4))),
     "cummax": ([6, 4], Shard(0), lambda w, d: w.cummax(0)[0]),
+    "repeat": ([6, 4], Shard(1), lambda w, d: w.repeat(1, 2)),
     "to_local": ([6, 4], Replicate(), lambda w, d: w.to_local(grad_placements=[Partial()])),
 }
 
