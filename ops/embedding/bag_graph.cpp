@@ -17,6 +17,12 @@ enum BagOperand : uint8_t { kTable, kIds, kOffsets, kWeights, kGrad };
 using BagOperands = std::array<at::Tensor, 5>;  // undefined where a step does not need one
 using Compute = std::function<std::vector<at::Tensor>(const BagOperands&)>;
 
+/// The tensor of `spec` whose pieces begin at `next`, which moves behind them.
+at::Tensor next_of(const SpecPtr& spec, const at::Tensor*& next) {
+  const at::Tensor* begin = std::exchange(next, next + spec->boxes().size());
+  return wrap(spec, Shards(begin, next));
+}
+
 /// Adds a step that moves the results of `compute` to the layouts `results`.
 std::vector<at::Tensor> add_bag_step(const BagOperands& operands, const std::vector<SpecPtr>& results,
                                      std::string words, const Compute& compute) {
@@ -35,12 +41,8 @@ std::vector<at::Tensor> add_bag_step(const BagOperands& operands, const std::vec
     const CommScope scope(kEmbeddingBag);
     BagOperands values;
     const auto* next = given.begin();
-    for (size_t i = 0; i < specs.size(); ++i) {
-      if (!specs[i]) continue;
-      const auto* end = next + specs[i]->boxes().size();
-      values[i] = wrap(specs[i], Shards(next, end));
-      next = end;
-    }
+    for (size_t i = 0; i < specs.size(); ++i)
+      if (specs[i]) values[i] = next_of(specs[i], next);
     const std::vector<at::Tensor> computed = compute(values);
     for (size_t i = 0; i < results.size(); ++i) {
       const at::Tensor moved = redistribute(computed[i], results[i]->placements().vec());
@@ -51,11 +53,7 @@ std::vector<at::Tensor> add_bag_step(const BagOperands& operands, const std::vec
   const Shards made = add_step(step, pieces);
   std::vector<at::Tensor> wrapped;
   const auto* next = made.begin();
-  for (const SpecPtr& spec : results) {
-    const auto* end = next + spec->boxes().size();
-    wrapped.push_back(wrap(spec, Shards(next, end)));
-    next = end;
-  }
+  for (const SpecPtr& spec : results) wrapped.push_back(next_of(spec, next));
   return wrapped;
 }
 

@@ -7,6 +7,7 @@
 #include "ops/support/derivative.h"
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
+#include "placements/placement_list.h"
 #include "runtime/tensor/registrations.h"
 
 #include <ATen/Functions.h>
@@ -110,11 +111,9 @@ at::Tensor at_selected(const at::Tensor& values, int64_t dim, const at::Tensor& 
   if (sizes.empty()) return values;  // the one value
   const MeshPtr& mesh = spec_of(values)->mesh();
   const int64_t along = c10::maybe_wrap_dim(dim, values.dim());
-  Placements placements(mesh->ndim());
-  for (int64_t m = 0; m < mesh->ndim(); ++m) {
-    const Placement& of_values = spec_of(values)->placements()[m];
-    if (of_values.split_dim() >= 0 && of_values.split_dim() != along) placements[m] = of_values;
-  }
+  Placements placements = replicated_where(spec_of(values)->placements(), [&](const Placement& each) {
+    return each.split_dim() < 0 || each.split_dim() == along;
+  });
   const auto known = c10::asIntArrayRefSlowOpt(sizes);
   const Dims numbers = known ? Dims(*known) : symbol_hooks().values(sizes);
   const auto source =
