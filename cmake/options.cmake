@@ -27,7 +27,8 @@ target_compile_options(shardwise_warnings INTERFACE
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # False alarms of GCC 12 wherever c10::SmallVector or std::string is inlined into our code (GCC bug 105651 is one).
   target_compile_options(shardwise_warnings INTERFACE
-    "$<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized;-Wno-stringop-overflow;-Wno-array-bounds;-Wno-restrict>")
+    "$<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized;-Wno-stringop-overflow;-Wno-array-bounds;-Wno-restrict>"
+    "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wno-maybe-uninitialized>")  # in CUB, at -O1
 endif()
 
 # GCC collects garbage from 128 MB on, which takes a tenth of a file's time. A file that includes torch needs 1 GB with and without.
