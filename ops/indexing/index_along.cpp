@@ -115,10 +115,6 @@ at::Tensor reduce_along(const at::Tensor& self, int64_t dim, const at::Tensor& i
       index_reduced(at_least_1d(self), at.dims[0], index_of_each(at, values), values, reduce, include_self);
   return self.dim() == 0 ? result.squeeze(0) : result;
 }
-at::Tensor& index_reduce_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source,
-                          std::string_view reduce, bool include_self) {
-  return self.copy_(reduce_along(self, dim, index, source, reduce, include_self));
-}
 
 /// Elements of `self` by number: a vector that shares its memory and the numbers, or, if sharding splits another dim than the first, `self` and the
 /// position along each dim. A negative number's position counts from the end along the first dim alone.
@@ -166,9 +162,6 @@ at::Tensor put_by_number(const at::Tensor& self, const at::Tensor& index, const 
   const at::Tensor values = source.dim() == 0 ? source : source.reshape(index.sizes());
   return in_order_of(self, put(numbered.self, numbered.at, values, accumulate).view(self.sizes()));
 }
-at::Tensor& put_by_number_(at::Tensor& self, const at::Tensor& index, const at::Tensor& source, bool accumulate) {
-  return self.copy_(put_by_number(self, index, source, accumulate));
-}
 
 }  // namespace
 
@@ -180,9 +173,9 @@ void register_index_along(RuleTable& /*table*/) {
   add_writes<&index_fill<at::Scalar>>("index_fill.int_Scalar", "index_fill_.int_Scalar");
   add_writes<&index_fill<at::Tensor>>("index_fill.int_Tensor", "index_fill_.int_Tensor");
   add_with_plain_self<&reduce_along>("index_reduce");
-  add_with_plain_self<&index_reduce_>("index_reduce_");
+  add_with_plain_self<&CopiedBack<&reduce_along>::write>("index_reduce_");
   add_with_plain_self<&put_by_number>("put");
-  add_with_plain_self<&put_by_number_>("put_");
+  add_with_plain_self<&CopiedBack<&put_by_number>::write>("put_");
 }
 
 }  // namespace shardwise

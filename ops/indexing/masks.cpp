@@ -84,17 +84,13 @@ at::Tensor with_masked(const at::Tensor& self, const at::Tensor& mask, const at:
   return self.dim() == 0 && mask.dim() == 0 ? result.squeeze(0) : result;
 }
 
-at::Tensor& write_masked(at::Tensor& self, const at::Tensor& mask, const at::Tensor& source) {
-  return self.copy_(with_masked(self, mask, source));
-}
-
 }  // namespace
 
 void register_masks(RuleTable& /*table*/) {
   aten_kernels().impl("nonzero", &nonzero);
   add_composition_with_plain_self<&masked_select>("masked_select");
   add_with_plain_self<&with_masked>("masked_scatter");
-  add_with_plain_self<&write_masked>("masked_scatter_");
+  add_with_plain_self<&CopiedBack<&with_masked>::write>("masked_scatter_");
 }
 
 }  // namespace shardwise

@@ -1,8 +1,8 @@
 // ops/products/distances.cpp: distances between rows (cdist, pdist), and slices scaled down to a maximum norm (renorm).
 #include "ops/families.h"
 #include "ops/support/common_rules.h"
-#include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
+#include "ops/support/plain_self.h"
 
 #include <ATen/Functions.h>
 #include <c10/core/WrapDimMinimal.h>
@@ -69,10 +69,6 @@ at::Tensor renormed(const at::Tensor& self, const at::Scalar& p, int64_t dim, co
   return (self * scale.to(self.scalar_type())).contiguous();
 }
 
-at::Tensor& renorm_in_place(at::Tensor& self, const at::Scalar& p, int64_t dim, const at::Scalar& max_norm) {
-  return self.copy_(renormed(self, p, dim, max_norm));
-}
-
 }  // namespace
 
 void register_distances(RuleTable& table) {
@@ -86,7 +82,7 @@ void register_distances(RuleTable& table) {
   aten_kernels().impl("_pdist_forward", &pdist);
   aten_kernels().impl("_pdist_backward", &pdist_backward);
   aten_kernels().impl("renorm", &renormed);
-  aten_kernels().impl("renorm_", &renorm_in_place);
+  aten_kernels().impl("renorm_", &CopiedBack<&renormed>::write);
 }
 
 }  // namespace shardwise

@@ -1,7 +1,7 @@
 // ops/random/dropout.cpp: dropout. The seed and an element's global index decide whether it is dropped, so replicas
 // agree and shards differ.
 #include "ops/families.h"
-#include "ops/support/kernels.h"
+#include "ops/support/plain_self.h"
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 
@@ -94,11 +94,6 @@ at::Tensor randomised_relu(const at::Tensor& self, at::Tensor& noise, const at::
   return self.mul(noise);
 }
 
-at::Tensor& randomised_relu_(at::Tensor& self, at::Tensor& noise, const at::Scalar& lower, const at::Scalar& upper,
-                             bool training, std::optional<at::Generator> generator) {
-  return self.copy_(randomised_relu(self, noise, lower, upper, training, std::move(generator)));
-}
-
 }  // namespace
 
 void register_dropout(RuleTable& table) {
@@ -109,7 +104,7 @@ void register_dropout(RuleTable& table) {
   add_composition("feature_alpha_dropout", &feature_dropout<&alpha_noise>);
   add_composition("feature_alpha_dropout_", &feature_dropout_<&alpha_noise>);
   aten_kernels().impl("rrelu_with_noise", &randomised_relu);
-  aten_kernels().impl("rrelu_with_noise_", &randomised_relu_);
+  aten_kernels().impl("rrelu_with_noise_", &CopiedBack<&randomised_relu>::write);
   table.add("aten::rrelu_with_noise_backward", pointwise().linear_in_first());
 }
 

@@ -6,6 +6,7 @@
 #include "runtime/dispatch/plain_operand.h"
 
 #include <type_traits>
+#include <utility>
 
 namespace shardwise {
 
@@ -63,6 +64,17 @@ struct WriteKernels<write_of> {
   static at::Tensor& write(at::Tensor& self, Rest... rest) {
     write_of(self, rest...).write(self);
     return self;
+  }
+};
+
+template <auto kernel>
+struct CopiedBack;
+
+/// The in-place form of `kernel`: copies its result into `self`.
+template <class... Rest, at::Tensor (*kernel)(const at::Tensor&, Rest...)>
+struct CopiedBack<kernel> {
+  static at::Tensor& write(at::Tensor& self, Rest... rest) {
+    return self.copy_(kernel(self, std::forward<Rest>(rest)...));
   }
 };
 
