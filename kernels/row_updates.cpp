@@ -3,7 +3,6 @@
 #include "kernels/group_sum.h"
 #include "kernels/update_steps.h"
 
-#include <cmath>
 #include <utility>
 #include <vector>
 

@@ -6,7 +6,6 @@
 #include "plans/transfers.h"
 #include "text/table.h"
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <algorithm>

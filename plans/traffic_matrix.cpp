@@ -1,6 +1,5 @@
 #include "plans/traffic_matrix.h"
 
-#include "plans/pattern.h"
 #include "plans/traffic.h"
 #include "plans/transfers.h"
 

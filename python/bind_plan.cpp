@@ -3,7 +3,6 @@
 #include "runtime/redistribute/execute.h"
 #include "text/check.h"
 
-#include <ATen/ops/tensor.h>
 #include <c10/core/DefaultDtype.h>
 #include <fmt/ranges.h>
 

@@ -1,7 +1,6 @@
 #include "shardwise/device_mesh.h"
 
 #include "runtime/comm/env_world.h"
-#include "runtime/tensor/device_mesh.h"
 #include "text/check.h"
 
 #include <c10/util/accumulate.h>

@@ -9,7 +9,6 @@
 #include "runtime/api/forward_scope.h"
 
 #include <memory>
-#include <string>
 #include <vector>
 
 namespace shardwise {

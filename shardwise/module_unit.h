@@ -5,7 +5,6 @@
 #include "shardwise/module_tensors.h"
 
 #include <memory>
-#include <string>
 #include <vector>
 
 namespace shardwise {

@@ -5,7 +5,6 @@
 #include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <exception>

@@ -1,6 +1,5 @@
 #include "wrappers/local_shards_impl.h"
 
-#include "runtime/api/gradients.h"
 #include "runtime/tensor/dtensor_impl.h"
 #include "wrappers/local_shards_dispatch.h"
 

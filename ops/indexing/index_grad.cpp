@@ -5,8 +5,6 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/tensor/below_autograd.h"
 
-#include <algorithm>
-
 namespace shardwise {
 at::Tensor zeros_for_grad(const Spec& source, const at::Tensor& grad, c10::ArrayRef<int64_t> of_source,
                           c10::SymIntArrayRef symbols) {

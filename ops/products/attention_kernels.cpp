@@ -6,7 +6,6 @@
 #include <ATen/Functions.h>
 #include <ATen/OpMathType.h>
 
-#include <algorithm>
 #include <limits>
 
 namespace shardwise {

@@ -7,7 +7,6 @@
 #include "ops/products/fused_attention.h"
 #include "ops/families.h"
 #include "ops/support/kernels.h"
-#include "ops/support/maybe_tensor.h"
 #include "ops/support/own_operator.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/api/random.h"

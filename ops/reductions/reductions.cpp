@@ -6,7 +6,6 @@
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
 #include "placements/placement_list.h"
-#include "runtime/api/factories.h"
 #include "text/check.h"
 
 #include <ATen/Functions.h>

@@ -21,7 +21,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/WrapDimMinimal.h>
 #include <torch/csrc/autograd/variable.h>
 

@@ -12,7 +12,6 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
-#include <array>
 
 namespace shardwise {
 namespace {

@@ -1,7 +1,6 @@
 #include "ops/support/plain_self.h"
 
 #include "runtime/api/dtensor.h"
-#include "runtime/dispatch/plain_operand.h"
 
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 

@@ -2,8 +2,6 @@
 #include "runtime/tensor/mapped_memory.h"
 #include "wrappers/distributed_embedding/distributed_embedding.h"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <map>
 #include <tuple>

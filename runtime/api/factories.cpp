@@ -7,8 +7,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
-#include <algorithm>
-
 namespace shardwise {
 namespace {
 

@@ -12,9 +12,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
-#include <functional>
 #include <optional>
-#include <utility>
 
 namespace shardwise {
 namespace {

@@ -5,7 +5,6 @@
 #include "runtime/api/gradients.h"
 #include "runtime/api/local_form.h"
 #include "runtime/tensor/autograd_node.h"
-#include "runtime/tensor/dtensor_impl.h"
 #include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/subclass.h"
 #include "runtime/tensor/traced_pieces.h"

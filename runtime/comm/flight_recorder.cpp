@@ -8,8 +8,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
-#include <map>
 
 namespace shardwise {
 namespace {

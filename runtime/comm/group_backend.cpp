@@ -4,14 +4,12 @@
 #include "runtime/comm/communication.h"
 #include "runtime/comm/late_group.h"
 #include "runtime/comm/memory_view.h"
-#include "runtime/comm/tagged_messages.h"
 #include "runtime/comm/torch_versions.h"
 #include "text/check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/ranges.h>
 
 namespace shardwise {
 

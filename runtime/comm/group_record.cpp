@@ -4,8 +4,6 @@
 #include "runtime/comm/group.h"
 #include "text/check.h"
 
-#include <fmt/ranges.h>
-
 #include <pthread.h>
 
 namespace shardwise {

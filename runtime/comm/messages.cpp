@@ -11,7 +11,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 namespace shardwise {

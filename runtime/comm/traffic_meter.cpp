@@ -5,7 +5,6 @@
 #include <c10/util/ApproximateClock.h>
 
 #include <algorithm>
-#include <functional>
 #include <iterator>
 
 namespace shardwise {

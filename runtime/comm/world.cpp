@@ -6,13 +6,9 @@
 #include "runtime/comm/given_groups.h"
 #include "text/check.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
-#include <condition_variable>
 #include <numeric>
 #include <optional>
-#include <set>
 
 namespace shardwise {
 namespace {

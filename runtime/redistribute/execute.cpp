@@ -19,7 +19,6 @@
 #include <fmt/format.h>
 
 #include <exception>
-#include <optional>
 #include <utility>
 
 namespace shardwise {

@@ -8,7 +8,6 @@
 
 #include <ATen/ops/cat.h>
 
-#include <algorithm>
 #include <utility>
 
 namespace shardwise {

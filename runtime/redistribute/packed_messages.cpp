@@ -6,7 +6,6 @@
 #include <ATen/ops/_foreach_copy.h>
 
 #include <cstring>
-#include <iterator>
 
 namespace shardwise {
 namespace {

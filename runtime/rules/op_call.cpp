@@ -13,7 +13,6 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
-#include <exception>
 #include <string_view>
 
 namespace shardwise {

@@ -1,7 +1,5 @@
 #include "runtime/rules/op_info.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <vector>
 

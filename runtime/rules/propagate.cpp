@@ -2,7 +2,6 @@
 
 #include "placements/placement_list.h"
 #include "runtime/rules/chooser.h"
-#include "runtime/rules/rule.h"
 #include "runtime/tensor/reordered_mesh.h"
 
 #include <ATen/ExpandUtils.h>

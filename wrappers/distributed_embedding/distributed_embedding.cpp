@@ -6,8 +6,6 @@
 #include "text/check.h"
 #include "wrappers/distributed_embedding/whole_tables.h"
 
-#include <algorithm>
-
 namespace shardwise {
 namespace {
 

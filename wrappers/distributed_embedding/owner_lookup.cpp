@@ -1,7 +1,6 @@
 #include "wrappers/distributed_embedding/owner_lookup.h"
 
 #include "ops/embedding/saved_state.h"
-#include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_scope.h"
 #include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/below_autograd.h"

@@ -2,8 +2,6 @@
 
 #include "text/check.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <tuple>
 

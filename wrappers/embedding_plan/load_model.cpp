@@ -2,8 +2,6 @@
 
 #include "plans/traffic.h"
 
-#include <utility>
-
 namespace shardwise::detail {
 namespace {
 

@@ -4,9 +4,6 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <fmt/ranges.h>
-
-#include <algorithm>
 
 namespace shardwise {
 namespace {
