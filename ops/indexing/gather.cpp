@@ -26,8 +26,6 @@
 namespace shardwise {
 namespace {
 
-using torch::autograd::variable_list;
-
 // Kernels of plain tensors.
 
 at::Tensor& compute_scatter_(at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim,

@@ -28,8 +28,6 @@
 namespace shardwise {
 namespace {
 
-using torch::autograd::variable_list;
-
 std::vector<int64_t> sizes_at(const at::Tensor& self, c10::IntArrayRef dims) {
   std::vector<int64_t> sizes;
   for (int64_t dim : dims) sizes.push_back(self.size(dim));

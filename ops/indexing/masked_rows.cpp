@@ -13,8 +13,6 @@
 namespace shardwise {
 namespace {
 
-using torch::autograd::variable_list;
-
 /// The layouts of self and of the selection.
 struct Specs {
   SpecPtr self, selected;

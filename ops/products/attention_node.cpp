@@ -15,7 +15,6 @@ namespace {
 
 using at::SDPBackend;
 using at::Tensor;
-using torch::autograd::variable_list;
 
 /// torch's operator for a backend other than SDPBackend::math, and the name of its node.
 struct Named {

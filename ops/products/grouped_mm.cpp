@@ -26,8 +26,6 @@
 namespace shardwise {
 namespace {
 
-using torch::autograd::variable_list;
-
 constexpr const char* kGroupedMm = "aten::_grouped_mm";
 
 // Kernels of plain tensors. A rank has the rows from `row` on and the groups from `group` on.

@@ -13,8 +13,6 @@
 namespace shardwise {
 namespace {
 
-using torch::autograd::variable_list;
-
 /// For reductions whose results per shard do not combine: the reduced dims are gathered first.
 Rule whole_reduction() {
   return Rule("reduction of whole dims",

@@ -12,8 +12,6 @@
 namespace shardwise {
 namespace {
 
-using torch::autograd::variable_list;
-
 /// Gathers the last slices (backwards: the first) of all shards. The dim has one entry per shard.
 Shards edges_of_all(const DimPieces& along, const Shards& scanned, bool is_backward, at::ScalarType dtype) {
   Shards edges;

@@ -29,8 +29,6 @@
 namespace shardwise {
 namespace {
 
-using torch::autograd::variable_list;
-
 /// start:end:step of one dim, as the user passed it. In a traced program these may be symbols.
 struct Range {
   int64_t dim = 0;

@@ -6,6 +6,7 @@
 #include "ops/spatial/convolution.h"
 #include "ops/families.h"
 #include "ops/support/kernels.h"
+#include "ops/support/maybe_tensor.h"
 #include "ops/support/own_operator.h"
 #include "runtime/api/dtensor.h"
 
@@ -16,7 +17,6 @@
 namespace shardwise {
 namespace {
 
-using MaybeTensor = std::optional<at::Tensor>;
 using Grads = std::tuple<at::Tensor, at::Tensor>;
 
 /// "ni…,oi…->no…"; a transposed weight is "io…". With several groups, channels are sharded between groups only.

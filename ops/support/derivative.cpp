@@ -11,8 +11,6 @@
 namespace shardwise {
 namespace {
 
-using torch::autograd::variable_list;
-
 struct OwnBackward final : torch::autograd::Node {
   std::vector<torch::autograd::SavedVariable> saved;
   const char* name_in_graph = "";
