@@ -22,10 +22,6 @@ std::string mean_in_words(double mean) {
   return fmt::format("{:.2g}", mean);
 }
 
-double fraction_of(int64_t n_bytes, int64_t most) {
-  return most > 0 ? static_cast<double>(n_bytes) / static_cast<double>(most) : 0.0;
-}
-
 bool fewer_bytes(const RankBytes& a, const RankBytes& b) { return a.second < b.second; }
 
 int64_t most_of(const std::vector<RankBytes>& held) {
@@ -64,7 +60,8 @@ std::vector<RankBytes> bytes_of(const std::vector<RankShare>& shares) {
 void add_line(TableFigure& table, std::vector<std::string> words, int64_t rank, int64_t n_bytes, int64_t total,
               int64_t most) {
   words.insert(words.end(), {with_commas(n_bytes), share_of(n_bytes, total)});
-  table.lines.push_back({.words = std::move(words), .rank = rank, .fraction = fraction_of(n_bytes, most)});
+  const double fraction = most > 0 ? static_cast<double>(n_bytes) / static_cast<double>(most) : 0;
+  table.lines.push_back({.words = std::move(words), .rank = rank, .fraction = fraction});
 }
 
 }  // namespace

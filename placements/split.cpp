@@ -11,10 +11,8 @@
 namespace shardwise {
 namespace {
 
-int64_t chunk_length(int64_t length, int64_t n_parts) { return (length + n_parts - 1) / n_parts; }
-
 Interval chunk(Interval range, int64_t n_parts, int64_t coord) {
-  const int64_t step = chunk_length(range.length(), n_parts);
+  const int64_t step = (range.length() + n_parts - 1) / n_parts;
   return {std::min(range.begin + step * coord, range.end), std::min(range.begin + step * (coord + 1), range.end)};
 }
 

@@ -16,10 +16,6 @@ constexpr uint8_t kGarbage = 0xFB;  // in every byte: a large negative number in
 
 void fill_with_garbage(const at::Tensor& tensor) { bytes_of(tensor).fill_(kGarbage); }
 
-bool is_garbage(const at::Tensor& tensor) { return bytes_of(tensor).eq(kGarbage).all().item<bool>(); }
-
-bool are_same_bytes(const at::Tensor& a, const at::Tensor& b) { return bytes_of(a).equal(bytes_of(b)); }
-
 /// An input, and a copy of its values at the launch.
 struct Input {
   at::Tensor tensor, copy;
@@ -50,9 +46,10 @@ class LaunchedWork final : public c10d::Work {
     if (std::exchange(was_waited_for_, true)) return true;
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     communicator_->wait(member_, launch_, timeout);
-    for (const at::Tensor& output : outputs_) check_untouched(is_garbage(output), "an output");
+    for (const at::Tensor& output : outputs_)
+      check_untouched(bytes_of(output).eq(kGarbage).all().item<bool>(), "an output");
     for (const auto& [tensor, copy] : inputs_)
-      if (!is_output_too(tensor)) check_untouched(are_same_bytes(tensor, copy), "an input");
+      if (!is_output_too(tensor)) check_untouched(bytes_of(tensor).equal(bytes_of(copy)), "an input");
     write_(*launch_);
     finish();
     return true;

@@ -36,6 +36,9 @@ void check_same_offsets(const OpInfo& op, const LocalShardsImpl& a, const LocalS
                  op.name, list(a.offsets()), list(b.offsets()));
 }
 
+/// Calls `op` once per piece, with each wrapper on the stack replaced by its piece and "size" and "stride" arguments (of the wrapper itself) by the
+/// piece's. New results become wrappers with the same offsets. Without pieces the operator runs once on an empty piece, for the results' dtypes.
+/// Throws: c10::ValueError if wrappers have different offsets, or "size" is not the wrapper's.
 class PieceRun {
  public:
   PieceRun(const OpInfo& op, torch::jit::Stack& stack) : op_(op), stack_(stack), first_(stack.size() - op.n_args()) {
@@ -109,6 +112,8 @@ class PieceRun {
   std::vector<std::vector<at::Tensor>> outputs_;
 };
 
+/// Calls `op`, which works on lists element by element, once with all pieces of all elements. Elements may be plain tensors, at the same positions in
+/// every list; 0-dim tensors apply to every piece.
 class PieceListRun {
  public:
   PieceListRun(const OpInfo& op, torch::jit::Stack& stack)
@@ -176,21 +181,6 @@ class PieceListRun {
   std::vector<size_t> n_pieces_;
   size_t n_all_ = 0;
 };
-
-/// Calls `op` once per piece, with each wrapper on the stack replaced by its piece and "size" and "stride" arguments (of the wrapper itself) by the
-/// piece's. New results become wrappers with the same offsets. Without pieces the operator runs once on an empty piece, for the results' dtypes.
-/// Throws: c10::ValueError if wrappers have different offsets, or "size" is not the wrapper's.
-void run_pieces(const OpInfo& op, torch::jit::Stack& stack) {
-  BelowAutograd guard;
-  PieceRun(op, stack).run();
-}
-
-/// Calls `op`, which works on lists element by element, once with all pieces of all elements. Elements may be plain tensors, at the same positions in
-/// every list; 0-dim tensors apply to every piece.
-void run_piece_lists(const OpInfo& op, torch::jit::Stack& stack) {
-  BelowAutograd guard;
-  PieceListRun(op, stack).run();
-}
 
 /// How an operator runs on pieces.
 enum class Manner : uint8_t { kUnknown, kPieces, kLists, kRefused };
@@ -266,7 +256,8 @@ class PieceKernel final : public c10::OperatorKernel {
     if (manner == Manner::kUnknown) manner_ = manner = manner_of(info_, args);
     if (manner == Manner::kRefused) refuse(info_.name);
     check_operands(args, manner);
-    manner == Manner::kLists ? run_piece_lists(info_, *stack) : run_pieces(info_, *stack);
+    const BelowAutograd guard;
+    manner == Manner::kLists ? PieceListRun(info_, *stack).run() : PieceRun(info_, *stack).run();
   }
 
  private:

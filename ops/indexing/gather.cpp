@@ -81,14 +81,11 @@ struct GatherAxes {
   }
 };
 
-/// The reduction of the ranks' lookups: one rank has the value, all others have zeros.
-Reduce reduce_of_windows(const OpCall& call) {
-  return call.operands[0].spec->dtype() == c10::ScalarType::Bool ? Reduce::kMax : Reduce::kSum;
-}
-
 void describe_gather(const OpCall& call, Signature& signature) {
   const GatherAxes axes(call, signature);
-  signature.factors[axes.window.factor].reduce = reduce_of_windows(call);
+  // One rank looks up the value, all others look up zeros.
+  const bool is_bool = call.operands[0].spec->dtype() == c10::ScalarType::Bool;
+  signature.factors[axes.window.factor].reduce = is_bool ? Reduce::kMax : Reduce::kSum;
   signature.inputs = {axes.self, axes.index};
   signature.outputs = {axes.index};
 }

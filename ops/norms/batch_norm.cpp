@@ -102,11 +102,6 @@ at::Tensor normalized(const at::Tensor& input, const MaybeTensor& weight, const 
   return op.call(input, weight, bias, mean, variance, eps);
 }
 
-/// torch's results are row-major or channels last.
-at::Tensor in_torchs_order(const at::Tensor& result, const at::Tensor& input) {
-  return result.contiguous(input.suggest_memory_format());
-}
-
 Three batch_norm(const at::Tensor& input, const MaybeTensor& given_weight, const MaybeTensor& given_bias,
                  const MaybeTensor& running_mean, const MaybeTensor& running_var, bool training, double momentum,
                  double eps) {
@@ -134,7 +129,8 @@ Three batch_norm(const at::Tensor& input, const MaybeTensor& given_weight, const
     variance = widened(*running_var);
   }
   const at::Tensor result = normalized(values, maybe_widened(weight), maybe_widened(bias), mean, variance, eps);
-  const at::Tensor ordered = in_torchs_order(result.to(input.scalar_type()), input);
+  // torch's results are row-major or channels last.
+  const at::Tensor ordered = result.to(input.scalar_type()).contiguous(input.suggest_memory_format());
   if (!training) return {ordered, input.new_empty({0}), input.new_empty({0})};
   const at::ScalarType dtype = statistics_dtype(input, weight);
   return {ordered, mean.to(dtype), inverse_std(variance, eps).to(dtype)};

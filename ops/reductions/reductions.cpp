@@ -45,9 +45,6 @@ c10::SymInt n_reduced(const at::Tensor& self, at::OptionalIntArrayRef dims) {
   return n;
 }
 
-/// Half precision sums in float32, as torch does.
-at::ScalarType sum_dtype(at::ScalarType dtype) { return at::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
-
 /// The sum over all ranks, divided by the global count, which is right for uneven shards too. Its derivative divides the gradient before it is
 /// expanded; torch's formula would divide a whole tensor on each rank.
 at::Tensor mean_dim(const at::Tensor& self, at::OptionalIntArrayRef dims, bool keepdim,
@@ -56,7 +53,9 @@ at::Tensor mean_dim(const at::Tensor& self, at::OptionalIntArrayRef dims, bool k
   SW_CHECK(at::isFloatingType(to) || at::isComplexType(to),
            "[aten::mean] the mean of {} cannot be {}. Pass a floating dtype=.", c10::toString(self.scalar_type()),
            c10::toString(to));
-  return at::sum(self, dims, keepdim, sum_dtype(to)).div_(n_reduced(self, dims)).to(to);
+  // Half precision sums in float32, as torch does.
+  const at::ScalarType summed_as = at::isReducedFloatingType(to) ? at::kFloat : to;
+  return at::sum(self, dims, keepdim, summed_as).div_(n_reduced(self, dims)).to(to);
 }
 
 at::Tensor mean(const at::Tensor& self, std::optional<at::ScalarType> dtype) {

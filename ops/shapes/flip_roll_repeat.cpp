@@ -21,11 +21,6 @@ bool is_only_shard(const at::Tensor& self, int64_t dim) {
   return spec.mesh()->ndim() == 1 && spec.layout().n_parts(dim) > 1 && self.numel() > 0;
 }
 
-/// Keeps Partials; the rest is replicated.
-Placements without_shards(c10::ArrayRef<Placement> placements) {
-  return replicated_where(placements, &Placement::divides);
-}
-
 /// Fetches the intervals `sources_of(own interval)` of `dim`, in order, from the ranks that have them.
 template <class Sources>
 std::vector<at::Tensor> fetched(const at::Tensor& self, int64_t dim, const Sources& sources_of) {
@@ -126,7 +121,8 @@ at::Tensor roll(const at::Tensor& self, c10::IntArrayRef shifts, c10::IntArrayRe
   at::roll(is_empty ? at::empty(self.sizes(), at::TensorOptions()) : one_element(self), shifts, dims);
   if (is_empty) return self.clone();
   if (dims.empty()) {
-    const at::Tensor whole = moved_to(self, without_shards(spec_of(self)->placements()));
+    // Keeps Partials; the rest is replicated.
+    const at::Tensor whole = moved_to(self, replicated_where(spec_of(self)->placements(), &Placement::divides));
     return by_piece(whole, row_major_strides(self.sizes()),
                     [&](const at::Tensor& piece) { return piece.roll(shifts, dims); });
   }

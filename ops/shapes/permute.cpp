@@ -35,8 +35,6 @@ Dims exchanged(const OpCall& call, int64_t dim0, int64_t dim1) {
 
 Dims transposed(const OpCall& call) { return exchanged(call, call.arg("dim0").toInt(), call.arg("dim1").toInt()); }
 
-Dims turned(const OpCall& call) { return exchanged(call, 0, -1); }
-
 Dims unsqueezed(const OpCall& call) {
   Dims order = same_order(call);
   order.insert(order.begin() + wrapped(call.arg("dim").toInt(), order.size() + 1), kNew);
@@ -99,7 +97,7 @@ at::Tensor& transpose_in_place(at::Tensor& self, int64_t dim0, int64_t dim1) {
 void register_permutations(RuleTable& table) {
   table.add("aten::permute", reordering("permute", permuted));
   table.add("aten::transpose.int", reordering("transpose", transposed));
-  table.add("aten::t", reordering("t", turned));
+  table.add("aten::t", reordering("t", [](const OpCall& call) { return exchanged(call, 0, -1); }));
   table.add("aten::unsqueeze", reordering("unsqueeze", unsqueezed));
   table.keep_symbols({"aten::permute", "aten::transpose.int", "aten::t", "aten::unsqueeze"});
   aten_kernels().impl("unsqueeze_", &unsqueeze_in_place);

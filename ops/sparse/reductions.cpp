@@ -9,10 +9,6 @@
 namespace shardwise {
 namespace {
 
-at::Tensor summed_values(const at::Tensor& self) {
-  return (self.is_coalesced() ? self : at::_coalesce(self))._values();
-}
-
 at::Tensor sum_of_all(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
   return at::sum(self._values(), dtype);
 }
@@ -38,7 +34,7 @@ at::Tensor vector_norm(const at::Tensor& self, const at::Scalar& ord, at::Option
       ord.toDouble() >= 0,
       "[linalg_vector_norm] order {} of a sparse DTensor depends on the zeros that it does not store. Use to_dense().",
       ord.toDouble());
-  const at::Tensor values = summed_values(self);
+  const at::Tensor values = (self.is_coalesced() ? self : at::_coalesce(self))._values();
   const Dims sizes(keepdim ? self.dim() : 0, 1);
   if (values.numel() == 0) {  // torch rejects the maximum of an empty tensor
     const MeshPtr& mesh = spec_of(self)->mesh();

@@ -67,6 +67,8 @@ const std::unordered_map<std::string_view, SparseRule>& rules() {
   return *rules;
 }
 
+/// Runs one call whose arguments are on `stack`, and leaves its result there.
+/// Throws: as dispatch(), and c10::NotImplementedError for results whose sizes differ from the leader's.
 class SparseCall {
  public:
   SparseCall(const OpInfo& op, const SparseRule& rule, torch::jit::Stack& stack)
@@ -240,12 +242,6 @@ const SparseRule* find_sparse_rule(const OpInfo& op) {
   return is_out ? nullptr : &found->second;
 }
 
-/// Runs one call whose arguments are on `stack`, and leaves its result there.
-/// Throws: as dispatch(), and c10::NotImplementedError for results whose sizes differ from the leader's.
-void run_sparse(const OpInfo& op, const SparseRule& rule, torch::jit::Stack* stack) {
-  SparseCall(op, rule, *stack).run();
-}
-
 constexpr auto kSparseKey = c10::DispatchKey::SparsePrivateUse2;
 
 [[noreturn]] void refuse(const std::string& op) {
@@ -261,7 +257,7 @@ class SparseKernel final : public c10::OperatorKernel {
     if (!rule_) refuse(info_.name);
     const CommScope scope(info_.name.c_str());
     const KernelSpan span(info_.name);
-    run_sparse(info_, *rule_, stack);
+    SparseCall(info_, *rule_, *stack).run();
   }
 
  private:

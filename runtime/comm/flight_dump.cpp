@@ -71,9 +71,6 @@ std::string run_id() {
   return id;
 }
 
-/// Invalid UTF-8, such as the cut end of a long name, becomes a replacement character.
-std::string text_of(const DumpJson& json) { return json.dump(1, ' ', false, DumpJson::error_handler_t::replace); }
-
 void write_file(const std::filesystem::path& path, const std::string& text) {
   auto partial = path;  // a reader never sees half a file
   partial += fmt::format(".{}.partial", ::gettid());
@@ -142,7 +139,8 @@ std::string flight_json(const FlightRecorder& recorder, const std::string& reaso
   if (!stack.why_unknown.empty()) dump["no_stack"] = stack.why_unknown;
   dump["groups"] = std::move(groups);
   dump["communications"] = std::move(communications);
-  return text_of(dump);
+  // Invalid UTF-8, such as the cut end of a long name, becomes a replacement character.
+  return dump.dump(1, ' ', false, DumpJson::error_handler_t::replace);
 }
 
 std::filesystem::path dump_folder() {

@@ -17,14 +17,11 @@ const at::Tensor& object_in(const at::Tensor& tensor) {
   return impl ? impl->local_tensors()[0] : tensor;
 }
 
-std::string text_of(c10::ScalarType dtype, c10::IntArrayRef sizes) {
-  return fmt::format("{} [{}]", c10::toString(dtype), fmt::join(sizes, ", "));
-}
-
 template <class Tensors>
 std::string list_of(const Tensors& tensors) {
   std::vector<std::string> result;
-  for (const auto& each : tensors) result.push_back(text_of(each.dtype, each.sizes));
+  for (const auto& each : tensors)
+    result.push_back(fmt::format("{} [{}]", c10::toString(each.dtype), fmt::join(each.sizes, ", ")));
   return result.empty() ? "no tensor" : fmt::format("{}", fmt::join(result, ", "));
 }
 

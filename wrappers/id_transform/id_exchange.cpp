@@ -20,9 +20,6 @@ int64_t total_of(const std::vector<int64_t>& numbers) {
   return std::accumulate(numbers.begin(), numbers.end(), int64_t{0});
 }
 
-/// The number of 64-bit words that hold `n` counts of 32 bits.
-int64_t words_for(int64_t n) { return (n + 1) / 2; }
-
 at::Tensor exchanged(const Group& group, const at::Tensor& sent, const std::vector<int64_t>& n_to,
                      const std::vector<int64_t>& n_from) {
   at::Tensor arrived = long_tensor(total_of(n_from));
@@ -78,7 +75,7 @@ NumbersByMember IdExchange::send_headers(const std::vector<int64_t>& numbers) {
 
 IdUses IdExchange::send_ids(bool with_counts, bool counts_here) {
   const auto n_words = [&](std::vector<int64_t> splits) {
-    for (int64_t& n : splits) n += with_counts ? words_for(n) : 0;
+    for (int64_t& n : splits) n += with_counts ? (n + 1) / 2 : 0;  // two counts of 32 bits fill a word
     return splits;
   };
   const std::vector<int64_t> to = n_words(n_to_), from = n_words(n_from_);
