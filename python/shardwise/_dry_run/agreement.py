@@ -15,7 +15,8 @@ from shardwise.debug.spans import CommunicationSpan
 from shardwise.device_mesh import DeviceMesh
 
 Ranks = tuple[int, ...]
-PAIRED = ("send", "recv", "recv_any_source")  # ends of the names of calls between two ranks
+# The ends of the names of calls between two ranks.
+PAIRED = SEND, RECEIVE, RECEIVE_ANY = ("send", "recv", "recv_any_source")
 
 
 @dataclass(frozen=True, order=True)
@@ -130,7 +131,6 @@ def text_of_call(span: CommunicationSpan | None) -> str:
     return f"{span.collective} for {span.op or 'the program'} ({moved}) at {span.source or 'an unknown line'}"
 
 
-SEND, RECEIVE, RECEIVE_ANY = "send", "recv", "recv_any_source"
 Channel = tuple[Ranks, int, int, int]  # group, sender, receiver, tag
 
 

@@ -17,7 +17,7 @@ from shardwise._dry_run.agreement import divergences, lines_of, unpaired
 from shardwise._dry_run.figures import Communication, Machine, RankFigures, Work
 from shardwise.debug.picture import template_of
 from shardwise.debug.profile_tables import unasked_table
-from shardwise.debug.text_tables import in_units, ranks_text, table_text
+from shardwise.debug.text_tables import in_units, ranks_in_words, ranks_text, table_text
 
 MOST_LINES = 20
 PAGE = Path(__file__).parent / "page.html"
@@ -67,7 +67,7 @@ class Report:
             unread(ranks),
             f"ids and choices of experts are a model: {shown.ids}\n" if shown.ids else "",
             *(
-                f"on {named(sorted(rank for each in alike for rank in each.alike))}: {failure}\n"
+                f"on {ranks_in_words(sorted(rank for each in alike for rank in each.alike))}: {failure}\n"
                 for failure, alike in _grouped(
                     (each for each in ranks if each.failure), lambda each: each.failure
                 ).items()
@@ -213,15 +213,11 @@ def unread(ranks: Sequence[RankFigures]) -> str:
     return f"the program read no value at {lines}, for which one is given\n" if lines else ""
 
 
-def named(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}"
-
-
 def outside_meshes(ranks: Sequence[RankFigures]) -> str:
     members = {rank for each in ranks for grid in each.grids for rank in grid.ranks}
     others = set(range(ranks[0].n_ranks)).difference(members) if members else ()
     are = "is" if len(others) == 1 else "are"
-    return f"{named(sorted(others))} {are} in no mesh that the program made\n" if others else ""
+    return f"{ranks_in_words(sorted(others))} {are} in no mesh that the program made\n" if others else ""
 
 
 def compared(ranks: Sequence[RankFigures]) -> str:

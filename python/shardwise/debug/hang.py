@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from shardwise.debug.flight_files import CLOCKS_DIFFER, Call, Flight, Flights
-from shardwise.debug.text_tables import ranks_text
+from shardwise.debug.text_tables import ranks_in_words, ranks_text
 
 FAILURE = "a communication failed"  # the reason of a file
 LISTED_RANKS = 16  # the most ranks that have a row each
@@ -300,8 +300,3 @@ def _at(place: str) -> str:
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).strftime("%H:%M:%S")
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """rank 2; ranks 0-3, 7."""
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks_text(ranks)}"

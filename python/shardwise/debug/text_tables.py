@@ -48,6 +48,11 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
 
 
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """rank 2; ranks 0-3, 7."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks_text(ranks)}"
+
+
 def aligned(rows: Sequence[Sequence[str]], width: int | None, numbers: Collection[int] = ()) -> list[list[str]]:
     """The lines of each row, in columns as wide as their widest cell. Columns `numbers` are aligned on the right. If the columns take more than
     `width` characters, the widest are folded.
