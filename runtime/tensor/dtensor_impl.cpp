@@ -80,7 +80,7 @@ c10::DispatchKeySet keys_of(c10::Device device, bool is_sparse) {
 
 }  // namespace
 
-DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool is_sparse)
+DTensorImpl::DTensorImpl(SpecPtr spec, Shards&& shards, c10::Device device, bool is_sparse)
     : TensorImpl(keys_of(device, is_sparse), c10::scalarTypeToTypeMeta(spec->dtype()), device),
       spec_(std::move(spec)),
       shards_(std::move(shards)) {
@@ -174,11 +174,6 @@ TensorMemoryPtr DTensorImpl::memory() const {
   return TensorMemoryPtr::reclaim_copy(expected);
 }
 
-void DTensorImpl::set_memory(TensorMemoryPtr memory) {
-  if (TensorMemory* const old = memory_.exchange(memory.release(), std::memory_order_acq_rel))
-    TensorMemoryPtr::reclaim(old);
-}
-
 MemoryWrite DTensorImpl::begin_write() const {
   if (owned_rows_) owned_rows_->note_write();
   return MemoryWrite(known_memory());
@@ -250,7 +245,8 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
     const Reading guard("detach");
     wait();
   }
-  auto result = c10::make_intrusive<DTensorImpl>(spec_, shards_, *device_opt_, is_sparse());  // stale if this tensor is
+  auto result =
+      c10::make_intrusive<DTensorImpl>(spec_, Shards(shards_), *device_opt_, is_sparse());  // stale if this tensor is
   share_arrival(*result);
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
   result->set_view_link(view_link_);
@@ -309,7 +305,7 @@ void DTensorImpl::release_resources() {
 
 namespace {
 
-at::Tensor make(SpecPtr spec, Shards shards, std::shared_ptr<SparseEntries> entries) {
+at::Tensor make(SpecPtr spec, Shards&& shards, std::shared_ptr<SparseEntries> entries) {
   const c10::Device device = shards.empty() ? spec->mesh()->device() : shards[0].device();
   const bool is_sparse = entries != nullptr;
   TORCH_CHECK_NOT_IMPLEMENTED(shards.empty() || shards[0].is_sparse() == is_sparse,
@@ -346,7 +342,7 @@ const SpecPtr& spec_of(const at::Tensor& tensor) {
   return impl->spec();
 }
 
-at::Tensor wrap(SpecPtr spec, Shards shards) { return make(std::move(spec), std::move(shards), nullptr); }
+at::Tensor wrap(SpecPtr spec, Shards&& shards) { return make(std::move(spec), std::move(shards), nullptr); }
 
 void at_first_sparse(void (*prepare)()) { prepare_sparse = prepare; }
 

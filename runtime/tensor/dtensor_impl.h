@@ -9,6 +9,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include <atomic>
+#include <utility>
 
 namespace shardwise {
 
@@ -30,7 +31,7 @@ struct SparseEntries;
 class DTensorImpl final : public c10::TensorImpl {
  public:
   /// `is_sparse`: the pieces are sparse COO tensors (runtime/tensor/sparse.h), and layout() of this tensor is sparse too.
-  DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool is_sparse = false);
+  DTensorImpl(SpecPtr spec, Shards&& shards, c10::Device device, bool is_sparse = false);
   ~DTensorImpl() override { set_memory({}); }
 
   const SpecPtr& spec() const { return spec_; }
@@ -84,8 +85,12 @@ class DTensorImpl final : public c10::TensorImpl {
   TensorMemoryPtr memory() const;
   /// Null if it was never requested.
   TensorMemory* known_memory() const { return memory_.load(std::memory_order_acquire); }
-  /// Pre: no other thread has this tensor yet.
-  void set_memory(TensorMemoryPtr memory);
+  /// Pre: no other thread uses this tensor.
+  void set_memory(TensorMemoryPtr memory) {
+    TensorMemory* const old = known_memory();
+    memory_.store(memory.release(), std::memory_order_release);
+    if (old) TensorMemoryPtr::reclaim(old);
+  }
   /// The result must be held while an operator writes to this tensor.
   MemoryWrite begin_write() const;
 
@@ -149,7 +154,7 @@ class DTensorImpl final : public c10::TensorImpl {
 };
 
 /// Null if `tensor` is undefined or not distributed. Cost: one bit test.
-inline DTensorImpl* maybe_dtensor(const at::TensorBase& tensor) {
+[[gnu::always_inline]] inline DTensorImpl* maybe_dtensor(const at::TensorBase& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kTensorKey)
              ? static_cast<DTensorImpl*>(tensor.unsafeGetTensorImpl())
              : nullptr;
@@ -165,7 +170,8 @@ const Shards& shards_read_by(const DTensorImpl& tensor, const char* reader);
 
 /// A distributed tensor of `spec` with these pieces (aliased, not copied; joined boxes are copied unless they are joined()).
 /// Pre: `shards` match `spec->boxes()` in number and sizes. Calls the wrap hook.
-at::Tensor wrap(SpecPtr spec, Shards shards);
+at::Tensor wrap(SpecPtr spec, Shards&& shards);
+inline at::Tensor wrap(SpecPtr spec, const Shards& shards) { return wrap(std::move(spec), Shards(shards)); }
 
 /// The storage of a tensor without pieces.
 const c10::Storage& no_storage();

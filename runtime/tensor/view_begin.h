@@ -5,6 +5,7 @@
 #include "runtime/tensor/dtensor_impl.h"
 
 #include <memory>
+#include <utility>
 
 namespace shardwise {
 
@@ -19,10 +20,10 @@ inline ViewOrigin origin_of(const DTensorImpl& viewed) {
 }
 
 /// Call this for a new view of a tensor with this origin. The view begins `offset` elements (of its dtype) after the tensor does.
-inline void begin_view(const at::Tensor& view, const ViewOrigin& origin, int64_t offset = 0) {
+inline void begin_view(const at::Tensor& view, ViewOrigin origin, int64_t offset = 0) {
   auto* impl = maybe_dtensor(view);
-  impl->set_memory(origin.memory);
-  if (origin.owned_rows) impl->set_owned_rows(origin.owned_rows);
+  impl->set_memory(std::move(origin.memory));
+  if (origin.owned_rows) impl->set_owned_rows(std::move(origin.owned_rows));
   if (origin.begin == 0 && offset == 0) return;
   impl->set_storage_offset(origin.begin / static_cast<int64_t>(impl->itemsize()) + offset);
 }
