@@ -32,11 +32,11 @@ struct ReplayedHot<Op, Return(Args...)> {
   }
 };
 
-template <class... Ops>
+template <class Op>
 void add_hot(torch::Library& aten) {
-  (aten.impl(Ops::name + std::string_view("aten::").size(),
-             torch::CppFunction::makeFromUnboxedFunction(&ReplayedHot<Ops>::call)),
-   ...);
+  const c10::OperatorName name(Op::name, Op::overload_name);
+  aten.impl(c10::toString(name).substr(std::string_view("aten::").size()).c_str(),
+            torch::CppFunction::makeFromUnboxedFunction(&ReplayedHot<Op>::call));
 }
 
 bool is_tracked(const AtenOperator& op) {
@@ -55,7 +55,11 @@ ViewReplay::~ViewReplay() { c10::AutogradState::get_tls_state().set_view_replay_
 
 void register_view_replay() {
   auto& aten = registrations("aten", kAutogradKey);
-  add_hot<at::_ops::view, at::_ops::t, at::_ops::transpose_int, at::_ops::unsqueeze>(aten);
+  add_hot<at::_ops::view>(aten);
+  add_hot<at::_ops::t>(aten);
+  add_hot<at::_ops::transpose_int>(aten);
+  add_hot<at::_ops::unsqueeze>(aten);
+  add_hot<at::_ops::expand>(aten);
   for (const AtenOperator& op : aten_operators())
     if (is_tracked(op))
       aten.impl(op.short_name(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Replayed>()));
