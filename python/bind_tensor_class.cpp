@@ -3,6 +3,7 @@
 #include "runtime/api/from_local.h"
 #include "runtime/api/to_local.h"
 #include "runtime/tensor/reordered_mesh.h"
+#include "runtime/tensor/version_counter.h"
 
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -82,6 +83,13 @@ since.
 >>> x.to_local().shape  # this rank's rows, in the same memory
 torch.Size([3, 3]))";
 
+/// True if to_local() of `tensor` returns `piece` itself, which has a Python object, so that nothing is made and nothing can fail.
+bool is_local_result(const at::Tensor& piece, const at::Tensor& tensor) {
+  return !c10::GradMode::is_enabled() && piece.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() &&
+         !tensor._fw_grad(0).defined() &&
+         share_version_counter(*piece.unsafeGetTensorImpl(), *tensor.unsafeGetTensorImpl());
+}
+
 /// DTensor.to_local without arguments: a method slot that avoids pybind11's argument parsing, which is four fifths of the call. All other calls go to
 /// the general binding.
 PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_args, PyObject* names) {
@@ -90,6 +98,8 @@ PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_ar
     const auto* impl = maybe_dtensor(tensor);
     if (impl && !impl->is_pending() && !impl->view_link() && !impl->local_form() && impl->local_tensors().size() == 1 &&
         impl->spec()->layout().has_one_box_each()) {
+      const at::Tensor& piece = impl->local_tensors()[0];
+      if (is_local_result(piece, tensor)) return THPVariable_Wrap(piece);
       HANDLE_TH_ERRORS
       return THPVariable_Wrap(to_piece(tensor));  // what to_local() gives here
       END_HANDLE_TH_ERRORS
@@ -104,20 +114,21 @@ PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_ar
 /// The mesh and the placements of a from_local() call without further arguments; else nulls.
 std::pair<PyObject*, PyObject*> mesh_and_placements(PyObject* const* args, Py_ssize_t n_args, PyObject* names) {
   constexpr std::pair<PyObject*, PyObject*> kMore{nullptr, nullptr};
+  // Calls hold names as interned strings, of which there is one object each.
+  static PyObject* const mesh_name = PyUnicode_InternFromString("device_mesh");
+  static PyObject* const placements_name = PyUnicode_InternFromString("placements");
+  static PyObject* const run_check_name = PyUnicode_InternFromString("run_check");
   if (n_args < 1 || n_args > 3 || !THPVariable_Check(args[0])) return kMore;
   if (THPVariable_Unpack(args[0]).key_set().has(c10::DispatchKey::Python)) return kMore;
   PyObject* mesh = n_args > 1 ? args[1] : Py_None;
   PyObject* placements = n_args > 2 ? args[2] : Py_None;
   for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); ++i) {
-    const auto is = [name = PyTuple_GET_ITEM(names, i)](const char* text) {
-      return PyUnicode_CompareWithASCIIString(name, text) == 0;
-    };
-    PyObject* value = args[n_args + i];
-    if (is("device_mesh") && n_args < 2)
+    PyObject *const name = PyTuple_GET_ITEM(names, i), *const value = args[n_args + i];
+    if (name == mesh_name && n_args < 2)
       mesh = value;
-    else if (is("placements") && n_args < 3)
+    else if (name == placements_name && n_args < 3)
       placements = value;
-    else if (!is("run_check") || value != Py_False)
+    else if (name != run_check_name || value != Py_False)
       return kMore;
   }
   return mesh == Py_None || placements == Py_None ? kMore : std::pair(mesh, placements);
