@@ -98,9 +98,10 @@ SDPBackend planned_choice(const at::Tensor& query, const at::Tensor& key, const 
 
 /// True if an operand is on meta, and the program is planned for the device of the operands' mesh. Other steps on meta take products, which any device has.
 bool is_planned(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  if (!query.is_meta()) return false;
   MeshPtr mesh;
   for (const at::Tensor& operand : {query, key, value}) find_mesh(operand, mesh);
-  return query.is_meta() && (!mesh || mesh->planned_type() == planned_device_on_meta());
+  return !mesh || mesh->planned_type() == planned_device_on_meta();
 }
 
 /// The kernel that torch picks for plain tensors of these shapes, strides and dtypes, as a value of at::SDPBackend. torch's choice depends on nothing
@@ -171,10 +172,10 @@ at::Tensor with_fitting_features(SDPBackend backend, const at::Tensor& query, co
 }
 
 /// Throws: c10::ValueError for a plain tensor that does not count as a replica.
-void check_operand(const MaybeTensor& tensor, const MeshPtr& mesh) {
-  if (!is_given(tensor) || is_dtensor(*tensor)) return;
-  const bool selects = tensor->scalar_type() == at::kBool;
-  const auto objection = objection_to_plain(*tensor, selects ? OperandRole::kSelection : OperandRole::kValue, mesh);
+void check_operand(const at::Tensor& tensor, const MeshPtr& mesh) {
+  if (is_dtensor(tensor)) return;
+  const bool selects = tensor.scalar_type() == at::kBool;
+  const auto objection = objection_to_plain(tensor, selects ? OperandRole::kSelection : OperandRole::kValue, mesh);
   SW_CHECK_VALUE(!objection, "[aten::scaled_dot_product_attention] {}", *objection);
 }
 
@@ -201,11 +202,10 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
   const auto backend =
       static_cast<SDPBackend>(fused_choice(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa));
   if (backend > SDPBackend::math && !products_send_less(query, key, value)) {
-    const std::array<MaybeTensor, 4> operands{query, key, value, mask};
+    const std::array<const at::Tensor*, 4> operands{&query, &key, &value, is_masked ? &*mask : &query};
     MeshPtr mesh;
-    for (const MaybeTensor& operand : operands)
-      if (is_given(operand)) find_mesh(*operand, mesh);
-    for (const MaybeTensor& operand : operands) check_operand(operand, mesh);
+    for (const at::Tensor* operand : operands) find_mesh(*operand, mesh);
+    for (const at::Tensor* operand : operands) check_operand(*operand, mesh);
     const MaybeTensor terms = as_terms(mask, query.scalar_type(), mesh);
     const int64_t n_copies = has_whole_groups(query, n_shared) || is_sharded_along(key, 1) ? 1 : n_shared;
     return with_fitting_features(backend, query, repeat_heads(key, n_copies), repeat_heads(value, n_copies), terms,

@@ -77,7 +77,7 @@ at::Tensor differentiable_cat(c10::DispatchKeySet keys, const at::ITensorListRef
 
 void register_cat(RuleTable& table) {
   table.add("aten::cat", Rule("cat", describe_cat).linear().sampled());
-  aten_autograd_kernels().impl("cat", &differentiable_cat);
+  aten_autograd_kernels().library().impl("cat", torch::CppFunction::makeFromUnboxedFunction(&differentiable_cat));
   table.keep_symbols({"aten::cat", "aten::stack"});
   table.add("aten::stack", Rule("stack", describe_stack).linear().sampled());
 }
