@@ -22,6 +22,10 @@ void register_hot(RuleTable& /*table*/) {
           op::unsqueeze, op::view, op::expand, op::sum, op::sum_dim_IntList, op::relu, op::gelu, op::silu, op::sigmoid,
           op::sigmoid_, op::sigmoid_backward, op::tanh, op::tanh_, op::tanh_backward, op::exp, op::sqrt, op::rsqrt,
           op::neg, op::threshold_backward>(aten_kernels().library());
+  // the operators of optimizers
+  add_all<op::_foreach_add__Scalar, op::_foreach_add__List, op::_foreach_mul__Scalar, op::_foreach_mul__Tensor,
+          op::_foreach_div__ScalarList, op::_foreach_lerp__Scalar, op::_foreach_addcmul__Scalar,
+          op::_foreach_addcdiv__Scalar, op::_foreach_addcdiv__ScalarList, op::_foreach_sqrt>(aten_kernels().library());
 }
 
 }  // namespace shardwise

@@ -48,6 +48,11 @@ class UnboxedKey {
     for (const at::Tensor& tensor : tensors) add_tensor(tensor);
     ++n_args_;
   }
+  void add(at::TensorList tensors) {
+    if (n_args_ == 0)
+      is_simple_ &= std::ranges::all_of(tensors, [](const at::Tensor& each) { return is_dtensor(each); });
+    add(at::ITensorListRef(tensors));
+  }
   void add(const std::optional<at::Tensor>& tensor) {
     if (tensor) return add(*tensor);
     add_scalar(c10::IValue());
@@ -163,6 +168,7 @@ class Unboxed<Op, Return(Args...)> {
   static std::vector<at::Tensor> local(const at::ITensorListRef& tensors) {
     return c10::fmap(tensors, [&](const at::Tensor& tensor) { return local(tensor); });
   }
+  static std::vector<at::Tensor> local(at::TensorList tensors) { return local(at::ITensorListRef(tensors)); }
 
   template <class Value>
   static c10::IValue boxed(const Value& value) {
@@ -175,7 +181,9 @@ class Unboxed<Op, Return(Args...)> {
   template <class First, class... Rest>
   static Return run(const Decision& decision, First& first, Rest&... rest) {
     const BelowAutograd guard;
-    if constexpr (std::is_reference_v<Return>) {
+    if constexpr (std::is_same_v<First, at::TensorList>) {
+      return run_on_lists(decision, first, rest...);
+    } else if constexpr (std::is_reference_v<Return>) {
       const MemoryWrite write(maybe_dtensor(first)->known_memory());
       Op::call(const_cast<at::Tensor&>(local(first)), local(rest)...);
       return first;
@@ -202,12 +210,33 @@ class Unboxed<Op, Return(Args...)> {
     }
   }
 
+  /// An operator on each element of lists: it writes to those of the first list, or returns a list.
+  template <class First, class... Rest>
+  static Return run_on_lists(const Decision& decision, First& first, Rest&... rest) {
+    if constexpr (std::is_void_v<Return>) {
+      c10::SmallVector<MemoryWrite, 2> writes;
+      for (const at::Tensor& tensor : first)
+        if (const auto* impl = maybe_dtensor(tensor); impl->known_memory()) writes.push_back(impl->begin_write());
+      Op::call(local(first), local(rest)...);
+      for (const at::Tensor& tensor : first)  // torch leaves this to the kernels
+        if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+    } else {
+      const auto& outputs = decision.propagation->outputs;
+      std::vector<SpecPtr> specs(outputs.begin(), outputs.end());
+      Return results = Op::call(local(first), local(rest)...);
+      for (size_t i = 0; i < results.size(); ++i) put_around(results[i], std::move(specs[i]));
+      return results;
+    }
+  }
+
   /// Replaces a piece with the distributed result of `spec`; with nothing if the operator returns none.
   static void put_around(at::Tensor& piece, SpecPtr spec) {
     if (!spec) return piece.reset();
     TORCH_INTERNAL_ASSERT(has_sizes(piece, spec->boxes()[0].sizes), "[", info().name, "] gave a piece of sizes ",
                           piece.sizes(), " for ", to_string(*spec));
-    piece = wrap(std::move(spec), Shards{std::move(piece)});
+    Shards pieces;
+    pieces.push_back(std::move(piece));
+    piece = wrap(std::move(spec), std::move(pieces));
   }
 
   template <class First, class... Rest>
@@ -219,8 +248,12 @@ class Unboxed<Op, Return(Args...)> {
     dispatch(info(), &stack);
     if constexpr (std::is_reference_v<Return>)
       return first;
+    else if constexpr (std::is_void_v<Return>)
+      return;
     else if constexpr (std::is_same_v<Return, at::Tensor>)
       return std::move(stack[0]).toTensor();
+    else if constexpr (std::is_same_v<Return, std::vector<at::Tensor>>)
+      return std::move(stack[0]).toTensorVector();
     else
       return [&]<size_t... i>(std::index_sequence<i...>) {
         return Return(std::move(stack[i]).toTensor()...);
