@@ -1,9 +1,13 @@
 // ops/products/matmul.cpp: contractions. A sharded contracted dim gives Partial(sum), to which a bias is added once. aten::linear has a rule of its own,
 // so that no batch dim is flattened.
 #include "ops/families.h"
+#include "ops/support/by_rule.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
+#include "runtime/api/redistribute.h"
+#include "runtime/comm/comm_scope.h"
+#include "runtime/rules/move_bytes.h"
 #include "runtime/tensor/autograd_node.h"
 
 #include <ATen/ExpandUtils.h>
@@ -168,6 +172,24 @@ at::Tensor differentiable_weight_grad(const at::Tensor& grad, const at::Tensor& 
                          });
 }
 
+/// Returns `grad`, the gradient of a product, in the layout that serves the gradients of both factors, so that a Partial is reduced once: `grad` by
+/// `by` gives one of them, and `left` by `grad` that of `right`, contracted over all batch dims if `is_matrix`.
+at::Tensor reduced_once(const at::Tensor& grad, const at::Tensor& by, const at::Tensor& left, const at::Tensor& right,
+                        bool is_matrix) {
+  static const ByRule product("shardwise::matmul"), contraction("shardwise::linear_weight_grad");
+  if (!is_dtensor(grad) || !is_dtensor(left) || !is_dtensor(right)) return grad;
+  const SpecPtr& spec = spec_of(grad);
+  const bool are_on_one_mesh = spec_of(left)->mesh() == spec->mesh() && spec_of(right)->mesh() == spec->mesh();
+  if (!spec->layout().has_terms() || !are_on_one_mesh) return grad;
+  const auto one = product.layouts(grad, by);
+  const auto other = is_matrix ? contraction.layouts(left, grad) : product.layouts(left.mT(), grad);
+  if (one.empty() || other.empty()) return grad;
+  const SpecPtr shared = reduced_once(spec, one[0] ? one[0] : spec, other[1] ? other[1] : spec, *spec_of(right));
+  if (shared->placements() == spec->placements()) return grad;
+  const CommScope scope("shardwise::matmul");
+  return redistribute(grad, shared->placements().vec());
+}
+
 /// `grad` of [..., m, n] as if vectors had been matrices of one row (left) or one column (right).
 at::Tensor as_matrices(const at::Tensor& grad, bool left_is_vector, bool right_is_vector) {
   at::Tensor result = right_is_vector ? grad.unsqueeze(-1) : grad;
@@ -176,22 +198,22 @@ at::Tensor as_matrices(const at::Tensor& grad, bool left_is_vector, bool right_i
 
 variable_list matmul_gradients(const at::Tensor& grad, const Factors& factors, const Wanted& wanted) {
   const bool left_is_vector = factors.left_sizes.size() == 1, right_is_vector = factors.right_sizes.size() == 1;
-  const at::Tensor grads = as_matrices(grad, left_is_vector, right_is_vector);
+  at::Tensor grads = as_matrices(grad, left_is_vector, right_is_vector), rows, columns;
+  if (wanted[0]) columns = (right_is_vector ? factors.right.unsqueeze(1) : factors.right).mT().conj_physical();
+  if (wanted[1]) rows = (left_is_vector ? factors.left.unsqueeze(0) : factors.left).conj_physical();
+  const bool is_matrix = factors.right_sizes.size() <= 2;
+  if (wanted[0] && wanted[1]) grads = reduced_once(grads, columns, rows, factors.right, is_matrix);
   variable_list result(2);
   if (wanted[0]) {
-    const at::Tensor columns = right_is_vector ? factors.right.unsqueeze(1) : factors.right;
     c10::SymDimVector sizes(factors.left_sizes);
     if (left_is_vector) sizes.insert(sizes.begin(), 1);
-    result[0] = grads.matmul(columns.mT().conj_physical());
+    result[0] = grads.matmul(columns);
     if (!sizes.empty()) result[0] = result[0].sum_to_size_symint(sizes).reshape_symint(factors.left_sizes);
   }
   if (wanted[1]) {
-    const at::Tensor rows = left_is_vector ? factors.left.unsqueeze(0) : factors.left;
-    c10::SymDimVector sizes(factors.right_sizes);
-    if (right_is_vector) sizes.push_back(1);
     // One matrix for a whole batch: its gradient is contracted over the batch at once.
-    const at::Tensor of_columns = sizes.size() == 2 ? weight_grad(rows.conj_physical(), grads)
-                                                    : rows.mT().conj_physical().matmul(grads).sum_to_size_symint(sizes);
+    const at::Tensor of_columns =
+        is_matrix ? weight_grad(rows, grads) : rows.mT().matmul(grads).sum_to_size_symint(factors.right_sizes);
     result[1] = of_columns.reshape_symint(factors.right_sizes);
   }
   return result;
@@ -221,17 +243,18 @@ at::Tensor differentiable_matmul(const at::Tensor& left, const at::Tensor& right
 
 variable_list linear_gradients(const at::Tensor& grad, const Factors& factors, const Wanted& wanted) {
   const bool is_vector = factors.right_sizes.size() == 1;
-  const at::Tensor grads = is_vector ? grad.unsqueeze(-1) : grad;
+  at::Tensor grads = is_vector ? grad.unsqueeze(-1) : grad, rows, inputs;
+  if (wanted[0]) rows = (is_vector ? factors.right.unsqueeze(0) : factors.right).conj_physical();
+  if (wanted[1]) inputs = factors.left.conj_physical();
+  if (wanted[0] && wanted[1]) grads = reduced_once(grads, rows, inputs, factors.right, /*is_matrix=*/true);
   variable_list result(3);
-  if (wanted[0]) {
-    const at::Tensor rows = is_vector ? factors.right.unsqueeze(0) : factors.right;
-    result[0] = grads.matmul(rows.conj_physical());
-  }
-  if (wanted[1]) result[1] = weight_grad(grads, factors.left.conj_physical()).reshape_symint(factors.right_sizes);
+  if (wanted[0]) result[0] = grads.matmul(rows);
+  if (wanted[1]) result[1] = weight_grad(grads, inputs).reshape_symint(factors.right_sizes);
   if (wanted[2]) {
+    const at::Tensor sums = is_vector ? grads.squeeze(-1) : grads;
     Dims batch(grad.dim() - (is_vector ? 0 : 1));
     std::iota(batch.begin(), batch.end(), 0);
-    result[2] = batch.empty() ? grad : grad.sum(batch);
+    result[2] = batch.empty() ? sums : sums.sum(batch);
   }
   return result;
 }

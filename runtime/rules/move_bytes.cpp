@@ -26,4 +26,25 @@ int64_t bytes_to_gather(const Spec& spec, int64_t dim) {
   return bytes;
 }
 
+SpecPtr reduced_once(const SpecPtr& grad, const SpecPtr& one, const SpecPtr& other, const Spec& weight) {
+  const auto serves = [&](const SpecPtr& given, const SpecPtr& wanted) {
+    for (size_t m = 0; m < grad->placements().size(); ++m) {
+      const Placement &from = given->placements()[m], &to = wanted->placements()[m];
+      const bool is_reduced = grad->placements()[m].is_partial() && (from.is_whole() || to.is_partial());
+      if (!is_reduced && from != to) return false;
+    }
+    return true;
+  };
+  if (!serves(one, other) && !serves(other, one)) return grad;
+  const SpecPtr& shared = serves(one, other) ? one : other;
+  std::vector<Placement> placements = shared->placements().vec();
+  for (const int64_t m : mesh_dims_with_terms(placements)) {
+    std::vector<Placement> of_weight = weight.placements().vec();
+    of_weight[m] = placements[m];
+    const int64_t bytes_later = bytes_to_move(*weight.with_placements(of_weight), m, weight.placements()[m]);
+    if (bytes_later > bytes_to_move(*shared, m, Placement::replicate())) placements[m] = Placement::replicate();
+  }
+  return shared->with_placements(placements);
+}
+
 }  // namespace shardwise

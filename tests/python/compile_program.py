@@ -194,6 +194,32 @@ def few_moves(_):
     assert {target for target in targets if target.startswith("shardwise.")} == {"shardwise.finish_move.default"}
 
 
+def gradient_reduced_once(_):
+    """A column layer gives the row layer before it a Partial gradient, whose sum both products of the row layer take."""
+    torch._dynamo.reset()
+    mesh, n, backwards = mesh_of(), dist.get_world_size(), []
+
+    def function(x, w, v):
+        return nn.functional.linear(nn.functional.linear(x, w), v)
+
+    def keep(graph, _):
+        backwards.append(graph)
+        return make_boxed_func(graph.forward)
+
+    layouts = [[Shard(1)], [Shard(1)], [Shard(0)]]
+    values = [random(*size) for size in ((2, 2 * n), (4, 2 * n), (2 * n, 4))]
+    dense = [value.clone().requires_grad_() for value in values]
+    ours = [sw.distribute_tensor(v, mesh, p).requires_grad_() for v, p in zip(values, layouts, strict=True)]
+    backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=keep)
+    torch.compile(function, backend=backend, fullgraph=True)(*ours).sum().backward()
+    function(*dense).sum().backward()
+    for tensor, expected in zip(ours, dense, strict=True):
+        torch.testing.assert_close(tensor.grad.full_tensor(), expected.grad)
+    start = torch.ops.shardwise.start_move.default
+    moves = [node for graph in backwards for node in graph.graph.nodes if start in node.args]
+    assert len(moves) == 2, moves  # the column layer's input, for its weight's gradient, and the row layer's gradient
+
+
 def profiles(_):
     """Tracing runs nothing: the call that compiles has no more operators than those after it."""
     mesh = mesh_of(3)

@@ -91,6 +91,56 @@ def test_a_norm_before_a_column_layer_reduces_its_gradient_once(shape):
     run_ranks(2, body)
 
 
+# rows, inputs and outputs of a layer; its placements of input and weight; collectives of the backward and of moving both gradients to these
+# placements, and the bytes of all of them, in units of (n - 1) / n elements
+@pytest.mark.parametrize(
+    ("sizes", "of_input", "of_weight", "n", "n_elements"),
+    [
+        ((4, 8, 16), Shard(1), Shard(1), 1, 2 * 4 * 16),  # both products need the whole gradient
+        ((4, 8, 16), Replicate(), Shard(0), 2, 4 * 16 + 2 * 4 * 8),  # the weight's takes the input's part
+        ((4, 8, 16), Replicate(), Shard(1), 2, 2 * 4 * 16 + 4 * 8),
+        ((4, 8, 16), Shard(1), Replicate(), 2, 2 * 4 * 16 + 8 * 16),
+        ((4, 8, 16), Shard(0), Replicate(), 2, 4 * 16 + 2 * 8 * 16),
+        ((4, 8, 16), Replicate(), Replicate(), 1, 2 * 4 * 16),  # the weight is larger than the gradient
+        (
+            (64, 8, 4),
+            Replicate(),
+            Replicate(),
+            2,
+            2 * 64 * 8 + 2 * 8 * 4,
+        ),  # it is smaller: both products pass the Partial on
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("function", [F.linear, lambda x, w: x @ w.t()], ids=["linear", "matmul"])
+def test_products_of_a_partial_gradient_reduce_it_once(function, sizes, of_input, of_weight, n, n_elements):
+    n_rows, n_in, n_out = sizes
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        plain = [dense(n_rows, n_in), dense(n_out, n_in)]
+        placements = [[of_input], [of_weight]]
+        ours = [
+            sw.distribute_tensor(x, mesh, p, src_data_rank=None).requires_grad_()
+            for x, p in zip(plain, placements, strict=True)
+        ]
+        theirs = [x.clone().requires_grad_() for x in plain]
+        up = dense(n_rows, n_out)
+        function(*theirs).backward(up)
+        result = function(*ours)
+        terms = sw.distribute_tensor(up, mesh, [Partial()], src_data_rank=None)
+        with CommDebugMode() as counts:
+            gradients = [
+                g.redistribute(mesh, p)
+                for g, p in zip(torch.autograd.grad(result, ours, terms), placements, strict=True)
+            ]
+        assert (counts.get_total_counts(), counts.bytes_received()) == (n, n_elements * 8 * 3 // 4)
+        for gradient, x in zip(gradients, theirs, strict=True):
+            torch.testing.assert_close(gradient.full_tensor(), x.grad)
+
+    run_ranks(4, body)
+
+
 def test_column_layers_of_one_plain_input_reduce_its_gradient_once():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (3,))
