@@ -77,22 +77,27 @@ template <class Combine>
 void pass_through(const Communication& communication, c10d::Backend& backend, const Tree& tree, const at::Tensor& up,
                   const std::vector<at::Tensor>& from_children, const Combine& combine, const at::Tensor& down,
                   std::optional<int64_t> length = std::nullopt) {
+  TaggedWorks works;
   run_on_message_thread(down.device(), [&] {
-    TaggedWorks works;
     for (size_t i = 0; i < from_children.size(); ++i)
       works.push_back(
           receive_tagged(communication, backend, bytes_of(from_children[i]), tree.children[i].index, length));
     wait_for_all(works);
+    works.clear();
     combine();
     if (tree.parent >= 0) {
-      const auto arrival = receive_tagged(communication, backend, bytes_of(down), tree.parent, length);
-      wait_for_all({send_tagged(communication, backend, bytes_of(up), tree.parent, length), arrival});
+      works.push_back(receive_tagged(communication, backend, bytes_of(down), tree.parent, length));
+      works.push_back(send_tagged(communication, backend, bytes_of(up), tree.parent, length));
     }
+    if (tree.children.empty()) return;  // the caller waits, so that the arrival wakes the thread that needs it
+    wait_for_all(works);
     works.clear();
     for (const Tree::Member& child : tree.children)
       works.push_back(send_tagged(communication, backend, bytes_of(down), child.index, length));
     wait_for_all(works);
+    works.clear();
   });
+  wait_for_all(works);
 }
 
 }  // namespace
