@@ -10,7 +10,6 @@
 #include "runtime/tensor/view_begin.h"
 #include "text/check.h"
 
-#include <c10/core/InferenceMode.h>
 #include <c10/core/WrapDimMinimal.h>
 #include <c10/util/accumulate.h>
 
@@ -263,13 +262,11 @@ at::Tensor gathered_as_strided(const at::Tensor& self, const Strided& strided) {
     const at::Tensor dense = piece.new_empty_strided(self.sizes(), self.strides()).copy_(piece);
     pieces.push_back(dense.as_strided(strided.sizes, strided.strides, offset));
   }
-  const c10::InferenceMode as_self(self.is_inference());  // a view of a normal tensor is a normal tensor
-  at::Tensor result =
-      wrap(Spec::intern(spec->mesh(), strided.sizes, everywhere, strided.strides, spec->dtype()), std::move(pieces));
+  at::Tensor result = wrap_view(Spec::intern(spec->mesh(), strided.sizes, everywhere, strided.strides, spec->dtype()),
+                                std::move(pieces), origin_of(*maybe_dtensor(self)), offset);
   static const OpInfo op(c10::Dispatcher::singleton().findSchemaOrThrow("shardwise::strided_from_begin", ""));
   maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(
       CopiedView::Reason::kMoved, op, torch::jit::Stack{self, strided.sizes, strided.strides, offset}));
-  begin_view(result, origin_of(*maybe_dtensor(self)), offset);
   return result;
 }
 

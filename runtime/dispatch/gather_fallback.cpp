@@ -114,11 +114,12 @@ class ReplicatedRun {
   /// `output`: the index among the results, or within the result's list.
   at::Tensor wrap_replica(const at::Tensor& local, size_t output) const {
     if (!local.defined()) return {};
-    at::Tensor result = wrap(replicated_like(local), {local});
+    at::Tensor result = call_.op.is_view ? wrap_view(replicated_like(local), {local}, origin_,
+                                                     local.storage_offset() - begin_of_replica_)
+                                         : wrap(replicated_like(local), {local});
     if (view_reason_)
       maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(*view_reason_, call_.op, view_args_, output));
     if (traced_source_) note_traced_view(result, *traced_source_, call_.op, view_args_, output);
-    if (call_.op.is_view) begin_view(result, origin_, local.storage_offset() - begin_of_replica_);
     return result;
   }
 

@@ -31,8 +31,6 @@ class LocalRun {
     outputs_.resize(propagation_.outputs.size());
     if (call.formed) like_ = call.formed->spec(), form_ = call.formed->local_form();
     if (decision.copied_view) view_reason_ = CopiedView::Reason::kMoved;
-    gives_normal_view_ =
-        call.op.is_view && c10::InferenceMode::is_enabled() && !const_cast<DTensorImpl&>(call.leader()).is_inference();
     if (call.op.is_view)
       for (const BoundOperand& operand : call.operands)
         if (!view_reason_ && operand.impl && operand.impl->view_link()) view_reason_ = CopiedView::Reason::kShared;
@@ -318,17 +316,13 @@ class LocalRun {
   at::Tensor wrap_output(size_t i) {
     const SpecPtr& spec = propagation_.outputs[i];
     if (!spec) return {};
-    // In inference mode a view of a normal tensor stays a normal tensor, as in torch.
-    std::optional<c10::InferenceMode> outside;
-    if (gives_normal_view_) outside.emplace(false);
-    at::Tensor result = wrap(spec, std::move(outputs_[i]));
-    outside.reset();
+    at::Tensor result = call_.op.is_view ? wrap_view(spec, std::move(outputs_[i]), origin_, decision_.view_offset)
+                                         : wrap(spec, std::move(outputs_[i]));
     if (view_reason_)
       maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(*view_reason_, call_.op, view_args_, i));
     if (is_traced_view_) [[unlikely]]
       note_traced_view(result, call_.leader(), call_.op, view_args_, i);
     if (like_ && spec->layout() == like_->layout()) keep_form(result);
-    if (call_.op.is_view) begin_view(result, origin_, decision_.view_offset);
     if (call_.op.is_view && !decision_.moves)
       for (const BoundOperand& operand : call_.operands)
         if (operand.impl) operand.impl->share_arrival(*maybe_dtensor(result));
@@ -372,7 +366,6 @@ class LocalRun {
   std::optional<CopiedView::Reason> view_reason_;
   std::vector<c10::IValue> view_args_;  // the original arguments, if results may be copied views or are traced ones
   bool is_flat_ = false;                // one call for all pieces of a layout with joined boxes
-  bool gives_normal_view_;
   bool is_traced_view_;
   ViewOrigin origin_;  // of the tensor that results are views of
   SpecPtr like_;       // spec of an operand with a local form; results of its layout get the form

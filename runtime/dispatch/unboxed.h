@@ -17,7 +17,6 @@
 #include "runtime/tensor/view_begin.h"
 
 #include <ATen/core/IListRef.h>
-#include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -34,10 +33,7 @@ namespace shardwise {
 /// The key of a call, built argument by argument. `is_simple()` becomes false if the call must take the general path.
 class UnboxedKey {
  public:
-  explicit UnboxedKey(const OpInfo& op)
-      : op_(op),
-        key_(op),
-        is_simple_(op.rule && !operators_are_read() && !(op.is_view && c10::InferenceMode::is_enabled())) {}
+  explicit UnboxedKey(const OpInfo& op) : op_(op), key_(op), is_simple_(op.rule && !operators_are_read()) {}
 
   void add(const at::Tensor& tensor) {
     add_tensor(tensor);
@@ -199,8 +195,12 @@ class Unboxed<Op, Return(Args...)> {
           return Op::call(local(first), local(rest)...);
       }();
       if constexpr (std::is_same_v<Return, at::Tensor>) {
-        put_around(result, std::move(specs[0]));
-        if constexpr (kIsView) begin_view(result, origin_of(*maybe_dtensor(first)));
+        if constexpr (kIsView) {
+          ViewOrigin origin = origin_of(*maybe_dtensor(first));
+          put_around(result, std::move(specs[0]), &origin);
+        } else {
+          put_around(result, std::move(specs[0]));
+        }
       } else {
         [&]<size_t... i>(std::index_sequence<i...>) {
           (put_around(std::get<i>(result), std::move(specs[i])), ...);
@@ -230,13 +230,14 @@ class Unboxed<Op, Return(Args...)> {
   }
 
   /// Replaces a piece with the distributed result of `spec`; with nothing if the operator returns none.
-  static void put_around(at::Tensor& piece, SpecPtr spec) {
+  static void put_around(at::Tensor& piece, SpecPtr spec, ViewOrigin* origin = nullptr) {
     if (!spec) return piece.reset();
     TORCH_INTERNAL_ASSERT(has_sizes(piece, spec->boxes()[0].sizes), "[", info().name, "] gave a piece of sizes ",
                           piece.sizes(), " for ", to_string(*spec));
     Shards pieces;
     pieces.push_back(std::move(piece));
-    piece = wrap(std::move(spec), std::move(pieces));
+    piece = origin ? wrap_view(std::move(spec), std::move(pieces), std::move(*origin))
+                   : wrap(std::move(spec), std::move(pieces));
   }
 
   template <class First, class... Rest>

@@ -1,10 +1,13 @@
-// runtime/tensor/view_begin.h: the state that a view takes over from the tensor that it views: the memory, and its offset in the memory
-// that the global tensor would have, which storage_offset() returns.
+// runtime/tensor/view_begin.h: the state that a view takes over from the tensor that it views: the memory, its offset in the memory
+// that the global tensor would have, which storage_offset() returns, and whether it is an inference tensor.
 #pragma once
 
 #include "runtime/tensor/dtensor_impl.h"
 
+#include <c10/core/InferenceMode.h>
+
 #include <memory>
+#include <optional>
 #include <utility>
 
 namespace shardwise {
@@ -13,10 +16,12 @@ struct ViewOrigin {
   int64_t begin = 0;  // in bytes, because a view may have another dtype
   TensorMemoryPtr memory;
   std::shared_ptr<OwnedRows> owned_rows = {};
+  bool is_inference = false;
 };
 
 inline ViewOrigin origin_of(const DTensorImpl& viewed) {
-  return {viewed.storage_offset() * static_cast<int64_t>(viewed.itemsize()), viewed.memory(), viewed.owned_rows()};
+  return {viewed.storage_offset() * static_cast<int64_t>(viewed.itemsize()), viewed.memory(), viewed.owned_rows(),
+          !viewed.key_set().has(c10::DispatchKey::ADInplaceOrView)};
 }
 
 /// Call this for a new view of a tensor with this origin. The view begins `offset` elements (of its dtype) after the tensor does.
@@ -26,6 +31,16 @@ inline void begin_view(const at::Tensor& view, ViewOrigin origin, int64_t offset
   if (origin.owned_rows) impl->set_owned_rows(std::move(origin.owned_rows));
   if (origin.begin == 0 && offset == 0) return;
   impl->set_storage_offset(origin.begin / static_cast<int64_t>(impl->itemsize()) + offset);
+}
+
+/// wrap() for a view, which is an inference tensor if the viewed tensor is one, in any mode, as in torch.
+inline at::Tensor wrap_view(SpecPtr spec, Shards&& shards, ViewOrigin origin, int64_t offset = 0) {
+  std::optional<c10::InferenceMode> mode;
+  if (origin.is_inference != c10::InferenceMode::is_enabled()) [[unlikely]]
+    mode.emplace(origin.is_inference);
+  at::Tensor view = wrap(std::move(spec), std::move(shards));
+  begin_view(view, std::move(origin), offset);
+  return view;
 }
 
 }  // namespace shardwise
