@@ -331,6 +331,7 @@ std::vector<at::Tensor> differentiable_parts(const at::Tensor& self, std::vector
     ViewReplay replay;
     at::AutoDispatchBelowAutograd guard;  // views are still noted
     parts = parts_in(self, ranges, part_of);
+    for (const at::Tensor& part : parts) ViewReplay::keep_shape(self, part);
   }
   if (records(self) && !parts.empty())
     with_derivative_of_all(self, parts, name, PartsBackward(self, parts, std::move(ranges)));

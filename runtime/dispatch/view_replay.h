@@ -2,7 +2,12 @@
 //
 // After a write to a view, autograd must find the view's part of the base's gradient. It uses either as_strided on global strides, which
 // does not know where elements are, or the view's operators. Distributed tensors need the latter.
+//
+// In-place operators that change a tensor's shape (t_) are among a view's operators from then on. Views of a tensor that changes its own
+// shape find it as it was, by its strides.
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 namespace shardwise {
 
@@ -11,6 +16,9 @@ class ViewReplay {
  public:
   ViewReplay();
   ~ViewReplay();
+
+  /// Call this for a new view of `base`. Has the view find its part of `base` also if this changes its shape in place.
+  static void keep_shape(const at::Tensor& base, const at::Tensor& view);
 
  private:
   bool outer_;

@@ -455,6 +455,11 @@ CASES = [
         of_processes=True,
     ),
     case(
+        "a base that was cut in place, and the gradient of a view of it",
+        "base = sw.ones(4, 4, device_mesh=mesh, requires_grad=True) * 1\nview = base[1:3]\nbase.as_strided_((2, 2), (4, 1))\nview.sum().backward()",
+        ValueError,
+    ),
+    case(
         "class weights of two dims",
         "F.nll_loss(d, sw.zeros(6, device_mesh=mesh, dtype=torch.int64), weight=d)",
         RuntimeError,
