@@ -64,7 +64,7 @@ def test_a_view_that_changes_its_shape_has_its_gradient_after_a_write(change, vi
         for x in base(mesh, placement):
             y = x * 1
             seen = view(y)
-            if seen.dim() == 2 or change is CHANGES["unsqueeze_"] and seen.dim():
+            if seen.dim() == 2 or (change is CHANGES["unsqueeze_"] and seen.dim()):
                 change(seen)
             y.add_(1)
             seen.mul_(2)
