@@ -21,13 +21,14 @@ struct ByteMessage {
   int64_t index;  // of the other end in the group
   at::Tensor bytes;
   std::function<void()> fill;
+  int64_t n_counted;
 };
 using ByteMessages = std::vector<ByteMessage>;
 
 ByteMessages byte_messages_of(const Group& group, const std::vector<Message>& messages, const char* direction,
                               c10::DeviceType device) {
   ByteMessages result;
-  for (const auto& [rank, tensor, fill] : messages) {
+  for (const auto& [rank, tensor, fill, n_bytes_there] : messages) {
     check_contiguous("exchange", tensor);
     SW_CHECK_VALUE(tensor.numel() > 0,
                    "[exchange] the message {} rank {} is empty, of shape {}. Leave it out on both ends.", direction,
@@ -39,14 +40,15 @@ ByteMessages byte_messages_of(const Group& group, const std::vector<Message>& me
     const int64_t index = group.index_of(rank);
     SW_CHECK_VALUE(index != group.index, "[exchange] rank {} has a message {} itself, of shape {}. Copy it instead.",
                    rank, direction, tensor.sizes());
-    result.push_back({index, bytes_of(tensor), fill});
+    const auto n_bytes = static_cast<int64_t>(tensor.nbytes());
+    result.push_back({index, bytes_of(tensor), fill, n_bytes_there > 0 ? n_bytes_there : n_bytes});
   }
   return result;
 }
 
 int64_t total_bytes(const ByteMessages& messages) {
   int64_t n_bytes = 0;
-  for (const ByteMessage& message : messages) n_bytes += message.bytes.numel();
+  for (const ByteMessage& message : messages) n_bytes += message.n_counted;
   return n_bytes;
 }
 

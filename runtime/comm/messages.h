@@ -28,6 +28,8 @@ struct Message {
   at::Tensor tensor;  // contiguous, not empty; neither read nor write it until Messages::wait
   /// For a send: writes the tensor just before it is sent, while earlier messages are already in flight.
   std::function<void()> fill = {};
+  /// Bytes that reach the other end in shared memory (peer_memory.h), if the message only says so. They are counted in place of the tensor's.
+  int64_t n_bytes_there = 0;
 };
 
 /// Messages in flight. Keeps their tensors alive.

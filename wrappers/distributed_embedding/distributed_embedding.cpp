@@ -121,6 +121,7 @@ std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const 
     lookup->at_owners_->sinks = std::move(step.sinks);
     return lookup;
   }
+  layer_->find_peers();
   step.requests = RowRequests(layer_->lanes);
   if (!error)
     error = RankError::of([&] {
@@ -133,9 +134,14 @@ std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const 
           lookup->weights_.push_back(*inputs[f]->weights);
         }
     });
+  if (!error)
+    for (size_t lane = 0; lane < layer_->lanes.lanes.size(); ++lane)
+      step.arrivals.push_back(layer_->buffers.take(
+          step.requests.n_arrivals(lane), layer_->lanes.lanes[lane].width,
+          at::TensorOptions().dtype(layer_->lanes.lanes[lane].dtype).device(layer_->lanes.mesh->device_type())));
   note_traffic(step);
   lookup->exchange_ = exchange_;
-  lookup->ids_ = exchange_->start(step.requests, error, std::move(own));
+  lookup->ids_ = exchange_->start(step.requests, step.arrivals, error, std::move(own));
   started_ = lookup;
   return lookup;
 }

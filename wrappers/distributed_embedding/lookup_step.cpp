@@ -9,6 +9,8 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -38,43 +40,105 @@ std::vector<GradientSink> LayerTables::sinks_of(const std::vector<at::Tensor>& p
   return sinks;
 }
 
-RowsUnderWay::RowsUnderWay(const LookupStep& step) : held_(step.layer->lanes, step.layer->memory, step.incoming) {
-  const TableLanes& lanes = step.layer->lanes;
-  const Group& group = *lanes.mesh->group();
+void LayerTables::find_peers() const {
+  if (peers) return;
+  peers.emplace(*lanes.mesh->group(), lanes.mesh->device_type());
+  if (peers->shares_any()) buffers.share();
+}
+
+int64_t LayerTables::row_bytes(size_t lane) const {
+  return lanes.lanes[lane].width * static_cast<int64_t>(c10::elementSize(lanes.lanes[lane].dtype));
+}
+
+at::Tensor LayerTables::place_there(size_t lane, int64_t rank, const PlaceThere& place, int64_t n_rows) const {
+  return memory_view(peers->memory(rank, place.memory), place.first_row * row_bytes(lane),
+                     {n_rows, lanes.lanes[lane].width}, lanes.lanes[lane].dtype);
+}
+
+RowsUnderWay::RowsUnderWay(LookupStep& step)
+    : held_(step.layer->lanes, step.layer->memory, step.incoming),
+      arrivals_(std::exchange(step.arrivals, {})),
+      gradient_places_(step.gradient_places),
+      notices_(static_cast<size_t>(step.layer->lanes.n_ranks())) {
+  const LayerTables& layer = *step.layer;
+  const TableLanes& lanes = layer.lanes;
   const c10::Device device(lanes.mesh->device_type());
   const int64_t own = lanes.own_rank();
+  if (layer.peers->shares_any())
+    for (size_t lane = 0; lane < lanes.lanes.size(); ++lane)
+      gradient_places_->arrived.push_back(layer.buffers.take(step.incoming.rows[lane].numel(), lanes.lanes[lane].width,
+                                                             arrivals_[lane].options()));
   std::vector<Message> sends, receives;
   held_.add_notices(sends, receives);
-  for (size_t lane = 0; lane < lanes.lanes.size(); ++lane) {
-    const auto options = at::TensorOptions().dtype(lanes.lanes[lane].dtype).device(device);
-    const int64_t width = lanes.lanes[lane].width;
-    arrivals_.push_back(step.layer->buffers.take(step.requests.n_arrivals(lane), width, options));
-    const at::Tensor& block = held_.block(lane);
-    for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank) {
-      const auto at_rank = static_cast<size_t>(rank);
-      const int64_t n_asked = step.incoming.counts[lane][at_rank];
-      const at::Tensor asked =
-          held_.has(lane) ? narrowed(held_.rows(lane), 0, step.incoming.firsts[lane][at_rank], n_asked) : at::Tensor();
-      const at::Tensor place =
-          narrowed(arrivals_[lane], 0, step.requests.first_from(lane, rank), step.requests.n_from(lane, rank));
-      if (rank == own) {
-        if (asked.defined()) lookup_rows_into(place, block, asked, 0);
-        continue;
-      }
-      if (place.numel() > 0) receives.push_back({group.ranks[at_rank], place});
-      if (n_asked == 0 || width == 0) continue;
-      const at::Tensor found = step.layer->buffers.take(n_asked, width, options);
-      sends.push_back({group.ranks[at_rank], found, [=] {
-                         if (asked.defined()) lookup_rows_into(found, block, asked, 0);
-                       }});
+  for (int64_t distance = 1; distance < lanes.n_ranks(); ++distance)
+    exchange_with((own + distance) % lanes.n_ranks(), step, sends, receives);
+  messages_ = exchange(*lanes.mesh->group(), device, std::move(sends), std::move(receives));
+  for (size_t lane = 0; lane < lanes.lanes.size(); ++lane)
+    if (held_.has(lane))
+      lookup_rows_into(
+          narrowed(arrivals_[lane], 0, step.requests.first_from(lane, own), step.requests.n_from(lane, own)),
+          held_.block(lane), asked_by(own, lane, step), 0);
+}
+
+at::Tensor RowsUnderWay::asked_by(int64_t rank, size_t lane, const LookupStep& step) const {
+  const auto at_rank = static_cast<size_t>(rank);
+  return narrowed(held_.rows(lane), 0, step.incoming.firsts[lane][at_rank], step.incoming.counts[lane][at_rank]);
+}
+
+void RowsUnderWay::exchange_with(int64_t rank, const LookupStep& step, std::vector<Message>& sends,
+                                 std::vector<Message>& receives) {
+  const LayerTables& layer = *step.layer;
+  const size_t n_lanes = layer.lanes.lanes.size();
+  const auto at_rank = static_cast<size_t>(rank);
+  const int64_t other = layer.lanes.mesh->group()->ranks[at_rank];
+  const bool shares = layer.peers->shares(rank);
+  std::vector<std::pair<at::Tensor, size_t>> found;  // where rows for the other rank go, and their lane
+  std::vector<int64_t> notice;
+  int64_t n_bytes_sent = 0, n_bytes_received = 0;
+  const auto look_up = [this, &step, rank](const at::Tensor& place, size_t lane) {
+    if (held_.has(lane)) lookup_rows_into(place, held_.block(lane), asked_by(rank, lane, step), 0);
+  };
+  for (size_t lane = 0; lane < n_lanes; ++lane) {
+    const int64_t n_asked = step.incoming.counts[lane][at_rank], n_wanted = step.requests.n_from(lane, rank);
+    const int64_t n_row_bytes = layer.row_bytes(lane);
+    n_bytes_sent += n_asked * n_row_bytes;
+    n_bytes_received += n_wanted * n_row_bytes;
+    if (shares) {
+      const PeerName own = PeerMemory::name_of(gradient_places_->arrived[lane]);
+      notice.insert(notice.end(), {own.descriptor, own.number, step.incoming.firsts[lane][at_rank]});
+      if (n_asked * n_row_bytes > 0)
+        found.emplace_back(layer.place_there(lane, rank, step.incoming.arrivals[lane][at_rank], n_asked), lane);
+      continue;
     }
+    if (n_wanted * n_row_bytes > 0)
+      receives.push_back({other, narrowed(arrivals_[lane], 0, step.requests.first_from(lane, rank), n_wanted)});
+    if (n_asked * n_row_bytes == 0) continue;
+    const at::Tensor place =
+        layer.buffers.take(n_asked, layer.lanes.lanes[lane].width, arrivals_[lane].options());
+    sends.push_back({other, place, [=] { look_up(place, lane); }});
   }
-  messages_ = exchange(group, device, std::move(sends), std::move(receives));
+  if (n_bytes_received > 0 && shares) {
+    notices_[at_rank] = at::empty({static_cast<int64_t>(notice.size())}, at::kLong);
+    receives.push_back({other, notices_[at_rank], {}, n_bytes_received});
+  }
+  if (n_bytes_sent > 0 && shares)
+    sends.push_back({other, at::tensor(notice, at::kLong),
+                     [=] {
+                       for (const auto& [place, lane] : found) look_up(place, lane);
+                     },
+                     n_bytes_sent});
 }
 
 std::vector<at::Tensor> RowsUnderWay::wait() {
   messages_->wait();
   held_.check();
+  for (const at::Tensor& notice : notices_) {
+    gradient_places_->there.emplace_back();
+    for (int64_t i = 0; notice.defined() && i < notice.numel(); i += 3) {
+      const auto* words = notice.const_data_ptr<int64_t>() + i;
+      gradient_places_->there.back().push_back({{words[0], words[1]}, words[2]});
+    }
+  }
   return std::move(arrivals_);
 }
 

@@ -28,6 +28,7 @@ struct LayerTables {
   std::vector<Feature> features;
   TableMemory memory;
   mutable RowBuffers buffers;
+  mutable std::optional<PeerMemory> peers;  // found by the first lookup
   /// Gradients are multiplied by this factor. With 1 / ranks they are those of the mean of the ranks' losses, as in data parallelism.
   double gradient_factor = 1;
   int64_t number = 0;         // the layer's number among the layers over the mesh
@@ -41,6 +42,12 @@ struct LayerTables {
   std::string words(const char* what, int64_t lookup) const {
     return fmt::format("{} of lookup {} of layer {}", what, lookup, number);
   }
+  /// Finds the ranks that share memory with this one, if that was not done before. Collective.
+  void find_peers() const;
+  /// [n_rows, width of the lane] in the memory of another rank, which shares it.
+  at::Tensor place_there(size_t lane, int64_t rank, const PlaceThere& place, int64_t n_rows) const;
+  /// The bytes of a row of a lane.
+  int64_t row_bytes(size_t lane) const;
   /// The destinations of the gradients of `parameters`, the tables. Throws: as GradientSink::check_cached().
   std::vector<GradientSink> sinks_of(const std::vector<at::Tensor>& parameters) const;
 
@@ -49,6 +56,12 @@ struct LayerTables {
   C10_DISABLE_COPY_AND_ASSIGN(LayerTables);
 };
 using LayerTablesPtr = std::shared_ptr<const LayerTables>;
+
+/// Where the gradients of a step's rows go if ranks share memory. Known from the forward on, and used by the first backward.
+struct GradientPlaces {
+  std::vector<at::Tensor> arrived;             // by lane: of this rank's rows, in the order of IncomingRows; empty if no ranks share memory
+  std::vector<std::vector<PlaceThere>> there;  // by rank and lane: of the rows that this rank requested
+};
 
 /// The state of a step, without the values of rows.
 struct LookupStep {
@@ -63,8 +76,10 @@ struct LookupStep {
   std::vector<at::Tensor> chosen;  // by feature, for maxima
   bool trains_tables = false;      // some table requires a gradient; equal on all ranks
   std::vector<size_t> weighted;    // features whose weights are differentiated
-  // Kept if there are weighted features: arrivals by lane, and the memory of replicated tables, by table.
+  // By lane: until the rows are requested and, if there are weighted features, from the forward on. `replicated`: the memory of replicated tables, by
+  // table, likewise.
   std::vector<at::Tensor> arrivals, replicated;
+  std::shared_ptr<GradientPlaces> gradient_places = std::make_shared<GradientPlaces>();
 
   template <class Visit>
   void for_each_tensor(const Visit& visit) {
@@ -95,15 +110,22 @@ std::vector<PartRows> rows_of_feature(const LookupStep& step, size_t feature, co
 /// The messages with the rows of each lane that this rank requested. They carry the current values of the owners' blocks.
 class RowsUnderWay {
  public:
-  /// Collective.
-  explicit RowsUnderWay(const LookupStep& step);
+  /// Takes the step's arrivals. Collective.
+  explicit RowsUnderWay(LookupStep& step);
   /// Returns the rows by lane. Throws: c10::ValueError, on all ranks, if rows did not fit into the cache of a table in files.
   std::vector<at::Tensor> wait();
   std::vector<HoldPtr> take_holds() { return held_.take_holds(); }
 
  private:
+  /// The numbers of the rows that a rank requests.
+  at::Tensor asked_by(int64_t rank, size_t lane, const LookupStep& step) const;
+  /// Adds the messages between this rank and another one.
+  void exchange_with(int64_t rank, const LookupStep& step, std::vector<Message>& sends, std::vector<Message>& receives);
+
   HeldRows held_;
   std::vector<at::Tensor> arrivals_;
+  std::shared_ptr<GradientPlaces> gradient_places_;
+  std::vector<at::Tensor> notices_;  // by rank
   std::shared_ptr<Messages> messages_;
 };
 

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 namespace shardwise {
@@ -32,8 +33,13 @@ at::Tensor RequestExchange::words(int64_t n) const { return at::empty({n}, word_
 std::vector<int64_t> RequestExchange::head_for(const Step& step, const RowRequests& requests, int64_t rank) const {
   std::vector<int64_t> head{static_cast<int64_t>(step.error_.type)};
   for (const int64_t number : step.own_.facts.numbers()) head.push_back(number);
-  for (size_t lane = 0; lane < lanes_->lanes.size(); ++lane)
-    head.push_back(step.error_ ? 0 : requests.n_from(lane, rank));
+  head.resize(static_cast<size_t>(head_words()), 0);
+  for (size_t lane = 0; lane < step.arrivals_.size(); ++lane) {
+    const PeerName& memory = step.arrivals_[lane];
+    const std::array words{requests.n_from(lane, rank), memory.descriptor, memory.number,
+                           requests.first_from(lane, rank)};
+    std::ranges::copy(words, head.begin() + kCounts + kLaneWords * static_cast<int64_t>(lane));
+  }
   return head;
 }
 
@@ -51,13 +57,15 @@ RequestExchange::Outgoing RequestExchange::outgoing(const Step& step, const RowR
   return {n, all.narrow(0, 0, n_first).to(device), all.narrow(0, n_first, all.numel() - n_first).to(device)};
 }
 
-RequestExchange::Step RequestExchange::start(const RowRequests& requests, const RankError& error, OwnFacts own) {
+RequestExchange::Step RequestExchange::start(const RowRequests& requests, const std::vector<at::Tensor>& arrivals,
+                                             const RankError& error, OwnFacts own) {
   const Group& group = *lanes_->mesh->group();
   const c10::Device device(lanes_->mesh->device_type());
   Step step;
   step.exchange_ = this;
   step.error_ = error;
   step.own_ = std::move(own);
+  for (const at::Tensor& lane : arrivals) step.arrivals_.push_back(PeerMemory::name_of(lane));
   step.received_room_ = received_room_;
   std::vector<Message> sends, receives;
   for (int64_t rank = 0; rank < lanes_->n_ranks(); ++rank) {
@@ -85,7 +93,7 @@ IncomingRows RequestExchange::Step::finish(const RowRequests& requests) {
 
 int64_t RequestExchange::n_rows(const std::vector<int64_t>& head) const {
   int64_t n = 0;
-  for (size_t lane = 0; lane < lanes_->lanes.size(); ++lane) n += head[kCounts + lane];
+  for (size_t lane = 0; lane < lanes_->lanes.size(); ++lane) n += count_of(head, lane);
   return n;
 }
 
@@ -135,11 +143,14 @@ IncomingRows RequestExchange::read(Step& step, const RowRequests& requests) {
   for (size_t lane = 0; lane < n_lanes; ++lane) {
     incoming.counts.emplace_back();
     incoming.firsts.emplace_back();
+    incoming.arrivals.emplace_back();
     int64_t n = 0;
     for (size_t rank = 0; rank < n_ranks; ++rank) {
       incoming.firsts[lane].push_back(n);
-      incoming.counts[lane].push_back(heads[rank][kCounts + lane]);
-      n += heads[rank][kCounts + lane];
+      const int64_t* const words = &heads[rank][kCounts + kLaneWords * lane];
+      incoming.counts[lane].push_back(words[0]);
+      incoming.arrivals[lane].push_back({{words[1], words[2]}, words[3]});
+      n += words[0];
     }
     incoming.rows.push_back(words(n));
     next.push_back(incoming.rows[lane].template mutable_data_ptr<Word>());
@@ -158,8 +169,8 @@ IncomingRows RequestExchange::read(Step& step, const RowRequests& requests) {
     }
     const Word* from = rows.data();
     for (size_t lane = 0; lane < n_lanes; ++lane) {
-      next[lane] = std::copy_n(from, heads[rank][kCounts + lane], next[lane]);
-      from += heads[rank][kCounts + lane];
+      next[lane] = std::copy_n(from, incoming.counts[lane][rank], next[lane]);
+      from += incoming.counts[lane][rank];
     }
   }
   for (at::Tensor& rows : incoming.rows)

@@ -1,6 +1,7 @@
 #include "wrappers/distributed_embedding/row_buffers.h"
 
 #include "runtime/comm/memory_view.h"
+#include "runtime/comm/peer_memory.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
@@ -33,9 +34,13 @@ at::Tensor RowBuffers::take(int64_t n_rows, int64_t width, const at::TensorOptio
   }
   if (best == buffers_.size()) {
     const c10::InferenceMode normal(false);               // training steps reuse the buffer
-    buffers_.push_back(at::empty({n + n / 8}, options));  // room to grow, because steps differ a little
+    const int64_t n_with_room = n + n / 8;  // because steps differ a little
+    const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
+    buffers_.push_back(are_shared_ ? memory_view(PeerMemory::shared(n_with_room * options.dtype().itemsize()), 0,
+                                                 {n_with_room}, dtype)
+                                   : at::empty({n_with_room}, options));
     idle_.push_back(0);
-    prefer_large_pages(buffers_.back());
+    if (!are_shared_) prefer_large_pages(buffers_.back());
   }
   idle_[best] = 0;
   // A new tensor: the pool's own has a use count of 1 while the memory is free.

@@ -86,57 +86,19 @@ class Backward {
 
   /// Sums the gradients of each row that this rank requested, and sends the sums to the owner.
   void send_sums() {
-    std::vector<at::Tensor> sums;  // by lane, as the arrivals
-    for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
-      arrived_.push_back(step_.layer->buffers.take(step_.incoming.rows[lane].numel(), lanes_.lanes[lane].width,
-                                                   options(lanes_.lanes[lane].dtype)));
-      sums.push_back(step_.layer->buffers.take(step_.requests.n_arrivals(lane), lanes_.lanes[lane].width,
-                                               options(lanes_.lanes[lane].dtype)));
-    }
-    for (const TableRequests& table : step_.requests.tables()) {
-      const RowGrads grads = of_table(table.features);
-      const c10::Device device = grads.values.device();
-      for (const RowRequest& request : table.requests) {
-        if (request.n() == 0) continue;
-        const LaneSlice& slice = lanes_.tables[table.table].slices[request.slice];
-        const IdGroups part = groups_on(device, table.groups, request.begin, request.end);
-        const bool is_own = slice.rank == lanes_.own_rank();
-        const int64_t among_own = request.arrival - step_.requests.first_from(slice.lane, slice.rank);
-        const at::Tensor place = is_own
-                                     ? narrowed(arrived_[slice.lane], 0,
-                                                step_.incoming.firsts[slice.lane][own_rank()] + among_own, request.n())
-                                     : narrowed(sums[slice.lane], 0, request.arrival, request.n());
-        sum_groups_into(place, grads.columns(slice.columns.begin, slice.columns.length()), part);
-      }
-    }
-    exchange_sums(sums);
-  }
-
-  static IdGroups groups_on(c10::Device device, const IdGroups& groups, int64_t begin, int64_t end) {
-    return {narrowed(groups.rows, 0, begin, end - begin).to(device),
-            narrowed(groups.starts, 0, begin, end - begin + 1).to(device),
-            groups.order.to(device),
-            {}};
-  }
-
-  void exchange_sums(const std::vector<at::Tensor>& sums) {
-    const Group& group = *lanes_.mesh->group();
+    const GradientPlaces places = std::exchange(*step_.gradient_places, {});  // a second backward must not write there again
+    arrived_ = places.arrived;
+    for (size_t lane = arrived_.size(); lane < lanes_.lanes.size(); ++lane)
+      arrived_.push_back(new_rows(lane, step_.incoming.rows[lane].numel()));
+    for (const TableRequests& table : step_.requests.tables()) of_tables_.push_back(of_table(table.features));
     std::vector<Message> sends, receives;
+    const auto own = lanes_.own_rank();
+    for (int64_t distance = 1; distance < lanes_.n_ranks(); ++distance)
+      exchange_with((own + distance) % lanes_.n_ranks(), places, sends, receives);
+    const auto messages = exchange(*lanes_.mesh->group(), c10::Device(lanes_.mesh->device_type()), std::move(sends),
+                                   std::move(receives));
     for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
-      for (int64_t rank = 0; rank < lanes_.n_ranks(); ++rank) {
-        if (rank == lanes_.own_rank()) continue;  // own rows need no message
-        const auto at_rank = static_cast<size_t>(rank);
-        const at::Tensor sent =
-            narrowed(sums[lane], 0, step_.requests.first_from(lane, rank), step_.requests.n_from(lane, rank));
-        const at::Tensor place =
-            narrowed(arrived_[lane], 0, step_.incoming.firsts[lane][at_rank], step_.incoming.counts[lane][at_rank]);
-        if (sent.numel() > 0) sends.push_back({group.ranks[at_rank], sent});
-        if (place.numel() > 0) receives.push_back({group.ranks[at_rank], place});
-      }
-    }
-    const auto messages =
-        exchange(group, c10::Device(lanes_.mesh->device_type()), std::move(sends), std::move(receives));
-    for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
+      sum_into(own_place(lane, own), lane, own);
       const IdGroups groups =
           group_ids(step_.incoming.rows[lane], 0, step_.layer->lanes.lanes[lane].heights[own_rank()]);
       rows_.push_back(groups.rows.cpu());
@@ -145,6 +107,71 @@ class Backward {
     messages->wait();
     for (const at::Tensor& arrived : arrived_)
       grads_.push_back(scaled({arrived}, step_.layer->gradient_factor, arrived.size(0)));
+  }
+
+  at::Tensor new_rows(size_t lane, int64_t n) const {
+    return step_.layer->buffers.take(n, lanes_.lanes[lane].width, options(lanes_.lanes[lane].dtype));
+  }
+
+  /// The place of a rank's gradients in this rank's memory.
+  at::Tensor own_place(size_t lane, int64_t rank) const {
+    const auto at_rank = static_cast<size_t>(rank);
+    return narrowed(arrived_[lane], 0, step_.incoming.firsts[lane][at_rank], step_.incoming.counts[lane][at_rank]);
+  }
+
+  /// Writes the sums for the rows of a lane that this rank requested from `rank`, in the order of their arrivals.
+  void sum_into(const at::Tensor& place, size_t lane, int64_t rank) const {
+    const int64_t first = step_.requests.first_from(lane, rank);
+    for (size_t i = 0; i < of_tables_.size(); ++i) {
+      const TableRequests& table = step_.requests.tables()[i];
+      const c10::Device device = of_tables_[i].values.device();
+      for (const RowRequest& request : table.requests) {
+        const LaneSlice& slice = lanes_.tables[table.table].slices[request.slice];
+        if (request.n() == 0 || slice.rank != rank || slice.lane != lane) continue;
+        sum_groups_into(narrowed(place, 0, request.arrival - first, request.n()),
+                        of_tables_[i].columns(slice.columns.begin, slice.columns.length()),
+                        groups_on(device, table.groups, request.begin, request.end));
+      }
+    }
+  }
+
+  /// Adds the messages between this rank and another one.
+  void exchange_with(int64_t rank, const GradientPlaces& places, std::vector<Message>& sends,
+                     std::vector<Message>& receives) const {
+    const int64_t other = lanes_.mesh->group()->ranks[static_cast<size_t>(rank)];
+    const bool shares = !places.arrived.empty() && step_.layer->peers->shares(rank);
+    std::vector<at::Tensor> there(lanes_.lanes.size());
+    int64_t n_bytes_sent = 0, n_bytes_received = 0;
+    for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
+      const at::Tensor place = own_place(lane, rank);
+      const int64_t n_sent = step_.requests.n_from(lane, rank), n_row_bytes = step_.layer->row_bytes(lane);
+      n_bytes_sent += n_sent * n_row_bytes;
+      n_bytes_received += static_cast<int64_t>(place.nbytes());
+      if (n_sent * n_row_bytes > 0)
+        there[lane] = shares ? step_.layer->place_there(lane, rank, places.there[static_cast<size_t>(rank)][lane], n_sent)
+                             : new_rows(lane, n_sent);
+      if (shares) continue;
+      if (place.numel() > 0) receives.push_back({other, place});
+      if (there[lane].defined())
+        sends.push_back({other, there[lane], [this, lane, rank, sums = there[lane]] { sum_into(sums, lane, rank); }});
+    }
+    if (!shares) return;
+    const auto notice = [] { return at::empty({1}, at::kByte); };
+    if (n_bytes_received > 0) receives.push_back({other, notice(), {}, n_bytes_received});
+    if (n_bytes_sent > 0)
+      sends.push_back({other, notice(),
+                       [this, there, rank] {
+                         for (size_t lane = 0; lane < there.size(); ++lane)
+                           if (there[lane].defined()) sum_into(there[lane], lane, rank);
+                       },
+                       n_bytes_sent});
+  }
+
+  static IdGroups groups_on(c10::Device device, const IdGroups& groups, int64_t begin, int64_t end) {
+    return {narrowed(groups.rows, 0, begin, end - begin).to(device),
+            narrowed(groups.starts, 0, begin, end - begin + 1).to(device),
+            groups.order.to(device),
+            {}};
   }
 
   size_t own_rank() const { return static_cast<size_t>(lanes_.own_rank()); }
@@ -213,6 +240,7 @@ class Backward {
   const TableLanes& lanes_;
   const std::vector<bool>& wanted_;  // by table
   std::vector<RowGrads> of_features_;
+  std::vector<RowGrads> of_tables_;  // in the order of the requests
   // By lane: gradients of this rank's rows, from all ranks.
   std::vector<at::Tensor> arrived_;
   std::vector<RowGrads> grads_;

@@ -36,7 +36,7 @@ void expect_exchanged(World& world, at::ScalarType dtype, const std::function<in
     if (const int64_t n = n_elements(other, world.rank())) receives.push_back({other, room(n, dtype)});
   }
   exchange(*everyone(world), at::kCPU, sends, receives)->wait();
-  for (const auto& [from, tensor, fill] : receives)
+  for (const auto& [from, tensor, fill, n_there] : receives)
     EXPECT_TRUE(tensor.view(at::kByte).equal(letter(from, world.rank(), tensor.numel(), dtype).view(at::kByte)))
         << at::toString(dtype) << " from " << from;
 }
