@@ -1,6 +1,6 @@
 """TorchRec's pooled lookup in a table sharded by rows, if TorchRec is installed: its FUSED kernel, with SGD in the backward.
 
-torchrec 1.8.0 with fbgemm-gpu-cpu 1.8.0 works with torch 2.13. To leave the environment as it is:
+torchrec 1.9.2 with fbgemm-gpu-cpu 1.8.0 works with torch 2.13. To leave the environment as it is:
 
     scripts/setup_torchrec
     export PYTHONPATH=build/python:build/torchrec

@@ -35,7 +35,8 @@ if(SHARDWISE_LAYERS)
 endif()
 
 # What runs on threads in runtime_test and on processes in gloo_test.
-set(collective_tests agreement_test.cpp collectives_test.cpp messages_test.cpp order_check_test.cpp)
+set(collective_tests agreement_test.cpp collectives_test.cpp messages_test.cpp order_check_test.cpp
+  peer_memory_test.cpp)
 list(TRANSFORM collective_tests PREPEND ${PROJECT_SOURCE_DIR}/tests/runtime/comm/)
 shardwise_objects(collective_test_objects ${collective_tests})
 target_link_libraries(collective_test_objects PUBLIC GTest::gtest)

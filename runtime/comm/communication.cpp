@@ -8,6 +8,7 @@
 #include "runtime/comm/error_text.h"
 #include "runtime/comm/event_stream.h"
 #include "runtime/comm/flight_dump.h"
+#include "runtime/comm/message_thread.h"
 #include "runtime/comm/order_check.h"
 #include "runtime/comm/tagged_messages.h"
 #include "runtime/comm/tracing.h"
@@ -66,6 +67,8 @@ Communication::Communication(CommThread& thread, const Group& group, const Call&
       last_(begun_.begin),
       is_sent_(group.sends),
       op_(thread.op) {
+  if (call_number_ == 2) [[unlikely]]
+    calm_gloo_threads();  // the first call may make them
   if ((checks_order() && is_sent_) || thread.stream != nullptr) [[unlikely]]
     emit(thread, group);
 }

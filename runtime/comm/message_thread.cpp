@@ -7,20 +7,38 @@
 
 #include <condition_variable>
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
+
+#ifdef __linux__
+#include <sched.h>
+#endif
 
 namespace shardwise {
 namespace {
 
 thread_local bool writes_messages = false;
 
+/// Makes a thread a batch job. `thread`: its number; 0 for this thread.
+void make_batch_job(int thread) {
+#ifdef __linux__
+  const sched_param none{};
+  if (sched_getscheduler(thread) == SCHED_OTHER) sched_setscheduler(thread, SCHED_BATCH, &none);  // failure is harmless
+#else
+  static_cast<void>(thread);
+#endif
+}
+
 /// The state of a thread that only writes messages.
 struct MessageWriter {
   MessageWriter() {
     c10::setThreadName("shardwise_comm");
+    make_batch_job(0);
     writes_messages = true;
   }
   at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -104,6 +122,15 @@ void run_on_message_thread(c10::Device device, const std::function<void()>& job)
   if (!device.is_cpu() || writes_messages) return job();
   thread_local MessageThread thread;
   thread.jobs().run(job);
+}
+
+void calm_gloo_threads() {
+  std::error_code none;  // without /proc there is nothing to do
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task", none)) {
+    std::string name;
+    std::getline(std::ifstream(thread.path() / "comm"), name);
+    if (name == "gloo_tcp_loop") make_batch_job(std::stoi(thread.path().filename()));
+  }
 }
 
 std::future<void> run_in_background(std::function<void()> job) {

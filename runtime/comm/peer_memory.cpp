@@ -4,6 +4,7 @@
 #include "runtime/comm/digest.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/tagged_messages.h"
+#include "text/check.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
@@ -137,8 +138,9 @@ bool PeerMemory::shares_any() const { return std::ranges::count(shares_, true) >
 
 at::Tensor PeerMemory::shared(int64_t n_bytes) {
   at::Tensor memory = new_memory(static_cast<size_t>(std::max<int64_t>(n_bytes, 1)));
-  TORCH_CHECK(memory.defined(), "[share memory] cannot make ", n_bytes, " bytes: ", std::strerror(errno),
-              ". Let the process have more memory or more open files.");
+  SW_CHECK(memory.defined(),
+           "[share memory] cannot make memory of {} bytes: {}. Let the process have more memory or more open files.",
+           n_bytes, std::strerror(errno));
   return memory;
 }
 
@@ -160,9 +162,9 @@ at::Tensor PeerMemory::memory(int64_t index, const PeerName& name) {
   std::erase_if(mappings_, [](const Mapping& each) { return each.idle > kMostIdle; });
   if (result.defined()) return result;
   result = memory_of_process(processes_[static_cast<size_t>(index)], name.descriptor);
-  TORCH_CHECK(result.defined(), "[share memory] cannot map the memory of process ",
-              processes_[static_cast<size_t>(index)], ": ", std::strerror(errno),
-              ". Let the process have more memory or more open files.");
+  SW_CHECK(result.defined(),
+           "[share memory] cannot map memory of process {}: {}. Let this process have more memory or more open files.",
+           processes_[static_cast<size_t>(index)], std::strerror(errno));
   mappings_.push_back({index, name.number, result, 0});
   return result;
 }

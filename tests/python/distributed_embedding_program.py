@@ -98,6 +98,38 @@ def pipeline_overlaps(folder):
         torch.testing.assert_close(own, vectors)
 
 
+def gradients_of_lookups_in_flight(folder):
+    """Ranks write gradients into each other's memory in the first backward of a lookup, and send them in later ones."""
+    layer = Model().embedding
+    batches = [batch(dist.get_rank(), step) for step in range(3)]
+
+    def gradients(backward):
+        layer.zero_grad()
+        backward()
+        return [parameter.grad.full_tensor() for parameter in layer.parameters()]
+
+    def one_by_one():
+        for ids in batches:
+            torch.cat(layer(ids), 1).square().sum().backward()
+
+    def all_at_once():
+        lookups = [layer.start(ids) for ids in batches]
+        losses = [torch.cat(lookup.wait(), 1).square().sum() for lookup in lookups]
+        for loss in reversed(losses):
+            loss.backward()
+
+    def twice():
+        losses = [torch.cat(layer(ids), 1).square().sum() for ids in batches]
+        for loss in losses:
+            loss.backward(retain_graph=True)
+        for loss in losses:
+            loss.backward()
+
+    expected = gradients(one_by_one)
+    torch.testing.assert_close(gradients(all_at_once), expected)
+    torch.testing.assert_close(gradients(twice), [2 * grad for grad in expected])
+
+
 def trained(model, optimizers, steps):
     for step in steps:
         for optimizer in optimizers:

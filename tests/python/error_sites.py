@@ -38,6 +38,7 @@ ELSEWHERE = {
         ", and the map lives in host memory. Give a mesh",
     ),
     "a build without Gloo": ("this build has no Gloo",),
+    "a machine without memory or files left": (" cannot make memory of ", " cannot map memory of process "),
     "an environment without a package of an extra, or with another torch": (
         " needs tqdm, which is not installed",
         " needs jinja2, which is not installed",

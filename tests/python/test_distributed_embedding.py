@@ -635,7 +635,9 @@ def test_explain_names_tables_and_traffic():
     run_ranks(2, body)
 
 
-@pytest.mark.parametrize("part", ["torch_data_parallel", "replicas_are_broadcast", "pipeline_overlaps"])
+@pytest.mark.parametrize(
+    "part", ["torch_data_parallel", "replicas_are_broadcast", "pipeline_overlaps", "gradients_of_lookups_in_flight"]
+)
 def test_on_four_processes(part, tmp_path):
     expect_all_well("distributed_embedding_program.py", 4, part, tmp_path)
 

@@ -15,7 +15,7 @@ def test_four_processes(parts, tmp_path):
 
 
 @pytest.mark.skipif(
-    not (TORCHREC / ".installed").is_file(), reason="TorchRec 1.8 is not there: scripts/setup_torchrec installs it"
+    not (TORCHREC / ".installed").is_file(), reason="TorchRec is not there: scripts/setup_torchrec installs it"
 )
 def test_modules_of_torchrec(tmp_path, monkeypatch):
     monkeypatch.setenv(
