@@ -15,8 +15,6 @@
 namespace shardwise {
 namespace {
 
-using MaybeGenerator = std::optional<at::Generator>;
-
 at::Tensor& uniform_(at::Tensor& self, double from, double to, MaybeGenerator generator) {
   return draw_into(self, generator, Uniform{from, to},
                    [=](at::Tensor& one, const at::Generator& scratch) { one.uniform_(from, to, scratch); });

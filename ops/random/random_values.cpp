@@ -82,8 +82,6 @@ double sample_poisson(double rate, RandomStream& stream) {
   return events;
 }
 
-using MaybeGenerator = std::optional<at::Generator>;
-
 // Parameter values are checked on all ranks together, by an all-reduce of one bool.
 
 void check_probabilities(const char* op, const at::Tensor& p) {
