@@ -16,7 +16,7 @@ namespace shardwise {
 
 /// How rows of a sharded table get to the ranks that hold their ids. Bags of replicated ids are pooled first and stay Partial under every option.
 enum class LookupExchange : uint8_t {
-  kAuto,           // the faster of the two by `links`; kAllToAll for replicated ids
+  kAuto,           // the faster of the two by `links`
   kReduceScatter,  // every rank gathers all ids; the rows found are reduced (columns: exchanged) to the shards of the ids.
                    // A result for replicated ids is reduced as any Partial is
   kAllToAll,  // ids go to the ranks that own their rows, each once, and the rows come back. A result for replicated ids

@@ -12,6 +12,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <memory>
 #include <vector>
 
 namespace shardwise {
@@ -157,10 +159,37 @@ void sum_groups_into(const at::Tensor& sums, const RowGrads& grads, const IdGrou
            [&](const kernels::Groups& all, auto... where) { kernels::sum_groups(rows, all, into, where...); });
 }
 
+namespace {
+
+/// Zeros that the system gives when they are first touched, so that most of a large result costs nothing until somebody reads it.
+at::Tensor untouched_zeros(c10::IntArrayRef sizes, const at::TensorOptions& options) {
+  const size_t n_bytes = static_cast<size_t>(c10::multiply_integers(sizes)) * options.dtype().itemsize();
+  void* const memory = std::calloc(n_bytes + c10::gAlignment, 1);
+  if (memory == nullptr) return at::zeros(sizes, options);
+  void* begin = memory;
+  size_t room = n_bytes + c10::gAlignment;
+  std::align(c10::gAlignment, n_bytes, begin, room);
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), n_bytes,
+                             c10::DataPtr(begin, memory, &std::free, at::kCPU));
+  return at::empty({0}, options).set_(storage, 0, sizes);
+}
+
+/// True if a result on the CPU is large, and most of its rows are zeros.
+bool stays_untouched(const at::Tensor& values, int64_t n_written, int64_t n_rows) {
+  constexpr int64_t kLarge = 1 << 20;  // bytes; malloc takes larger ones from the system
+  return values.is_cpu() && 8 * n_written < n_rows && n_rows * values.size(1) * values.element_size() >= kLarge;
+}
+
+}  // namespace
+
 at::Tensor sum_rows(const RowGrads& grads, const IdGroups& groups, int64_t n_rows) {
   const std::vector<int64_t> sizes{n_rows, grads.values.size(1)};
-  if (!maybe_element(grads.values.scalar_type()))
-    return at::zeros(sizes, grads.values.options()).index_copy_(0, groups.rows, sum_groups(grads, groups));
+  const bool is_untouched = stays_untouched(grads.values, groups.n(), n_rows);
+  if (is_untouched || !maybe_element(grads.values.scalar_type())) {
+    const at::Tensor zeros =
+        is_untouched ? untouched_zeros(sizes, grads.values.options()) : at::zeros(sizes, grads.values.options());
+    return zeros.index_copy_(0, groups.rows, sum_groups(grads, groups));
+  }
   // The CPU's kernel also writes the rows without ids.
   at::Tensor result =
       grads.values.is_cuda() ? at::zeros(sizes, grads.values.options()) : at::empty(sizes, grads.values.options());

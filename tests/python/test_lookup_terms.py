@@ -13,7 +13,7 @@ from torch import nn
 import shardwise as sw
 from shardwise import Partial, Replicate, Shard
 from shardwise import ShardMetadata as Piece
-from shardwise.testing import run_ranks
+from shardwise import testing
 
 N_ROWS, N_COLUMNS = 20, 6
 IDS = torch.randint(0, N_ROWS, (16, 3), generator=torch.Generator().manual_seed(0))
@@ -34,6 +34,16 @@ USES = {
     "columns": [Shard(2)],
     "whole": [Replicate()],
 }
+
+
+def run_ranks(n_ranks, body):
+    """Runs `body` with rows sent once: most results here are small, and "auto" would reduce them."""
+
+    def in_scope(rank):
+        with sw.lookup_exchange("all_to_all"):
+            body(rank)
+
+    testing.run_ranks(n_ranks, in_scope)
 
 
 def lay_out(table, shape, placements):
@@ -101,6 +111,23 @@ def test_only_the_rows_that_a_rank_needs_are_sent_to_it():
         assert part < by_hand
         losses = [each.square().sum() for each in parts]
         assert bytes_of(losses[0].backward) <= bytes_of(losses[1].backward)
+
+    run_ranks(4, check)
+
+
+@pytest.mark.parametrize(("n_ids", "sends_rows"), [(4000, True), (400, False)])
+def test_auto_reduces_small_results(n_ids, sends_rows):
+    """By default results of 1 MB are sent as rows, and results of 100 KB as terms, without a comparison of ids."""
+    ids, table = torch.arange(n_ids) * 7 % 1000, torch.randn(1000, 64)
+
+    def check(rank):
+        with sw.lookup_exchange("auto"):
+            rows = looked_up(table, ids)[1]
+        n_owned = len(ids.unique()) // 4
+        received = bytes_of(lambda: torch.testing.assert_close(rows.full_tensor(), F.embedding(ids, table)))
+        assert (received == 3 * n_owned * 256) == sends_rows
+        part = rows.redistribute(placements=[Shard(0)])
+        torch.testing.assert_close(part.full_tensor(), F.embedding(ids, table))
 
     run_ranks(4, check)
 

@@ -122,6 +122,7 @@ TEST(EmbeddingTest, RowsOfReplicatedIdsAreSentOnce) {
     const auto table = lay_out(dense, mesh, {kRows}).requires_grad_();
     const auto ids = lay_out(at::tensor({7, 6, 7, 7, 0, 0, 1, 5}), mesh, {kReplicate});
     CommTrace trace;
+    const LookupScope scope({.exchange = LookupExchange::kAllToAll});
     const auto rows = at::embedding(table, ids);
     EXPECT_TRUE(spec_of(rows)->placements()[0].is_partial());
     const int64_t n_own = std::vector<int64_t>{2, 0, 1, 2}[(*mesh->coord())[0]];  // of rows 0, 1, 5, 6 and 7
@@ -335,6 +336,7 @@ TEST(EmbeddingTest, ReplicatedIdsThatDifferAreAnErrorOnEveryRank) {
         const auto own = at::tensor(std::vector<int64_t>{1, 2, world.rank() == 3 ? 4 : 3});
         const auto ids = from_local(own, mesh, of_ids, {.shape = Dims{of_ids[0] == kRows ? 6 : 3}});
         std::string error;
+        const LookupScope scope({.exchange = LookupExchange::kAllToAll});
         try {
           at::embedding(table, ids);
         } catch (const c10::ValueError& thrown) {
