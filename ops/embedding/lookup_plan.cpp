@@ -75,8 +75,8 @@ bool all_to_all_is_faster(const Spec& table, const Spec& ids, int64_t n_results,
   return partners.seconds(kAllToAllMessages, n_own * (id_bytes + row_bytes)) < reduce_scatter;
 }
 
-/// For equal ids: true if a move of the result is faster when each row is sent once. That takes one more message, which compares the ids, and saves the
-/// terms that are zeros. All ranks know the result's size, but not how many of the ids are equal, nor where the result will move: so at least these bytes.
+/// For equal ids: true if a move of the result is faster when each row is sent once. That takes one more message, which compares the ids, and saves
+/// the terms that are zeros: at least these bytes, wherever the result moves and however many of the ids are equal.
 bool sending_rows_is_faster(const Spec& table, const Spec& ids, const std::vector<bool>& along,
                             const std::vector<Link>& links) {
   const Partners partners(*table.mesh(), along, links);
@@ -95,8 +95,8 @@ LookupPlan make_plan(const Spec& table, const Spec& ids, const LookupOptions& op
   plan.exchange_along = common;
   if (!any_common && may_exchange && !n_results) {
     for (size_t m = 0; m < common.size(); ++m) plan.exchange_along[m] = divides_rows(table, m);
-    plan.ids_are_equal = plan.exchanges_rows() && (wants_all_to_all || sending_rows_is_faster(
-                                                                           table, ids, plan.exchange_along, options.links));
+    plan.ids_are_equal = plan.exchanges_rows() &&
+                         (wants_all_to_all || sending_rows_is_faster(table, ids, plan.exchange_along, options.links));
   }
   const bool exchanges =
       plan.ids_are_equal ||

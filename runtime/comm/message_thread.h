@@ -2,10 +2,10 @@
 //
 // Note [Messages have a thread]: Gloo locks a connection while it writes to it, and wakes the thread of the receiver. If ranks share cores, the
 // scheduler may let another thread run in place of the writer. Until the writer runs again it holds the lock, and Gloo's own thread spins if something
-// arrives on the connection, on Linux until the next tick of the scheduler, 4 ms. Four rules keep this rare. Gloo's threads and the writer are batch jobs of
-// the scheduler, which interrupt no other thread when they wake. A thread that only writes messages is
-// rarely interrupted. Its jobs compute nothing, and large messages are jobs of their own, so that a job ends before the scheduler lets another thread run. Short
-// messages go along a tree, whose connections carry messages in one direction at a time (tagged_messages.h).
+// arrives on the connection, on Linux until the next tick of the scheduler, 4 ms. Four rules keep this rare. Gloo's threads and the writer are batch
+// jobs for the scheduler: they interrupt no thread when they wake. A thread that only writes messages is rarely interrupted. Its jobs compute nothing,
+// and large messages are jobs of their own, so that a job ends before the scheduler lets another thread run. Short messages go along a tree, whose
+// connections carry messages in one direction at a time (tagged_messages.h).
 #pragma once
 
 #include <c10/core/Device.h>

@@ -74,7 +74,7 @@ at::Tensor new_memory(size_t n_bytes) {
 at::Tensor memory_of_process(int64_t process, int64_t descriptor) {
   const int file = open(fmt::format("/proc/{}/fd/{}", process, descriptor).c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) return {};
-  struct stat facts {};
+  struct stat facts{};
   at::Tensor result;
   if (fstat(file, &facts) == 0 && facts.st_size > 0) result = mapped(file, static_cast<size_t>(facts.st_size), -1, -1);
   close(file);

@@ -34,14 +34,14 @@ class PeerMemory {
   bool shares(int64_t index) const { return shares_[static_cast<size_t>(index)]; }
   bool shares_any() const;
 
-  /// New memory for other ranks, uninitialised: [n_bytes] uint8. It has no name in any file system, and is freed when the last process has dropped it.
+  /// New memory for other ranks: [n_bytes] uint8. It has no name in any file system, and is freed when the last process has dropped it.
   /// Throws: c10::Error if the system has none.
   static at::Tensor shared(int64_t n_bytes);
   /// The name of memory that shared() made, or of a part of it.
   static PeerName name_of(const at::Tensor& tensor);
 
-  /// The memory of that name of a member, all of it: [bytes] uint8. The mapping is kept for the next call. Pre: shares(index), and the member holds the
-  /// memory now.
+  /// The memory of that name of a member, all of it: [bytes] uint8. The mapping is kept for the next call. Pre: shares(index), and the member
+  /// holds the memory now.
   at::Tensor memory(int64_t index, const PeerName& name);
 
  private:

@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import shardwise as sw
-from shardwise import Partial, Replicate, Shard
+from shardwise import Partial, Replicate, Shard, testing
 from shardwise import ShardMetadata as Piece
-from shardwise import testing
 
 N_ROWS, N_COLUMNS = 20, 6
 IDS = torch.randint(0, N_ROWS, (16, 3), generator=torch.Generator().manual_seed(0))

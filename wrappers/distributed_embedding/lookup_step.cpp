@@ -66,8 +66,8 @@ RowsUnderWay::RowsUnderWay(LookupStep& step)
   const int64_t own = lanes.own_rank();
   if (layer.peers->shares_any())
     for (size_t lane = 0; lane < lanes.lanes.size(); ++lane)
-      gradient_places_->arrived.push_back(layer.buffers.take(step.incoming.rows[lane].numel(), lanes.lanes[lane].width,
-                                                             arrivals_[lane].options()));
+      gradient_places_->arrived.push_back(
+          layer.buffers.take(step.incoming.rows[lane].numel(), lanes.lanes[lane].width, arrivals_[lane].options()));
   std::vector<Message> sends, receives;
   held_.add_notices(sends, receives);
   for (int64_t distance = 1; distance < lanes.n_ranks(); ++distance)
@@ -113,8 +113,7 @@ void RowsUnderWay::exchange_with(int64_t rank, const LookupStep& step, std::vect
     if (n_wanted * n_row_bytes > 0)
       receives.push_back({other, narrowed(arrivals_[lane], 0, step.requests.first_from(lane, rank), n_wanted)});
     if (n_asked * n_row_bytes == 0) continue;
-    const at::Tensor place =
-        layer.buffers.take(n_asked, layer.lanes.lanes[lane].width, arrivals_[lane].options());
+    const at::Tensor place = layer.buffers.take(n_asked, layer.lanes.lanes[lane].width, arrivals_[lane].options());
     sends.push_back({other, place, [=] { look_up(place, lane); }});
   }
   if (n_bytes_received > 0 && shares) {

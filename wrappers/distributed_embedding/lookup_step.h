@@ -59,7 +59,8 @@ using LayerTablesPtr = std::shared_ptr<const LayerTables>;
 
 /// Where the gradients of a step's rows go if ranks share memory. Known from the forward on, and used by the first backward.
 struct GradientPlaces {
-  std::vector<at::Tensor> arrived;             // by lane: of this rank's rows, in the order of IncomingRows; empty if no ranks share memory
+  std::vector<at::Tensor>
+      arrived;  // by lane: of this rank's rows, in the order of IncomingRows; empty if no ranks share memory
   std::vector<std::vector<PlaceThere>> there;  // by rank and lane: of the rows that this rank requested
 };
 

@@ -27,7 +27,8 @@ struct IncomingRows {
   std::vector<at::Tensor> rows;  // by lane: int32 or int64 [n], requests of rank 0 first, ascending within a rank
   std::vector<std::vector<int64_t>> counts;  // by lane and rank
   std::vector<std::vector<int64_t>> firsts;  // by lane and rank: where a rank's requests begin
-  std::vector<std::vector<PlaceThere>> arrivals;  // by lane and rank: where a rank wants its rows, if it shares memory with this one
+  std::vector<std::vector<PlaceThere>>
+      arrivals;  // by lane and rank: where a rank wants its rows, if it shares memory with this one
 
   template <class Visit>
   void for_each_tensor(const Visit& visit) {

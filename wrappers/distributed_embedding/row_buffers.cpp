@@ -33,12 +33,12 @@ at::Tensor RowBuffers::take(int64_t n_rows, int64_t width, const at::TensorOptio
       ++idle_[i];
   }
   if (best == buffers_.size()) {
-    const c10::InferenceMode normal(false);               // training steps reuse the buffer
-    const int64_t n_with_room = n + n / 8;  // because steps differ a little
+    const c10::InferenceMode normal(false);  // training steps reuse the buffer
+    const int64_t n_with_room = n + n / 8;   // because steps differ a little
     const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
-    buffers_.push_back(are_shared_ ? memory_view(PeerMemory::shared(n_with_room * options.dtype().itemsize()), 0,
-                                                 {n_with_room}, dtype)
-                                   : at::empty({n_with_room}, options));
+    buffers_.push_back(
+        are_shared_ ? memory_view(PeerMemory::shared(n_with_room * options.dtype().itemsize()), 0, {n_with_room}, dtype)
+                    : at::empty({n_with_room}, options));
     idle_.push_back(0);
     if (!are_shared_) prefer_large_pages(buffers_.back());
   }

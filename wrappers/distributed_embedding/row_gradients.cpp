@@ -86,7 +86,8 @@ class Backward {
 
   /// Sums the gradients of each row that this rank requested, and sends the sums to the owner.
   void send_sums() {
-    const GradientPlaces places = std::exchange(*step_.gradient_places, {});  // a second backward must not write there again
+    const GradientPlaces places =
+        std::exchange(*step_.gradient_places, {});  // a second backward must not write there again
     arrived_ = places.arrived;
     for (size_t lane = arrived_.size(); lane < lanes_.lanes.size(); ++lane)
       arrived_.push_back(new_rows(lane, step_.incoming.rows[lane].numel()));
@@ -95,8 +96,8 @@ class Backward {
     const auto own = lanes_.own_rank();
     for (int64_t distance = 1; distance < lanes_.n_ranks(); ++distance)
       exchange_with((own + distance) % lanes_.n_ranks(), places, sends, receives);
-    const auto messages = exchange(*lanes_.mesh->group(), c10::Device(lanes_.mesh->device_type()), std::move(sends),
-                                   std::move(receives));
+    const auto messages =
+        exchange(*lanes_.mesh->group(), c10::Device(lanes_.mesh->device_type()), std::move(sends), std::move(receives));
     for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
       sum_into(own_place(lane, own), lane, own);
       const IdGroups groups =
@@ -148,8 +149,9 @@ class Backward {
       n_bytes_sent += n_sent * n_row_bytes;
       n_bytes_received += static_cast<int64_t>(place.nbytes());
       if (n_sent * n_row_bytes > 0)
-        there[lane] = shares ? step_.layer->place_there(lane, rank, places.there[static_cast<size_t>(rank)][lane], n_sent)
-                             : new_rows(lane, n_sent);
+        there[lane] = shares
+                          ? step_.layer->place_there(lane, rank, places.there[static_cast<size_t>(rank)][lane], n_sent)
+                          : new_rows(lane, n_sent);
       if (shares) continue;
       if (place.numel() > 0) receives.push_back({other, place});
       if (there[lane].defined())
