@@ -419,3 +419,23 @@ def test_a_table_without_columns_gives_rows_without_columns(exchange):
                 assert rows.full_tensor().shape == (3, 0) and table.grad.shape == (4, 0)
 
     run_ranks(2, lambda rank: body())
+
+
+def test_large_gradients_with_few_rows_are_dense():
+    """Most of their memory was never touched. It is memory like any other."""
+    ids = torch.arange(40) * 999
+    weight, grad = torch.randn(40_000, 32), torch.randn(40, 32)
+    dense = weight.clone().requires_grad_()
+    F.embedding(ids, dense).backward(grad)
+
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        table = nn.Parameter(sw.distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None))
+        ours, rows_grad = (sw.distribute_tensor(x, mesh, [Replicate()], src_data_rank=None) for x in (ids, grad))
+        for factor in (1, 2):  # the second gradient is added to the first one
+            F.embedding(ours, table).backward(rows_grad)
+            torch.testing.assert_close(table.grad.full_tensor(), factor * dense.grad)
+        table.grad.add_(1)
+        torch.testing.assert_close(table.grad.full_tensor(), 2 * dense.grad + 1)
+
+    run_ranks(2, check)
