@@ -44,13 +44,13 @@ at::Tensor compute_scatter(const at::Tensor& self, const at::Tensor& index, cons
 
 at::Tensor call_gather(const at::Tensor& self, const at::Tensor& index, int64_t dim) {
   static const auto op = operator_of<decltype(gather_window)>("shardwise::gather");
-  return op.call(self, index, dim, 0, fixed_size(self, dim));
+  return op.call(self, index, dim, 0, spec_of(self)->sizes()[dim]);
 }
 
 at::Tensor call_scatter(const at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim,
                         std::string_view mode, bool include_self) {
   static const auto op = operator_of<decltype(compute_scatter)>("shardwise::scatter");
-  return op.call(self, index, src, dim, 0, fixed_size(self, dim), mode, include_self);
+  return op.call(self, index, src, dim, 0, spec_of(self)->sizes()[dim], mode, include_self);
 }
 
 void call_scatter_(at::Tensor self, const at::Tensor& index, const at::Tensor& src, int64_t dim, std::string_view mode,
@@ -102,9 +102,13 @@ void describe_scatter(const OpCall& call, Signature& signature) {
   signature.linearity = Linearity::kEach;
 }
 
+/// A window that is the whole dim has no size, so that a graph serves dims of all sizes.
 void localize_gather(const LocalCall& local, std::vector<c10::IValue>& args) {
-  const Box& box = local.inputs[0];
-  args[local.call.op.arg_index("first")] = box.offsets.empty() ? 0 : box.offsets[local.call.arg("dim").toInt()];
+  if (local.inputs[0].sizes.empty()) return;
+  const Interval window = local.inputs[0].interval(local.call.arg("dim").toInt());
+  args[local.call.op.arg_index("first")] = window.begin;
+  c10::IValue& size = args[local.call.op.arg_index("size")];
+  if (window.length() == size.toInt()) size = kWholeDim;
 }
 
 // Derivatives: gather's is scatter, and the reverse.

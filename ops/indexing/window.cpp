@@ -174,7 +174,7 @@ void put_window(const at::Tensor& self, at::TensorList indices, const at::Tensor
 }
 
 at::Tensor gather_window(const at::Tensor& self, const at::Tensor& index, int64_t dim, int64_t first, int64_t size) {
-  if (self.sym_size(dim) == size) return at::gather(self, dim, index);
+  if (size == kWholeDim || self.sym_size(dim) == size) return at::gather(self, dim, index);
   if (self.sym_numel() == 0 || index.sym_numel() == 0) return self.new_zeros_symint(index.sym_sizes());
   Found found(index, first, self.sym_size(dim).expect_int());
   return at::gather(self, dim, found.place).masked_fill_(found.is_elsewhere, 0);
@@ -183,8 +183,9 @@ at::Tensor gather_window(const at::Tensor& self, const at::Tensor& index, int64_
 void scatter_window(const at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim, int64_t first,
                     int64_t size, std::string_view mode, bool include_self) {
   const at::Tensor values = src.dim() == 0 ? src.expand_symint(index.sym_sizes()) : src;
+  if (size == kWholeDim || self.sym_size(dim) == size)
+    return scatter_whole(self, index, values, dim, mode, include_self);
   const int64_t n = self.sym_size(dim).expect_int();
-  if (n == size) return scatter_whole(self, index, values, dim, mode, include_self);
   if (self.sym_numel() == 0 || index.sym_numel() == 0) return;
   Found found(index, first, n);
   if (mode == "add" || (mode == "sum" && include_self)) {

@@ -31,6 +31,9 @@ at::Tensor index_window(const at::Tensor& self, at::TensorList indices, c10::Int
 void put_window(const at::Tensor& self, at::TensorList indices, const at::Tensor& values, c10::IntArrayRef dims,
                 c10::IntArrayRef firsts, c10::IntArrayRef sizes, bool from_end, bool accumulate);
 
+/// The `size` of a dim whose window is all of it, whatever its size.
+inline constexpr int64_t kWholeDim = -1;
+
 /// at::gather(). Pre: other dims are of equal extent; indices are in [0, size).
 at::Tensor gather_window(const at::Tensor& self, const at::Tensor& index, int64_t dim, int64_t first, int64_t size);
 

@@ -120,7 +120,8 @@ void register_reductions(RuleTable& table) {
   table.keep_symbols({"aten::sum", "aten::sum.dim_IntList", "aten::amax", "aten::amin", "aten::all", "aten::all.dim",
                       "aten::any", "aten::any.dim"});
   table.keep_symbols({"aten::mean", "aten::mean.dim", "aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim",
-                      "aten::logsumexp", "aten::var.correction", "aten::std.correction", "aten::var_mean.correction",
+                      "aten::median.dim", "aten::nanmedian.dim", "aten::mode", "aten::kthvalue", "aten::logsumexp",
+                      "aten::var.correction", "aten::std.correction", "aten::var_mean.correction",
                       "aten::std_mean.correction", "aten::linalg_vector_norm"});
   add_overloads(table, {"linalg__powsum"}, reduction(Reduce::kSum));
   table.add({"aten::nansum", "aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduction(Reduce::kSum));

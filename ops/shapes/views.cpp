@@ -207,14 +207,14 @@ at::Tensor reshape_alias(const at::Tensor& self, c10::IntArrayRef sizes, c10::In
 /// Removes dims of global extent 1; a shard may have extent 1 along another dim.
 /// Throws: c10::IndexError for dims out of range, also for tensors without dims.
 at::Tensor squeeze_dims(const at::Tensor& self, c10::IntArrayRef dims) {
-  Dims sizes;
+  std::vector<c10::SymInt> sizes;
   for (int64_t dim : dims) c10::maybe_wrap_dim(dim, self.dim());
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     const bool is_named =
         std::ranges::any_of(dims, [&](int64_t named) { return c10::maybe_wrap_dim(named, self.dim()) == dim; });
-    if (!is_named || self.size(dim) != 1) sizes.push_back(self.size(dim));
+    if (!is_named || self.size(dim) != 1) sizes.push_back(self.sym_size(dim));
   }
-  return self.view(sizes);
+  return self.view_symint(sizes);
 }
 
 at::Tensor squeeze(const at::Tensor& self) {
@@ -320,7 +320,7 @@ void register_views(RuleTable& table) {
   aten_kernels().impl("squeeze", &squeeze);
   aten_kernels().impl("squeeze.dim", &squeeze_dim);
   aten_kernels().impl("squeeze.dims", &squeeze_dims);
-  table.keep_symbols({"aten::squeeze.dim", "aten::squeeze.dims"});
+  table.keep_symbols({"aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims"});
   aten_kernels().impl("as_strided", &as_strided);
 }
 

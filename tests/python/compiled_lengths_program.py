@@ -168,8 +168,19 @@ def choices(_):
             lambda x: x.repeat(1, 1, 2),
             lambda x: x.logsumexp(2) + x.norm(dim=2),
             lambda x: x.var(-1).sum() + x.std(1),
+            # along the length
+            lambda x: x.max(1)[0] + x.median(1)[0] + x.kthvalue(2, 1)[0] + x.mode(1)[0],
+            lambda x: x.topk(2, 1)[0] + x.sort(1)[0][:, :2],
+            lambda x: x.unsqueeze(0).squeeze() * 2,
         ):
             lengths_of(by, function, (4, None, 12))
+
+
+def sums_of_products(_):
+    for by in (Replicate(), Shard(0), Shard(2)):
+        lengths_of(by, lambda q, k: torch.einsum("bqd,bkd->bqk", q, k), *[(4, None, 12)] * 2)
+    for by in (Replicate(), Shard(0), Shard(1)):
+        lengths_of(by, lambda q, k: torch.einsum("bhqd,bhkd->bhqk", q, k), *[(4, 2, None, 6)] * 2)
 
 
 class Llama(nn.Module):
@@ -221,7 +232,8 @@ def llama(_):
 
 
 PARTS = {
-    part.__name__: part for part in (attention, parts_and_joins, uneven_heads, bags, draws, losses, choices, llama)
+    part.__name__: part
+    for part in (attention, parts_and_joins, uneven_heads, bags, draws, losses, choices, sums_of_products, llama)
 }
 
 
