@@ -7,6 +7,8 @@
 #include "ops/support/dim_pieces.h"
 #include "ops/support/plain_self.h"
 #include "runtime/api/dtensor.h"
+#include "runtime/comm/tracing.h"
+#include "runtime/tensor/registrations.h"
 #include "text/check.h"
 
 #include <ATen/Functions.h>
@@ -98,6 +100,22 @@ Write index_fill(const at::Tensor& self, int64_t dim, const at::Tensor& index, c
   return {along("aten::index_fill", self, dim, index, /*may_be_negative=*/true), value_of(self, value)};
 }
 
+/// torch's formula finds the gradient of `value` by the unique indices, whose number depends on values. A graph has a mask instead.
+at::Tensor differentiable_fill(c10::DispatchKeySet keys, const at::Tensor& self, int64_t dim, const at::Tensor& index,
+                               const at::Tensor& value) {
+  if (!is_tracing() || !value.requires_grad())
+    return at::_ops::index_fill_int_Tensor::redispatch(formula_keys(keys), self, dim, index, value);
+  const at::Tensor mask = at::zeros_like(self, at::kBool).index_fill(dim, index, 1);
+  return at::where(mask, value.to(self.scalar_type()), self);
+}
+
+at::Tensor& differentiable_fill_(c10::DispatchKeySet keys, at::Tensor& self, int64_t dim, const at::Tensor& index,
+                                 const at::Tensor& value) {
+  return is_tracing() && value.requires_grad()
+             ? self.copy_(at::index_fill(self, dim, index, value))
+             : at::_ops::index_fill__int_Tensor::redispatch(formula_keys(keys), self, dim, index, value);
+}
+
 /// The index of each element of `source`, for scatter_reduce.
 at::Tensor index_of_each(const Indexed& at, const at::Tensor& source) {
   std::vector<int64_t> sizes(source.dim(), 1);
@@ -172,6 +190,8 @@ void register_index_along(RuleTable& /*table*/) {
   add_writes<&index_copy>("index_copy", "index_copy_");
   add_writes<&index_fill<at::Scalar>>("index_fill.int_Scalar", "index_fill_.int_Scalar");
   add_writes<&index_fill<at::Tensor>>("index_fill.int_Tensor", "index_fill_.int_Tensor");
+  aten_autograd_kernels().impl("index_fill.int_Tensor", &differentiable_fill);
+  aten_autograd_kernels().impl("index_fill_.int_Tensor", &differentiable_fill_);
   add_with_plain_self<&reduce_along>("index_reduce");
   add_with_plain_self<&CopiedBack<&reduce_along>::write>("index_reduce_");
   add_with_plain_self<&put_by_number>("put");

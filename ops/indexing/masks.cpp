@@ -13,10 +13,13 @@
 #include "runtime/comm/tracing.h"
 #include "runtime/dispatch/gather_fallback.h"
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/registrations.h"
 #include "text/check.h"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/ops/masked_scatter.h>
 #include <ATen/ops/nonzero.h>
+#include <ATen/ops/where.h>
 
 namespace shardwise {
 namespace {
@@ -70,10 +73,21 @@ at::Tensor masked_select(const at::Tensor& self, const at::Tensor& mask) {
   return look_up(masked.self, masked.at);
 }
 
+/// masked_scatter() for graphs, in which no size may depend on values: each element has the number of true elements before it.
+at::Tensor with_masked_in_graph(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& source) {
+  const at::Tensor places = mask.flatten().cumsum(0).sub(1).clamp(0, source.numel() - 1);
+  return at::where(mask, source.flatten().index_select(0, places).view(mask.sizes()), self).contiguous();
+}
+
 at::Tensor with_masked(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& source) {
   SW_CHECK(self.scalar_type() == source.scalar_type(),
            "[aten::masked_scatter] expected self and source to have same dtypes but got {} and {}",
            c10::toString(self.scalar_type()), c10::toString(source.scalar_type()));
+  if (is_tracing() && source.numel() > 0) {
+    const auto sizes = at::infer_size(self.sizes(), mask.sizes());
+    const at::Tensor places = index_operand("aten::masked_scatter", mask, spec_of(self)->mesh());
+    return with_masked_in_graph(self.expand(sizes), places.expand(sizes), source);
+  }
   const Masked masked("aten::masked_scatter", self, mask);
   const int64_t n = masked.at.indices[0].numel();
   SW_CHECK(source.numel() >= n,
@@ -84,6 +98,18 @@ at::Tensor with_masked(const at::Tensor& self, const at::Tensor& mask, const at:
   return self.dim() == 0 && mask.dim() == 0 ? result.squeeze(0) : result;
 }
 
+/// torch's formulas find the gradient of `source` by a selection, whose size depends on values.
+at::Tensor differentiable_masked(c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& mask,
+                                 const at::Tensor& source) {
+  return is_tracing() ? PlainSelf<&with_masked, true>::call(self, mask, source)
+                      : at::_ops::masked_scatter::redispatch(formula_keys(keys), self, mask, source);
+}
+at::Tensor& write_differentiable_masked(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& mask,
+                                        const at::Tensor& source) {
+  return is_tracing() ? self.copy_(at::masked_scatter(self, mask, source))
+                      : at::_ops::masked_scatter_::redispatch(formula_keys(keys), self, mask, source);
+}
+
 }  // namespace
 
 void register_masks(RuleTable& /*table*/) {
@@ -91,6 +117,9 @@ void register_masks(RuleTable& /*table*/) {
   add_composition_with_plain_self<&masked_select>("masked_select");
   add_with_plain_self<&with_masked>("masked_scatter");
   add_with_plain_self<&CopiedBack<&with_masked>::write>("masked_scatter_");
+  PlainSelf<&with_masked, true>::name = "masked_scatter";
+  aten_autograd_kernels().impl("masked_scatter", &differentiable_masked);
+  aten_autograd_kernels().impl("masked_scatter_", &write_differentiable_masked);
 }
 
 }  // namespace shardwise

@@ -30,8 +30,8 @@ def run_traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     arguments = func._schema.arguments
     args = tuple(map(_operand, arguments, args))
     kwargs = {each.name: _operand(each, kwargs[each.name]) for each in arguments if each.name in kwargs}
-    scope, args, kwargs = _symbols.settled(func, args, kwargs)
     try:
+        scope, args, kwargs = _symbols.settled(func, args, kwargs)
         with scope:
             results = func.redispatch(_KERNELS, *args, **kwargs)
         for result in results if isinstance(results, (tuple, list)) else (results,):

@@ -389,6 +389,7 @@ def breaks(_):
         lambda ids, table: nn.functional.embedding(ids, table * 2, scale_grad_by_freq=True) + 1,
         lambda _, table: (table * 2)[(table > 0).all(1)] + 1,
         lambda ids, _: torch.bincount(ids * 1, minlength=12) + 1,
+        lambda ids, table: (table * 2).narrow(0, ids[0], 2) + 1,
     ):
         compiled = torch.compile(select, backend=EAGER_GRAPH)
         torch.testing.assert_close(
@@ -430,6 +431,8 @@ def steps_that_need_values(_):
         "index": lambda x, i: (x * 1)[:, i],
         "index_put": lambda x, i: (x * 1).index_put((i,), x[:4] * 2),
         "index_fill_": lambda x, i: (x * 1).index_fill_(0, i, 2.0),
+        "index_fill": lambda x, i: (x * 1).index_fill(0, i, x.sum()) + (x * 1).index_fill_(0, i, x.sum()),
+        "masked_scatter": lambda x, i: (x * 1).masked_scatter(x > i[0] / 9, x * 2).masked_scatter_(x > 0, x * 3),
         "gather": lambda x, i: (x * 1).gather(0, i[:, None]),
         "scatter": lambda x, i: (x * 1).scatter(0, i[:, None], 2.0),
         "one_hot": lambda x, i: functional.one_hot(i, 7) + x.sum(),
