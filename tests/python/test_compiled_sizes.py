@@ -12,7 +12,9 @@ def test_one_graph_serves_all_lengths_that_no_rank_divides(tmp_path, n_ranks, pa
     expect_all_well("compiled_sizes_program.py", n_ranks, parts, tmp_path, timeout=600)
 
 
-@pytest.mark.parametrize("parts", ["attention,draws,losses", "parts_and_joins", "uneven_heads,bags,llama", "choices,sums_of_products"])
+@pytest.mark.parametrize(
+    "parts", ["attention,draws,losses", "parts_and_joins", "uneven_heads,bags,llama", "choices,sums_of_products"]
+)
 @pytest.mark.parametrize("n_ranks", [2, 3])
 def test_lengths_of_tokens_have_one_graph(tmp_path, n_ranks, parts):
     expect_all_well("compiled_lengths_program.py", n_ranks, parts, tmp_path, timeout=600)
