@@ -65,7 +65,10 @@ class DecisionKey {
   /// Adds an element that is missing in an optional list.
   void add_absent() { add(0); }
   /// Adds a list, before its elements.
-  void add_list(size_t n) { add(n); }
+  void add_list(size_t n) {
+    add(n);
+    words_.reserve(words_.size() + n);
+  }
   void add_ints(c10::IntArrayRef values);
   /// Adds any other argument, boxed or not. `by_kind`: only whether it is a bool, an integer, a float or complex matters.
   void add_scalar(const c10::IValue& value, bool by_kind);
