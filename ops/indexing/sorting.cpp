@@ -21,29 +21,40 @@
 namespace shardwise {
 namespace {
 
-/// Values and indices side by side, as bytes along a new last dim, so that one message carries both.
-at::Tensor packed(const at::Tensor& values, const at::Tensor& indices) {
-  const auto bytes = [](const at::Tensor& tensor) {
-    return tensor.unsqueeze(-1).clone(at::MemoryFormat::Contiguous).view(at::kByte);
+/// Values and indices side by side along a new last dim, in words of the dtype `word`, so that one message carries both.
+at::Tensor packed(const at::Tensor& values, const at::Tensor& indices, at::ScalarType word) {
+  const auto words = [&](const at::Tensor& tensor) {
+    return tensor.unsqueeze(-1).clone(at::MemoryFormat::Contiguous).view(word);
   };
-  return at::cat({bytes(values), bytes(indices)}, -1);
+  return at::cat({words(values), words(indices)}, -1);
 }
 
-/// The tensor of `dtype` that begins at byte `begin` of each entry.
-at::Tensor unpacked(const at::Tensor& bytes, int64_t begin, at::ScalarType dtype) {
-  const auto width = static_cast<int64_t>(c10::elementSize(dtype));
-  return bytes.narrow(-1, begin, width).clone(at::MemoryFormat::Contiguous).view(dtype).squeeze(-1);  // at offset 0
+/// The tensor of `dtype` in the `width` words that begin at `begin` in each entry.
+at::Tensor unpacked(const at::Tensor& words, int64_t begin, int64_t width, at::ScalarType dtype) {
+  return words.narrow(-1, begin, width).clone(at::MemoryFormat::Contiguous).view(dtype).squeeze(-1);  // at offset 0
 }
 
-/// Gathers all ranks' packed candidates, each of `bytes`, in one exchange. Rank i has `n_candidates[i]` of them along the dim.
+/// The integer of the bytes of `value`, but no wider than a place in 32 bits: a unit in which both are copied.
+at::ScalarType word_of(at::ScalarType value) {
+  switch (c10::elementSize(value)) {
+    case 1:
+      return at::kByte;
+    case 2:
+      return at::kShort;
+    default:
+      return at::kInt;
+  }
+}
+
+/// Gathers all ranks' packed candidates, each of `n_words`, in one exchange. Rank i has `n_candidates[i]` of them along the dim.
 Shards gathered(const DimPieces& along, Shards own, const std::vector<int64_t>& n_candidates, int64_t n_all,
-                int64_t bytes) {
+                int64_t n_words, at::ScalarType word) {
   const SpecPtr& spec = spec_of(along.tensor);
   Dims sizes(spec->sizes());
   sizes[along.dim] = n_all;
-  sizes.push_back(bytes);
+  sizes.push_back(n_words);
   const SpecPtr sharded =
-      Spec::intern(spec->mesh(), sizes, along.with_lengths(n_candidates), row_major_strides(sizes), at::kByte);
+      Spec::intern(spec->mesh(), sizes, along.with_lengths(n_candidates), row_major_strides(sizes), word);
   return maybe_dtensor(moved_to(wrap(sharded, std::move(own)), along.unsharded()))->shards();
 }
 
@@ -68,15 +79,18 @@ std::tuple<at::Tensor, at::Tensor> topk(const at::Tensor& self, int64_t k, int64
   if (along.has_several()) {
     const at::ScalarType dtype = self.scalar_type();
     const at::ScalarType place = self.size(along.dim) <= std::numeric_limits<int32_t>::max() ? at::kInt : at::kLong;
-    const auto value_bytes = static_cast<int64_t>(self.element_size());
-    const int64_t entry_bytes = value_bytes + static_cast<int64_t>(c10::elementSize(place));
+    const at::ScalarType word = word_of(dtype);
+    const auto width = [&](at::ScalarType each) {
+      return static_cast<int64_t>(c10::elementSize(each) / c10::elementSize(word));
+    };
     Shards own;
-    for (size_t i = 0; i < values.size(); ++i) own.push_back(packed(values[i], indices[i].to(place)));
-    const Shards all = gathered(along, std::move(own), n_candidates, n_all, entry_bytes);
+    for (size_t i = 0; i < values.size(); ++i) own.push_back(packed(values[i], indices[i].to(place), word));
+    const Shards all = gathered(along, std::move(own), n_candidates, n_all, width(dtype) + width(place), word);
     for (size_t i = 0; i < values.size(); ++i) {
-      const auto [best, places] = at::topk(unpacked(all[i], 0, dtype), k, along.dim, is_largest, is_sorted);
+      const auto [best, places] =
+          at::topk(unpacked(all[i], 0, width(dtype), dtype), k, along.dim, is_largest, is_sorted);
       values[i] = best;
-      indices[i] = unpacked(all[i], value_bytes, place).gather(along.dim, places).to(at::kLong);
+      indices[i] = unpacked(all[i], width(dtype), width(place), place).gather(along.dim, places).to(at::kLong);
     }
   }
   return {along.wrapped(values, k, along.unsharded(), self.scalar_type()),
