@@ -267,8 +267,8 @@ Pair best_along(const at::Tensor& self, const std::vector<int64_t>& dims, bool l
   if (fits_float64 && are_gathered(self, dims, places))
     std::tie(values, places) = gathered(values.to(at::kDouble), places, dims);
   const at::Tensor value = reduced(largest ? at::amax(values, dims, true) : at::amin(values, dims, true));
-  const at::Tensor is_best = values.eq(value).logical_or_(values.ne(values).logical_and_(value.ne(value)));
-  const at::Tensor place = at::amin(places.masked_fill(is_best.logical_not(), kNowhere), dims, true);
+  const at::Tensor is_worse = values.ne(value).logical_and_(values.eq(values));  // a NaN is one of the best
+  const at::Tensor place = at::amin(places.masked_fill(is_worse, kNowhere), dims, true);
   return {finished(value, dims, keepdim).to(self.scalar_type()), finished(place, dims, keepdim).to(at::kLong)};
 }
 
