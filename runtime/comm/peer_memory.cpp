@@ -7,6 +7,7 @@
 #include "text/check.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
@@ -43,6 +44,7 @@ struct Mapped {
 
 void unmap(void* context) {
   const std::unique_ptr<Mapped> mapped(static_cast<Mapped*>(context));
+  if (mapped->descriptor >= 0) c10::profiledCPUMemoryReporter().Delete(mapped->begin);
   munmap(mapped->begin, mapped->n_bytes);
   if (mapped->descriptor >= 0) close(mapped->descriptor);
 }
@@ -67,7 +69,10 @@ at::Tensor new_memory(size_t n_bytes) {
   at::Tensor result;
   if (ftruncate(descriptor, static_cast<off_t>(n_bytes)) == 0)
     result = mapped(descriptor, n_bytes, descriptor, n_made.fetch_add(1) & 0x7fffffff);
-  if (!result.defined()) close(descriptor);
+  if (result.defined())
+    c10::profiledCPUMemoryReporter().New(result.mutable_data_ptr(), n_bytes);  // so profiles count it
+  else
+    close(descriptor);
   return result;
 }
 

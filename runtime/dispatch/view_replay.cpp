@@ -130,6 +130,7 @@ struct ReplayedHot;
 template <class Op, class Return, class... Args>
 struct ReplayedHot<Op, Return(const at::Tensor&, Args...)> {
   static Return call(c10::DispatchKeySet keys, const at::Tensor& base, Args... args) {
+    const at::Tensor held = base;  // autograd refers to it twice: the first reference beside Python's own takes the GIL
     ViewReplay replay;
     Return view = Op::redispatch(formula_keys(keys), base, args...);
     ViewReplay::keep_shape(base, view);
@@ -159,6 +160,7 @@ ViewReplay::ViewReplay() : outer_(c10::AutogradState::get_tls_state().get_view_r
 ViewReplay::~ViewReplay() { c10::AutogradState::get_tls_state().set_view_replay_enabled(outer_); }
 
 void ViewReplay::keep_shape(const at::Tensor& base, const at::Tensor& view) {
+  if (!base.requires_grad()) return;
   const auto* impl = maybe_dtensor(base);
   if (ViewInfo* const info = replayed(view); info && impl && info->base_.is_same(base) && !is_traced(*impl))
     info->view_fn_ = std::make_unique<OfBase>(impl->spec(), std::move(info->view_fn_));

@@ -17,7 +17,7 @@ class ViewReplay {
   ViewReplay();
   ~ViewReplay();
 
-  /// Call this for a new view of `base`. Has the view find its part of `base` also if this changes its shape in place.
+  /// Call this for a new view of `base`. If `base` requires a gradient, the view finds its part of it also after `base` has changed its shape in place.
   static void keep_shape(const at::Tensor& base, const at::Tensor& view);
 
  private:
