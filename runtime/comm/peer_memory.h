@@ -1,59 +1,57 @@
 // runtime/comm/peer_memory.h: memory that the ranks of one machine share, so that a rank writes its results where another one reads them.
 //
 //   reader                                                        writer
-//   rows = PeerMemory::shared(n_bytes)
-//   name = PeerMemory::name_of(rows)        -- a message -->      there = peers.memory(reader, name)
+//   rows = peers.take(n_bytes)
+//   name = peers.name_of(rows)              -- a message -->      there = peers.place(reader, name, begin, n_bytes)
 //                                                                 writes to `there`
 //   reads rows                              <-- a message --      Message{..., .n_bytes_there = n_bytes}
 //
-// Over Gloo, a message costs two copies and the work of the network's layers, even on one machine. A message of a few words then tells what is where.
+// Over Gloo, a message costs two copies and the work of the network's layers, even on one machine. The rule: ranks of one machine and one user whose
+// messages go over Gloo share memory, if the system lets both of them map it. What such a rank gets from another one is written into a block that it
+// take()s from its arena, and a message says so. Where it has no block (the arena is full, or the two do not share) the name is -1, so both ends know
+// that the bytes themselves are sent.
+//
+// An arena is address space, of which the blocks in use take memory. Nothing is opened or mapped after the constructor, so nothing can fail in the
+// midst of an exchange. When the last tensor over a block is gone, its memory goes back to the system, for all processes.
 #pragma once
 
 #include "runtime/comm/group.h"
 
 #include <ATen/core/Tensor.h>
 
-#include <mutex>
+#include <memory>
 #include <vector>
 
 namespace shardwise {
 
-/// Memory of a process, as other processes know it. Both numbers are in [0, 2^31); -1: memory that is not shared.
-struct PeerName {
-  int64_t descriptor = -1;
-  int64_t number = -1;  // of the memory among all that the process made
-};
-
 class PeerMemory {
  public:
-  /// Finds the members that can map this rank's memory, and whose memory it can map: those of one machine and one user, over Gloo.
-  /// Collective over the group if it goes over Gloo: two gathers of a few numbers, which CommTrace leaves out.
-  PeerMemory(const Group& group, c10::DeviceType device);
+  static constexpr int64_t kMostBytes = int64_t{64} << 30;
+
+  /// Makes this rank's arena, of at most `n_bytes` and twice the machine's memory, and maps those of the members that can map this one's. A process
+  /// with a limit for the size of files (RLIMIT_FSIZE) shares nothing. Collective over the group if it goes over Gloo: two gathers of a few numbers,
+  /// which CommTrace leaves out. Afterwards no descriptor is open.
+  PeerMemory(const Group& group, c10::DeviceType device, int64_t n_bytes = kMostBytes);
 
   /// True if this rank and the member `index` share memory. Equal on the two.
-  bool shares(int64_t index) const { return shares_[static_cast<size_t>(index)]; }
+  bool shares(int64_t index) const { return others_[static_cast<size_t>(index)].defined(); }
   bool shares_any() const;
 
-  /// New memory for other ranks: [n_bytes] uint8. It has no name in any file system, and is freed when the last process has dropped it.
-  /// Throws: c10::Error if the system has none.
-  static at::Tensor shared(int64_t n_bytes);
-  /// The name of memory that shared() made, or of a part of it.
-  static PeerName name_of(const at::Tensor& tensor);
+  /// A block of the arena: [n_bytes] uint8. Undefined if the arena has no room, or if no member shares memory with this rank.
+  /// Drop it after the exchange in which others write to it. If that fails (a rank was killed, or late), others may still write: the arena stays
+  /// theirs while they keep this object's counterpart, so that a late write changes blocks of this arena alone, and nothing if it is gone here.
+  at::Tensor take(int64_t n_bytes) const;
+  /// The name of a block, or of a part of it: a number in [0, 2^31). -1: other memory.
+  int64_t name_of(const at::Tensor& tensor) const;
 
-  /// The memory of that name of a member, all of it: [bytes] uint8. The mapping is kept for the next call. Pre: shares(index), and the member
-  /// holds the memory now.
-  at::Tensor memory(int64_t index, const PeerName& name);
+  /// Bytes of a block of the member `index`: [n_bytes] uint8, from byte `begin` of the block on. Pre: shares(index), and the member holds the block.
+  /// Throws: c10::Error if they do not lie in the arena.
+  at::Tensor place(int64_t index, int64_t name, int64_t begin, int64_t n_bytes) const;
 
  private:
-  struct Mapping {
-    int64_t index, number;
-    at::Tensor bytes;
-    int64_t idle;  // calls since the last use
-  };
-  std::vector<bool> shares_;
-  std::vector<int64_t> processes_;
-  std::mutex mutex_;  // protects mappings_
-  std::vector<Mapping> mappings_;
+  class Arena;
+  std::shared_ptr<Arena> own_;      // its blocks keep it alive; null if no member shares memory
+  std::vector<at::Tensor> others_;  // by member: all of its arena; undefined if it is not shared
 };
 
 }  // namespace shardwise

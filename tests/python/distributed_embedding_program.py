@@ -1,5 +1,8 @@
 """Run by test_distributed_embedding.py under torchrun: distributed_embedding_program.py PARTS FOLDER, see run_parts()."""
 
+import os
+import resource
+
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -128,6 +131,28 @@ def gradients_of_lookups_in_flight(folder):
     expected = gradients(one_by_one)
     torch.testing.assert_close(gradients(all_at_once), expected)
     torch.testing.assert_close(gradients(twice), [2 * grad for grad in expected])
+
+
+def memory_is_shared_at_the_first_lookup(folder):
+    """Later lookups open nothing, and so cannot fail for lack of files. A rank whose files have a limit sends messages to all others."""
+    layer, half_shared = Model().embedding, Model().embedding
+    rank, n_ids = dist.get_rank(), (6, 300, 1, 40)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    layer(batch(rank, 0))
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
+    half_shared(batch(rank, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    n_files = len(os.listdir("/proc/self/fd"))
+    for step, n in enumerate(n_ids):
+        both = []
+        for each in (layer, half_shared):
+            each.zero_grad()
+            vectors = torch.cat(each(batch(rank, step, n * (rank + 1))), 1)
+            vectors.square().sum().backward()
+            both.append([vectors, *(parameter.grad.full_tensor() for parameter in each.parameters())])
+        torch.testing.assert_close(*both)
+    assert len(os.listdir("/proc/self/fd")) == n_files
 
 
 def trained(model, optimizers, steps):

@@ -38,7 +38,6 @@ ELSEWHERE = {
         ", and the map lives in host memory. Give a mesh",
     ),
     "a build without Gloo": ("this build has no Gloo",),
-    "a machine without memory or files left": (" cannot make memory of ", " cannot map memory of process "),
     "an environment without a package of an extra, or with another torch": (
         " needs tqdm, which is not installed",
         " needs jinja2, which is not installed",
@@ -131,6 +130,7 @@ ELSEWHERE = {
         "this process was forked from a rank",
         "takes no more messages, because one failed before",
         "there are no more facts",
+        " do not lie in the ",
         # pieces, rules
         "[to_piece] rank ",
         " pieces, but",

@@ -636,7 +636,14 @@ def test_explain_names_tables_and_traffic():
 
 
 @pytest.mark.parametrize(
-    "part", ["torch_data_parallel", "replicas_are_broadcast", "pipeline_overlaps", "gradients_of_lookups_in_flight"]
+    "part",
+    [
+        "torch_data_parallel",
+        "replicas_are_broadcast",
+        "pipeline_overlaps",
+        "gradients_of_lookups_in_flight",
+        "memory_is_shared_at_the_first_lookup",
+    ],
 )
 def test_on_four_processes(part, tmp_path):
     expect_all_well("distributed_embedding_program.py", 4, part, tmp_path)

@@ -82,11 +82,13 @@ std::shared_ptr<LayerTables> new_tables(TableLanes lanes, std::vector<Feature> f
 DistributedEmbedding::DistributedEmbedding(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
                                            const MeshPtr& mesh, std::vector<Feature> features, Options options,
                                            const TableStorages& storages) {
+  SW_CHECK_VALUE(mesh->is_member(), "[{}] rank {} is outside the mesh {}. Make the layer on its ranks alone.", kLayer,
+                 mesh->rank(), to_string(*mesh));
   TableLanes lanes = TableLanes::of(configs, plans, mesh, storages);
   check_features(features, lanes);
   auto layer = new_tables(std::move(lanes), std::move(features), /*has_files=*/!storages.empty());
   if (options.mean_gradients) layer->gradient_factor = 1.0 / static_cast<double>(mesh->size());
-  if (mesh->is_member()) layer->number = mesh->group()->record->next_number(kLayer);
+  layer->number = mesh->group()->record->next_number(kLayer);
   layer->is_sparse = options.is_sparse;
   dp_input_ = options.dp_input;
   layer->concatenates = options.concatenates;
@@ -141,7 +143,9 @@ std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const 
           at::TensorOptions().dtype(layer_->lanes.lanes[lane].dtype).device(layer_->lanes.mesh->device_type())));
   note_traffic(step);
   lookup->exchange_ = exchange_;
-  lookup->ids_ = exchange_->start(step.requests, step.arrivals, error, std::move(own));
+  std::vector<int64_t> names;
+  for (const at::Tensor& lane : step.arrivals) names.push_back(layer_->peers->name_of(lane));
+  lookup->ids_ = exchange_->start(step.requests, std::move(names), error, std::move(own));
   started_ = lookup;
   return lookup;
 }

@@ -31,9 +31,9 @@ class DistributedEmbedding {
   };
   using Inputs = std::vector<std::optional<FeatureInput>>;
 
-  /// `features`: the inputs, each of one table; a table may have several. Throws: c10::ValueError for a plan that does not fit the mesh or the
-  /// tables, for a feature without a table and a table without a feature. Sends nothing, unless tables are stored in files (`storages`): then an
-  /// error of any rank is thrown on all ranks.
+  /// `features`: the inputs, each of one table; a table may have several. Throws: c10::ValueError on a rank outside the mesh, for a plan that does
+  /// not fit the mesh or the tables, for a feature without a table and a table without a feature. Sends nothing, unless tables are stored in files
+  /// (`storages`): then an error of any rank is thrown on all ranks.
   DistributedEmbedding(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
                        const MeshPtr& mesh, std::vector<Feature> features, Options options,
                        const TableStorages& storages = {});

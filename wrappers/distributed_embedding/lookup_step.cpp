@@ -43,7 +43,7 @@ std::vector<GradientSink> LayerTables::sinks_of(const std::vector<at::Tensor>& p
 void LayerTables::find_peers() const {
   if (peers) return;
   peers.emplace(*lanes.mesh->group(), lanes.mesh->device_type());
-  if (peers->shares_any()) buffers.share();
+  if (peers->shares_any()) buffers.share(*peers);
 }
 
 int64_t LayerTables::row_bytes(size_t lane) const {
@@ -51,7 +51,7 @@ int64_t LayerTables::row_bytes(size_t lane) const {
 }
 
 at::Tensor LayerTables::place_there(size_t lane, int64_t rank, const PlaceThere& place, int64_t n_rows) const {
-  return memory_view(peers->memory(rank, place.memory), place.first_row * row_bytes(lane),
+  return memory_view(peers->place(rank, place.block, place.first_row * row_bytes(lane), n_rows * row_bytes(lane)), 0,
                      {n_rows, lanes.lanes[lane].width}, lanes.lanes[lane].dtype);
 }
 
@@ -94,6 +94,7 @@ void RowsUnderWay::exchange_with(int64_t rank, const LookupStep& step, std::vect
   const bool shares = layer.peers->shares(rank);
   std::vector<std::pair<at::Tensor, size_t>> found;  // where rows for the other rank go, and their lane
   std::vector<int64_t> notice;
+  int64_t all_asked = 0, all_wanted = 0;  // bytes, with those that are sent
   int64_t n_bytes_sent = 0, n_bytes_received = 0;
   const auto look_up = [this, &step, rank](const at::Tensor& place, size_t lane) {
     if (held_.has(lane)) lookup_rows_into(place, held_.block(lane), asked_by(rank, lane, step), 0);
@@ -101,26 +102,29 @@ void RowsUnderWay::exchange_with(int64_t rank, const LookupStep& step, std::vect
   for (size_t lane = 0; lane < n_lanes; ++lane) {
     const int64_t n_asked = step.incoming.counts[lane][at_rank], n_wanted = step.requests.n_from(lane, rank);
     const int64_t n_row_bytes = layer.row_bytes(lane);
-    n_bytes_sent += n_asked * n_row_bytes;
-    n_bytes_received += n_wanted * n_row_bytes;
-    if (shares) {
-      const PeerName own = PeerMemory::name_of(gradient_places_->arrived[lane]);
-      notice.insert(notice.end(), {own.descriptor, own.number, step.incoming.firsts[lane][at_rank]});
-      if (n_asked * n_row_bytes > 0)
-        found.emplace_back(layer.place_there(lane, rank, step.incoming.arrivals[lane][at_rank], n_asked), lane);
-      continue;
-    }
-    if (n_wanted * n_row_bytes > 0)
+    all_asked += n_asked * n_row_bytes;
+    all_wanted += n_wanted * n_row_bytes;
+    if (shares)
+      notice.insert(notice.end(),
+                    {layer.peers->name_of(gradient_places_->arrived[lane]), step.incoming.firsts[lane][at_rank]});
+    if (shares && layer.peers->name_of(arrivals_[lane]) >= 0)
+      n_bytes_received += n_wanted * n_row_bytes;
+    else if (n_wanted * n_row_bytes > 0)
       receives.push_back({other, narrowed(arrivals_[lane], 0, step.requests.first_from(lane, rank), n_wanted)});
     if (n_asked * n_row_bytes == 0) continue;
+    if (const PlaceThere& there = step.incoming.arrivals[lane][at_rank]; shares && there.block >= 0) {
+      found.emplace_back(layer.place_there(lane, rank, there, n_asked), lane);
+      n_bytes_sent += n_asked * n_row_bytes;
+      continue;
+    }
     const at::Tensor place = layer.buffers.take(n_asked, layer.lanes.lanes[lane].width, arrivals_[lane].options());
     sends.push_back({other, place, [=] { look_up(place, lane); }});
   }
-  if (n_bytes_received > 0 && shares) {
+  if (all_wanted > 0 && shares) {
     notices_[at_rank] = at::empty({static_cast<int64_t>(notice.size())}, at::kLong);
     receives.push_back({other, notices_[at_rank], {}, n_bytes_received});
   }
-  if (n_bytes_sent > 0 && shares)
+  if (all_asked > 0 && shares)
     sends.push_back({other, at::tensor(notice, at::kLong),
                      [=] {
                        for (const auto& [place, lane] : found) look_up(place, lane);
@@ -133,9 +137,9 @@ std::vector<at::Tensor> RowsUnderWay::wait() {
   held_.check();
   for (const at::Tensor& notice : notices_) {
     gradient_places_->there.emplace_back();
-    for (int64_t i = 0; notice.defined() && i < notice.numel(); i += 3) {
+    for (int64_t i = 0; notice.defined() && i < notice.numel(); i += 2) {
       const auto* words = notice.const_data_ptr<int64_t>() + i;
-      gradient_places_->there.back().push_back({{words[0], words[1]}, words[2]});
+      gradient_places_->there.back().push_back({words[0], words[1]});
     }
   }
   return std::move(arrivals_);

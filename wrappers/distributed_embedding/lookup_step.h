@@ -4,6 +4,8 @@
 //   ids of all features -> rows of tables, each once  ->  one message per pair: which rows        (request_exchange.h)
 //   arrivals, pooled per sample                       <-  one message per pair and lane: the rows
 //   backward: sums per row                            ->  one message per pair and lane: their gradients, summed by row and applied
+//
+// A rank that shares memory with another one (peer_memory.h) writes the rows and the gradients of all lanes there, and sends one notice in their place.
 #pragma once
 
 #include "ops/embedding/gradient_sink.h"

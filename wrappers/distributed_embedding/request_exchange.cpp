@@ -35,9 +35,7 @@ std::vector<int64_t> RequestExchange::head_for(const Step& step, const RowReques
   for (const int64_t number : step.own_.facts.numbers()) head.push_back(number);
   head.resize(static_cast<size_t>(head_words()), 0);
   for (size_t lane = 0; lane < step.arrivals_.size(); ++lane) {
-    const PeerName& memory = step.arrivals_[lane];
-    const std::array words{requests.n_from(lane, rank), memory.descriptor, memory.number,
-                           requests.first_from(lane, rank)};
+    const std::array words{requests.n_from(lane, rank), step.arrivals_[lane], requests.first_from(lane, rank)};
     std::ranges::copy(words, head.begin() + kCounts + kLaneWords * static_cast<int64_t>(lane));
   }
   return head;
@@ -57,7 +55,7 @@ RequestExchange::Outgoing RequestExchange::outgoing(const Step& step, const RowR
   return {n, all.narrow(0, 0, n_first).to(device), all.narrow(0, n_first, all.numel() - n_first).to(device)};
 }
 
-RequestExchange::Step RequestExchange::start(const RowRequests& requests, const std::vector<at::Tensor>& arrivals,
+RequestExchange::Step RequestExchange::start(const RowRequests& requests, std::vector<int64_t> arrivals,
                                              const RankError& error, OwnFacts own) {
   const Group& group = *lanes_->mesh->group();
   const c10::Device device(lanes_->mesh->device_type());
@@ -65,7 +63,7 @@ RequestExchange::Step RequestExchange::start(const RowRequests& requests, const 
   step.exchange_ = this;
   step.error_ = error;
   step.own_ = std::move(own);
-  for (const at::Tensor& lane : arrivals) step.arrivals_.push_back(PeerMemory::name_of(lane));
+  step.arrivals_ = std::move(arrivals);
   step.received_room_ = received_room_;
   std::vector<Message> sends, receives;
   for (int64_t rank = 0; rank < lanes_->n_ranks(); ++rank) {
@@ -149,7 +147,7 @@ IncomingRows RequestExchange::read(Step& step, const RowRequests& requests) {
       incoming.firsts[lane].push_back(n);
       const int64_t* const words = &heads[rank][kCounts + kLaneWords * lane];
       incoming.counts[lane].push_back(words[0]);
-      incoming.arrivals[lane].push_back({{words[1], words[2]}, words[3]});
+      incoming.arrivals[lane].push_back({words[1], words[2]});
       n += words[0];
     }
     incoming.rows.push_back(words(n));

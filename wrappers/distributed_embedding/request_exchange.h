@@ -10,7 +10,6 @@
 
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/messages.h"
-#include "runtime/comm/peer_memory.h"
 #include "wrappers/distributed_embedding/row_requests.h"
 #include "wrappers/distributed_embedding/step_facts.h"
 
@@ -18,17 +17,16 @@ namespace shardwise {
 
 /// A place for rows of this rank in another rank's memory.
 struct PlaceThere {
-  PeerName memory;
+  int64_t block = -1;  // its name (peer_memory.h); -1: none, so rows are sent
   int64_t first_row = 0;
 };
 
 /// The rows of this rank's blocks that all ranks request.
 struct IncomingRows {
   std::vector<at::Tensor> rows;  // by lane: int32 or int64 [n], requests of rank 0 first, ascending within a rank
-  std::vector<std::vector<int64_t>> counts;  // by lane and rank
-  std::vector<std::vector<int64_t>> firsts;  // by lane and rank: where a rank's requests begin
-  std::vector<std::vector<PlaceThere>>
-      arrivals;  // by lane and rank: where a rank wants its rows, if it shares memory with this one
+  std::vector<std::vector<int64_t>> counts;       // by lane and rank
+  std::vector<std::vector<int64_t>> firsts;       // by lane and rank: where a rank's requests begin
+  std::vector<std::vector<PlaceThere>> arrivals;  // by lane and rank: where a rank wants its rows
 
   template <class Visit>
   void for_each_tensor(const Visit& visit) {
@@ -58,16 +56,16 @@ class RequestExchange {
     RequestExchange* exchange_ = nullptr;
     RankError error_;
     OwnFacts own_;
-    std::vector<PeerName> arrivals_;      // by lane
+    std::vector<int64_t> arrivals_;       // by lane
     std::vector<int64_t> received_room_;  // rows per message, by rank
     std::vector<Outgoing> sent_;          // by rank
     std::vector<at::Tensor> received_;    // by rank
     std::shared_ptr<Messages> messages_;
   };
 
-  /// Sends this rank's requests, or its error, to all ranks. `arrivals`: the memory for the rows, by lane; none with an error. Collective.
-  Step start(const RowRequests& requests, const std::vector<at::Tensor>& arrivals, const RankError& error,
-             OwnFacts own);
+  /// Sends this rank's requests, or its error, to all ranks. `arrivals`: the names of the memory for the rows, by lane; none with an error.
+  /// Collective.
+  Step start(const RowRequests& requests, std::vector<int64_t> arrivals, const RankError& error, OwnFacts own);
 
  private:
   template <class Word>
@@ -81,7 +79,7 @@ class RequestExchange {
   at::Tensor words(int64_t n) const;
 
   static constexpr int64_t kCounts = 1 + StepFacts::kSize;
-  static constexpr int64_t kLaneWords = 4;  // number of rows, name of the memory, first row there
+  static constexpr int64_t kLaneWords = 3;  // number of rows, name of the memory, first row there
   static int64_t count_of(const std::vector<int64_t>& head, size_t lane) { return head[kCounts + kLaneWords * lane]; }
 
   const TableLanes* lanes_;

@@ -1,7 +1,6 @@
 #include "wrappers/distributed_embedding/row_buffers.h"
 
 #include "runtime/comm/memory_view.h"
-#include "runtime/comm/peer_memory.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
@@ -36,11 +35,12 @@ at::Tensor RowBuffers::take(int64_t n_rows, int64_t width, const at::TensorOptio
     const c10::InferenceMode normal(false);  // training steps reuse the buffer
     const int64_t n_with_room = n + n / 8;   // because steps differ a little
     const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
-    buffers_.push_back(
-        are_shared_ ? memory_view(PeerMemory::shared(n_with_room * options.dtype().itemsize()), 0, {n_with_room}, dtype)
-                    : at::empty({n_with_room}, options));
+    const auto n_bytes = n_with_room * static_cast<int64_t>(options.dtype().itemsize());
+    const at::Tensor block = shared_ ? shared_->take(n_bytes) : at::Tensor();
+    buffers_.push_back(block.defined() ? memory_view(block, 0, {n_with_room}, dtype)
+                                       : at::empty({n_with_room}, options));
     idle_.push_back(0);
-    if (!are_shared_) prefer_large_pages(buffers_.back());
+    if (!block.defined()) prefer_large_pages(buffers_.back());
   }
   idle_[best] = 0;
   // A new tensor: the pool's own has a use count of 1 while the memory is free.

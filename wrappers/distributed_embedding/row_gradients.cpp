@@ -140,24 +140,27 @@ class Backward {
   void exchange_with(int64_t rank, const GradientPlaces& places, std::vector<Message>& sends,
                      std::vector<Message>& receives) const {
     const int64_t other = lanes_.mesh->group()->ranks[static_cast<size_t>(rank)];
-    const bool shares = !places.arrived.empty() && step_.layer->peers->shares(rank);
+    const PeerMemory& peers = *step_.layer->peers;
+    const bool shares = !places.arrived.empty() && peers.shares(rank);
     std::vector<at::Tensor> there(lanes_.lanes.size());
     int64_t n_bytes_sent = 0, n_bytes_received = 0;
     for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
       const at::Tensor place = own_place(lane, rank);
       const int64_t n_sent = step_.requests.n_from(lane, rank), n_row_bytes = step_.layer->row_bytes(lane);
-      n_bytes_sent += n_sent * n_row_bytes;
-      n_bytes_received += static_cast<int64_t>(place.nbytes());
-      if (n_sent * n_row_bytes > 0)
-        there[lane] = shares
-                          ? step_.layer->place_there(lane, rank, places.there[static_cast<size_t>(rank)][lane], n_sent)
-                          : new_rows(lane, n_sent);
-      if (shares) continue;
-      if (place.numel() > 0) receives.push_back({other, place});
-      if (there[lane].defined())
-        sends.push_back({other, there[lane], [this, lane, rank, sums = there[lane]] { sum_into(sums, lane, rank); }});
+      if (shares && peers.name_of(place) >= 0)
+        n_bytes_received += static_cast<int64_t>(place.nbytes());
+      else if (place.numel() > 0)
+        receives.push_back({other, place});
+      if (n_sent * n_row_bytes == 0) continue;
+      const PlaceThere to = shares ? places.there[static_cast<size_t>(rank)][lane] : PlaceThere();
+      if (to.block >= 0) {
+        there[lane] = step_.layer->place_there(lane, rank, to, n_sent);
+        n_bytes_sent += n_sent * n_row_bytes;
+        continue;
+      }
+      const at::Tensor sums = new_rows(lane, n_sent);
+      sends.push_back({other, sums, [this, lane, rank, sums] { sum_into(sums, lane, rank); }});
     }
-    if (!shares) return;
     const auto notice = [] { return at::empty({1}, at::kByte); };
     if (n_bytes_received > 0) receives.push_back({other, notice(), {}, n_bytes_received});
     if (n_bytes_sent > 0)

@@ -26,6 +26,12 @@ CASES = [
         "layer([sw.distribute_tensor(ids, mesh, [Shard(0)]), ids, ids])",
         TypeError,
     ),
+    case(
+        "a mesh without this rank",
+        'sw.DistributedEmbedding([user], mesh=sw.DeviceMesh("cpu", [0]))',
+        ValueError,
+        only_on=1,
+    ),
     case("sparse ids", "layer([ids.to_sparse(), ids, ids])", TypeError),
     case("ids of three dims", "layer([ids, ids.view(1, 1, 3), ids])", ValueError),
     case("offsets of floats", "layer([ids, (ids, torch.tensor([0.0])), ids])", TypeError),
