@@ -58,7 +58,7 @@ File::~File() {
 
 int64_t own_process() { return getpid(); }
 
-/// A new file of zeros that takes no memory, as long as possible up to `n_bytes`.
+/// A new file of `n_bytes` zeros, or of twice the machine's memory if that is less. It takes no memory until it is written to.
 File new_file(int64_t n_bytes) {
   rlimit longest{};
   if (getrlimit(RLIMIT_FSIZE, &longest) != 0 || longest.rlim_cur != RLIM_INFINITY) return {};

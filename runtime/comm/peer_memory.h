@@ -38,8 +38,8 @@ class PeerMemory {
   bool shares_any() const;
 
   /// A block of the arena: [n_bytes] uint8. Undefined if the arena has no room, or if no member shares memory with this rank.
-  /// Drop it after the exchange in which others write to it. If that fails (a rank was killed, or late), others may still write: the arena stays
-  /// theirs while they keep this object's counterpart, so that a late write changes blocks of this arena alone, and nothing if it is gone here.
+  /// Drop it when the exchange in which others write to it is over. If that failed (a rank was killed, or late), others may still write, but only
+  /// into this arena, which they keep mapped: a late write may change blocks that this object has handed out since, and no other memory.
   at::Tensor take(int64_t n_bytes) const;
   /// The name of a block, or of a part of it: a number in [0, 2^31). -1: other memory.
   int64_t name_of(const at::Tensor& tensor) const;

@@ -5,7 +5,8 @@
 //   arrivals, pooled per sample                       <-  one message per pair and lane: the rows
 //   backward: sums per row                            ->  one message per pair and lane: their gradients, summed by row and applied
 //
-// A rank that shares memory with another one (peer_memory.h) writes the rows and the gradients of all lanes there, and sends one notice in their place.
+// A rank that shares memory with another one (peer_memory.h) writes the rows and the gradients of all lanes there, and sends one notice per
+// pair in place of their messages.
 #pragma once
 
 #include "ops/embedding/gradient_sink.h"
