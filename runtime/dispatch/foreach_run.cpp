@@ -12,6 +12,7 @@
 #include "text/check.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 namespace shardwise {
 namespace {
@@ -205,6 +206,47 @@ c10::IValue elements_of(const c10::IValue& value, size_t n, const std::vector<si
   return part;
 }
 
+/// One call per group. Puts the results in the place of the arguments.
+void run_groups(const OpInfo& op, torch::jit::Stack& stack, const std::vector<ElementGroup>& groups) {
+  const size_t first = stack.size() - op.n_args();
+  const std::vector<c10::IValue> args(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+  const size_t n = args[0].toListRef().size();
+  std::vector<at::Tensor> results(n);
+  for (const auto& [mesh, elements] : groups) {
+    torch::jit::Stack part;
+    for (const c10::IValue& arg : args)
+      part.push_back(!mesh && is_distributed_number(arg) ? plain_number(op, arg.toTensor())
+                                                         : elements_of(arg, n, elements));
+    if (mesh)
+      dispatch(op, &part);
+    else
+      op.handle.callBoxed(&part);
+    if (!part.empty())
+      for (size_t i = 0; i < elements.size(); ++i) results[elements[i]] = part[0].toListRef()[i].toTensor();
+  }
+  stack.resize(first);
+  if (op.n_returns() > 0) stack.emplace_back(std::move(results));
+}
+
+/// True if an element must see what the call writes to another one: operands move, which they would do before the first write, and elements share memory.
+bool needs_order(const BoundCall& call, const Propagation& propagation) {
+  const auto& operands = call.operands;
+  if (operands.size() < 2 || std::ranges::none_of(propagation.inputs, [](const SpecPtr& to) { return to != nullptr; }))
+    return false;
+  const auto memory_of = [](const DTensorImpl& tensor) -> const void* {
+    const void* const shared = tensor.known_memory();
+    return shared ? shared : &tensor;
+  };
+  std::unordered_map<const void*, size_t> writers;  // elements, by memory
+  const auto is_shared = [&](const BoundOperand& operand) {
+    const auto writer = operand.impl ? writers.find(memory_of(*operand.impl)) : writers.end();
+    return writer != writers.end() && writer->second != operand.index;
+  };
+  for (const BoundOperand& operand : operands)
+    if (operand.impl && call.op.args[operand.arg].is_written) writers.emplace(memory_of(*operand.impl), operand.index);
+  return std::ranges::any_of(operands, is_shared);
+}
+
 }  // namespace
 
 size_t scratch_arg(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
@@ -222,31 +264,21 @@ bool dispatch_by_mesh(const OpInfo& op, torch::jit::Stack& stack) {
   const bool is_plain = groups.size() == 1 && !groups[0].mesh && std::ranges::any_of(given, &is_distributed_number);
   if (groups.size() < 2 && !is_plain) return false;
 
-  const std::vector<c10::IValue> args = given.vec();
-  const size_t n = args[0].toListRef().size();
-  std::vector<at::Tensor> results(n);
-  for (const auto& [mesh, elements] : groups) {
-    torch::jit::Stack part;
-    for (const c10::IValue& arg : args)
-      part.push_back(!mesh && is_distributed_number(arg) ? plain_number(op, arg.toTensor())
-                                                         : elements_of(arg, n, elements));
-    if (mesh)
-      dispatch(op, &part);
-    else
-      op.handle.callBoxed(&part);
-    if (!part.empty())
-      for (size_t i = 0; i < elements.size(); ++i) results[elements[i]] = part[0].toListRef()[i].toTensor();
-  }
-  stack.resize(first);
-  if (op.n_returns() > 0) stack.emplace_back(std::move(results));
+  run_groups(op, stack, groups);
   return true;
 }
 
 void run_foreach(BoundCall& call, const Decision& decision) {
+  if (needs_order(call, *decision.propagation)) {
+    std::vector<ElementGroup> groups;
+    for (size_t i = 0; i < call.args()[0].toListRef().size(); ++i)
+      groups.push_back({call.leader().spec()->mesh().get(), {i}});
+    return run_groups(call.op, call.stack, groups);
+  }
   BelowAutograd guard;
   const size_t scratch = scratch_arg(call.op, call.args());
   ForeachRun(call, *decision.propagation, scratch).run();
-  for (const BoundOperand& operand : call.operands)  // for lists, torch leaves this to the kernels
+  for (const BoundOperand& operand : call.operands)  // torch's own kernels of list operators count the write themselves
     if (operand.impl && call.op.args[operand.arg].is_written && operand.arg != scratch && !operand.impl->is_inference())
       operand.impl->bump_version();
 }

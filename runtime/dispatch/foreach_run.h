@@ -7,7 +7,7 @@ namespace shardwise {
 
 /// Runs a decided call whose rule is per element: each list is flattened to this rank's pieces, and the operator is called once for all of
 /// them. Plain 0-dim elements and scalars are repeated for every piece of their element. Written tensors that are Partial, or whose layout
-/// differs from their element's of the first list, move there and back.
+/// differs from their element's of the first list, move there and back. If some move and elements share memory, each element is a call of its own.
 /// Pre: the elements of the first list are on one mesh.
 void run_foreach(BoundCall& call, const Decision& decision);
 

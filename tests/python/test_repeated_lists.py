@@ -86,3 +86,29 @@ def test_numbers_in_lists_do_not_decide_a_layout():
         assert sw.cache_counters().misses == before
 
     run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize("layout", [Shard(0), Replicate(), Partial()], ids=str)
+def test_a_list_that_names_a_tensor_twice_writes_to_it_twice(layout):
+    lists = {
+        "twice": lambda x, y: torch._foreach_add_([x, y, x], 2.0),
+        "a view": lambda x, y: torch._foreach_add_([x, x[1:], y], 2.0),
+        "read later": lambda x, y: torch._foreach_add_([x, y], [y, x]),
+        "numbers": lambda x, y: torch._foreach_add_([x, x.t(), y], [1.0, 2.0, 3.0]),
+        "differences": lambda x, y: torch._foreach_sub_([x, x], [y, y], alpha=2),
+    }
+
+    def on_rank(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        for name, call in lists.items():
+            theirs = [torch.arange(16.0).view(4, 4), torch.ones(4, 4)]
+            ours = [sw.distribute_tensor(tensor, mesh, [layout]) for tensor in theirs]
+            theirs = [tensor.clone() for tensor in theirs]
+            for _ in range(2):
+                call(*ours)
+                call(*theirs)
+            for found, right in zip(ours, theirs, strict=True):
+                torch.testing.assert_close(found.full_tensor(), right, msg=name)
+                assert found._version == right._version, name
+
+    run_ranks(2, on_rank)
