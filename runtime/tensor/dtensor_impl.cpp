@@ -311,6 +311,9 @@ at::Tensor make(SpecPtr spec, Shards&& shards, std::shared_ptr<SparseEntries> en
   TORCH_CHECK_NOT_IMPLEMENTED(shards.empty() || shards[0].is_sparse() == is_sparse,
                               "[DTensor] an operator returned sparse pieces for a dense result, or dense pieces for a "
                               "sparse result. Use to_dense() first.");
+  TORCH_CHECK_NOT_IMPLEMENTED(shards.empty() || !shards[0].key_set().has(c10::DispatchKey::Batched),
+                              "[DTensor] a piece has a hidden batch dim, which torch.autograd.grad(..., "
+                              "is_grads_batched=True) gives it. Use torch.func.vmap, or call grad for each element.");
   if (spec->flat_sizes()) [[unlikely]]
     shards = joined(*spec, std::move(shards));
   auto tensor = at::detail::make_tensor<DTensorImpl>(std::move(spec), std::move(shards), device, is_sparse);

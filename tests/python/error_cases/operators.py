@@ -35,6 +35,17 @@ CASES = [
         in_torchs_words=True,
     ),
     case("a write to an expanded tensor", "d[:1].expand(3, 2).add_(1)", RuntimeError),
+    case("other strides in place", "d.as_strided_((2, 6), (6, 1))", NotImplementedError),
+    case(
+        "distributed gradients with a hidden batch dim",
+        "d.requires_grad_()\ntorch.autograd.grad(d * d, d, torch.stack([d, d]).detach(), is_grads_batched=True)",
+        NotImplementedError,
+    ),
+    case(
+        "gradients with a hidden batch dim",
+        "d.requires_grad_()\ntorch.autograd.grad(d.full_tensor(), d, torch.ones(2, 6, 2), is_grads_batched=True)",
+        NotImplementedError,
+    ),
     case("an index out of range", "d[7]", IndexError, in_torchs_words=True),
     case("several places in a number", "d.sum().index_select(0, ids)", RuntimeError, in_torchs_words=True),
     case("running maxima of complex numbers", "d.to(torch.complex64).cummax(0)", NotImplementedError),
