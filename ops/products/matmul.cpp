@@ -172,8 +172,9 @@ at::Tensor differentiable_weight_grad(const at::Tensor& grad, const at::Tensor& 
                          });
 }
 
-/// Returns `grad`, the gradient of a product, in the layout that serves the gradients of both factors, so that a Partial is reduced once: `grad` by
-/// `by` gives one of them, and `left` by `grad` that of `right`, contracted over all batch dims if `is_matrix`.
+/// Returns `grad`, the gradient of the product of `left` and `right`, in the layout that serves the gradients of both factors, so that a Partial is
+/// reduced once. The gradient of the left factor is the product of `grad` and `by`. That of `right` is the product of `left`, transposed, and `grad`; it
+/// is contracted over all batch dims if `is_matrix`.
 at::Tensor reduced_once(const at::Tensor& grad, const at::Tensor& by, const at::Tensor& left, const at::Tensor& right,
                         bool is_matrix) {
   static const ByRule product("shardwise::matmul"), contraction("shardwise::linear_weight_grad");
@@ -184,7 +185,7 @@ at::Tensor reduced_once(const at::Tensor& grad, const at::Tensor& by, const at::
   const auto one = product.layouts(grad, by);
   const auto other = is_matrix ? contraction.layouts(left, grad) : product.layouts(left.mT(), grad);
   if (one.empty() || other.empty()) return grad;
-  const SpecPtr shared = reduced_once(spec, one[0] ? one[0] : spec, other[1] ? other[1] : spec, *spec_of(right));
+  const SpecPtr shared = layout_reduced_once(spec, one[0] ? one[0] : spec, other[1] ? other[1] : spec, *spec_of(right));
   if (shared->placements() == spec->placements()) return grad;
   const CommScope scope("shardwise::matmul");
   return redistribute(grad, shared->placements().vec());

@@ -26,7 +26,7 @@ int64_t bytes_to_gather(const Spec& spec, int64_t dim) {
   return bytes;
 }
 
-SpecPtr reduced_once(const SpecPtr& grad, const SpecPtr& one, const SpecPtr& other, const Spec& weight) {
+SpecPtr layout_reduced_once(const SpecPtr& grad, const SpecPtr& one, const SpecPtr& other, const Spec& weight) {
   const auto serves = [&](const SpecPtr& given, const SpecPtr& wanted) {
     for (size_t m = 0; m < grad->placements().size(); ++m) {
       const Placement &from = given->placements()[m], &to = wanted->placements()[m];

@@ -15,6 +15,6 @@ int64_t bytes_to_gather(const Spec& spec, int64_t dim);
 /// The layout in which `grad`, Partial on some mesh dims, serves two calls that take it as `one` and `other`, so that it is reduced once: the layout
 /// of the call that needs more. Where both calls pass a Partial on, the gradient of `weight` is reduced, which is of the same terms: if that moves
 /// more bytes, `grad` is reduced in its place. `grad` if no layout serves both calls.
-SpecPtr reduced_once(const SpecPtr& grad, const SpecPtr& one, const SpecPtr& other, const Spec& weight);
+SpecPtr layout_reduced_once(const SpecPtr& grad, const SpecPtr& one, const SpecPtr& other, const Spec& weight);
 
 }  // namespace shardwise
