@@ -262,7 +262,8 @@ at::Tensor gathered_as_strided(const at::Tensor& self, const Strided& strided) {
     const at::Tensor dense = piece.new_empty_strided(self.sizes(), self.strides()).copy_(piece);
     pieces.push_back(dense.as_strided(strided.sizes, strided.strides, offset));
   }
-  at::Tensor result = wrap_view(Spec::intern(spec->mesh(), strided.sizes, everywhere, strided.strides, spec->dtype()),
+  at::Tensor result = wrap_view("aten::as_strided",
+                                Spec::intern(spec->mesh(), strided.sizes, everywhere, strided.strides, spec->dtype()),
                                 std::move(pieces), origin_of(*maybe_dtensor(self)), offset);
   static const OpInfo op(c10::Dispatcher::singleton().findSchemaOrThrow("shardwise::strided_from_begin", ""));
   maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(

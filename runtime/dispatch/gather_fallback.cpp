@@ -114,7 +114,7 @@ class ReplicatedRun {
   /// `output`: the index among the results, or within the result's list.
   at::Tensor wrap_replica(const at::Tensor& local, size_t output) const {
     if (!local.defined()) return {};
-    at::Tensor result = call_.op.is_view ? wrap_view(replicated_like(local), {local}, origin_,
+    at::Tensor result = call_.op.is_view ? wrap_view(call_.op.name, replicated_like(local), {local}, origin_,
                                                      local.storage_offset() - begin_of_replica_)
                                          : wrap(replicated_like(local), {local});
     if (view_reason_)

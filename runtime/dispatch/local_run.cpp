@@ -316,8 +316,9 @@ class LocalRun {
   at::Tensor wrap_output(size_t i) {
     const SpecPtr& spec = propagation_.outputs[i];
     if (!spec) return {};
-    at::Tensor result = call_.op.is_view ? wrap_view(spec, std::move(outputs_[i]), origin_, decision_.view_offset)
-                                         : wrap(spec, std::move(outputs_[i]));
+    at::Tensor result = call_.op.is_view
+                            ? wrap_view(call_.op.name, spec, std::move(outputs_[i]), origin_, decision_.view_offset)
+                            : wrap(spec, std::move(outputs_[i]));
     if (view_reason_)
       maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(*view_reason_, call_.op, view_args_, i));
     if (is_traced_view_) [[unlikely]]

@@ -218,7 +218,7 @@ class Unboxed<Op, Return(Args...)> {
       for (const at::Tensor& tensor : first)
         if (const auto* impl = maybe_dtensor(tensor); impl->known_memory()) writes.push_back(impl->begin_write());
       Op::call(local(first), local(rest)...);
-      for (const at::Tensor& tensor : first)  // torch leaves this to the kernels
+      for (const at::Tensor& tensor : first)  // torch's own kernels of list operators count the write themselves
         if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
     } else {
       const auto& outputs = decision.propagation->outputs;
@@ -236,7 +236,7 @@ class Unboxed<Op, Return(Args...)> {
                           piece.sizes(), " for ", to_string(*spec));
     Shards pieces;
     pieces.push_back(std::move(piece));
-    piece = origin ? wrap_view(std::move(spec), std::move(pieces), std::move(*origin))
+    piece = origin ? wrap_view(info().name, std::move(spec), std::move(pieces), std::move(*origin))
                    : wrap(std::move(spec), std::move(pieces));
   }
 

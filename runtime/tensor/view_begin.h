@@ -7,7 +7,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <memory>
-#include <optional>
+#include <string_view>
 #include <utility>
 
 namespace shardwise {
@@ -33,14 +33,24 @@ inline void begin_view(const at::Tensor& view, ViewOrigin origin, int64_t offset
   impl->set_storage_offset(origin.begin / static_cast<int64_t>(impl->itemsize()) + offset);
 }
 
-/// wrap() for a view, which is an inference tensor if the viewed tensor is one, in any mode, as in torch.
-inline at::Tensor wrap_view(SpecPtr spec, Shards&& shards, ViewOrigin origin, int64_t offset = 0) {
-  std::optional<c10::InferenceMode> mode;
-  if (origin.is_inference != c10::InferenceMode::is_enabled()) [[unlikely]]
-    mode.emplace(origin.is_inference);
-  at::Tensor view = wrap(std::move(spec), std::move(shards));
-  begin_view(view, std::move(origin), offset);
-  return view;
+/// wrap() for the view that operator `op` makes. As in torch, the view is an inference tensor if the viewed tensor is one, in any mode. There are two
+/// exceptions: view.dtype follows the mode, as operators that are no views do, and detach() outside the mode gives an inference tensor that counts
+/// versions, so that writes to it are allowed.
+inline at::Tensor wrap_view(std::string_view op, SpecPtr spec, Shards&& shards, ViewOrigin origin, int64_t offset = 0) {
+  const bool is_inference = origin.is_inference;
+  const auto made = [&] {
+    at::Tensor view = wrap(std::move(spec), std::move(shards));
+    begin_view(view, std::move(origin), offset);
+    return view;
+  };
+  if (is_inference == c10::InferenceMode::is_enabled() || op == "aten::view.dtype") [[likely]]
+    return made();
+  const at::Tensor view = [&] {
+    const c10::InferenceMode mode(is_inference);
+    return made();
+  }();
+  if (!is_inference || op != "aten::detach") return view;
+  return at::Tensor(maybe_dtensor(view)->shallow_copy_and_detach(c10::VariableVersion(0), /*allow_change=*/true));
 }
 
 }  // namespace shardwise

@@ -112,22 +112,44 @@ def test_addbmm_resizes_its_operand_as_torch_does(shape, placement, terms):
 INFERENCE_VIEWS = {
     **VIEWS,
     "detach": lambda x: x.detach(),
+    "alias": lambda x: torch.ops.aten.alias(x),
     "split": lambda x: x.split(2)[1],
     "strided": lambda x: x.as_strided((2,), (3,), 1),
     "diagonal": lambda x: x.diagonal(),
+    "dtype": lambda x: x.view(torch.int32),
 }
 
 
+def outcome(act):
+    try:
+        return act()
+    except RuntimeError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("in_mode", [False, True], ids=["outside", "inside"])
+@pytest.mark.parametrize("is_inference", [False, True], ids=["normal", "inference"])
 @pytest.mark.parametrize("view", INFERENCE_VIEWS.values(), ids=INFERENCE_VIEWS.keys())
-def test_a_view_is_an_inference_tensor_where_its_base_is_one(view):
+def test_a_view_of_an_inference_tensor_is_what_torch_makes_it(view, is_inference, in_mode):
     def check(mesh):
-        for placement in (Shard(0), Shard(1), Replicate(), Partial()):
-            x = sw.distribute_tensor(torch.ones(4, 4), mesh, [placement])
-            with torch.inference_mode():
-                y = x.clone()
+        def found(x):
+            with torch.inference_mode(is_inference):
+                base = x.clone()
+            seen = []
             for _ in range(2):  # the second call knows its layout
-                assert view(y).is_inference() and not view(x).is_inference()
-                with torch.inference_mode():
-                    assert view(y).is_inference() and not view(x).is_inference()
+                with torch.inference_mode(in_mode):
+                    part = view(base)
+                versions = outcome(lambda part=part: part._version)
+                writes = outcome(lambda part=part: part.mul_(2)._version)
+                seen.append((part.is_inference(), versions, writes))
+            return seen, getattr(base, "full_tensor", base.clone)()
+
+        dense = torch.ones(4, 4)
+        theirs = found(dense)
+        for placement in (Shard(0), Shard(1), Replicate(), Partial()):
+            ours = found(sw.distribute_tensor(dense, mesh, [placement]))
+            assert ours[0] == theirs[0]
+            if view is not INFERENCE_VIEWS["dtype"]:  # a Partial has other bits
+                assert torch.equal(ours[1], theirs[1])
 
     on_ranks(check)
