@@ -1,6 +1,7 @@
 // ops/shapes/permute.cpp: permuted dims and new dims of extent 1. Every placement passes; nothing moves.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
+#include "runtime/dispatch/view_replay.h"
 #include "runtime/rules/propagate.h"
 
 #include <numeric>
@@ -77,19 +78,31 @@ Rule reordering(const char* name, OrderOf order_of) {
 
 // The in-place forms turn the tensor itself into the view.
 
-at::Tensor& become(at::Tensor& self, const at::Tensor& view) {
+at::Tensor& become(at::Tensor& self, ViewReplay::Operator change) {
+  const at::Tensor view = change(self);
   const MemoryWrite write = maybe_dtensor(self)->begin_write();  // torch counts it as a write, for aliases too
   maybe_dtensor(self)->shallow_copy_from(view.getIntrusivePtr());
+  if (c10::InferenceMode::is_enabled()) ViewReplay::add_change(self, std::move(change));  // else the autograd key does
   return self;
 }
 
-at::Tensor& unsqueeze_in_place(at::Tensor& self, int64_t dim) { return become(self, self.unsqueeze(dim)); }
-at::Tensor& squeeze_in_place(at::Tensor& self) { return become(self, self.squeeze()); }
-at::Tensor& squeeze_dim_in_place(at::Tensor& self, int64_t dim) { return become(self, self.squeeze(dim)); }
-at::Tensor& squeeze_dims_in_place(at::Tensor& self, c10::IntArrayRef dims) { return become(self, self.squeeze(dims)); }
-at::Tensor& t_in_place(at::Tensor& self) { return become(self, self.t()); }
+at::Tensor& unsqueeze_in_place(at::Tensor& self, int64_t dim) {
+  return become(self, [dim](const at::Tensor& x) { return x.unsqueeze(dim); });
+}
+at::Tensor& squeeze_in_place(at::Tensor& self) {
+  return become(self, [](const at::Tensor& x) { return x.squeeze(); });
+}
+at::Tensor& squeeze_dim_in_place(at::Tensor& self, int64_t dim) {
+  return become(self, [dim](const at::Tensor& x) { return x.squeeze(dim); });
+}
+at::Tensor& squeeze_dims_in_place(at::Tensor& self, c10::IntArrayRef dims) {
+  return become(self, [dims = dims.vec()](const at::Tensor& x) { return x.squeeze(dims); });
+}
+at::Tensor& t_in_place(at::Tensor& self) {
+  return become(self, [](const at::Tensor& x) { return x.t(); });
+}
 at::Tensor& transpose_in_place(at::Tensor& self, int64_t dim0, int64_t dim1) {
-  return become(self, self.transpose(dim0, dim1));
+  return become(self, [dim0, dim1](const at::Tensor& x) { return x.transpose(dim0, dim1); });
 }
 
 }  // namespace

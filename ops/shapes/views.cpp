@@ -6,6 +6,7 @@
 #include "placements/placement_list.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/copied_view.h"
+#include "runtime/dispatch/view_replay.h"
 #include "runtime/rules/propagate.h"
 #include "runtime/tensor/view_begin.h"
 #include "text/check.h"
@@ -295,6 +296,33 @@ at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntAr
                   self.storage_offset()));
 }
 
+/// Only the strides of whole copies tell where elements are.
+const at::Tensor& change_strides(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                                 std::optional<int64_t> storage_offset) {
+  auto& impl = *maybe_dtensor(self);
+  const int64_t offset = storage_offset.value_or(self.storage_offset()) - self.storage_offset();
+  if (sizes == self.sizes() && strides == self.strides() && offset == 0) return self;
+  const SpecPtr& spec = impl.spec();
+  SW_CHECK_NOT_IMPLEMENTED(
+      spec->layout().is_replicated() && !impl.view_link(),
+      "[aten::as_strided_] changes a DTensor of layout {} in place, which must be replicated and no view of values "
+      "from other ranks: otherwise strides do not tell where its elements are. Use as_strided(), which returns a new "
+      "tensor.",
+      to_string(spec->placements()));
+  Shards pieces;
+  for (const at::Tensor& piece : impl.local_tensors())
+    pieces.push_back(strided_from_begin(piece, sizes, strides, offset));
+  const SpecPtr changed = Spec::intern(spec->mesh(), sizes, spec->placements().vec(), strides, spec->dtype());
+  const MemoryWrite write = impl.begin_write();
+  impl.shallow_copy_from(
+      wrap_view("aten::as_strided", changed, std::move(pieces), origin_of(impl), offset).getIntrusivePtr());
+  if (c10::InferenceMode::is_enabled())  // else the autograd key does
+    ViewReplay::add_change(self, [sizes = sizes.vec(), strides = strides.vec(), offset](const at::Tensor& view) {
+      return view.as_strided(sizes, strides, view.storage_offset() + offset);
+    });
+  return self;
+}
+
 }  // namespace
 
 void register_views(RuleTable& table) {
@@ -323,6 +351,7 @@ void register_views(RuleTable& table) {
   aten_kernels().impl("squeeze.dims", &squeeze_dims);
   table.keep_symbols({"aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims"});
   aten_kernels().impl("as_strided", &as_strided);
+  aten_kernels().impl("as_strided_", &change_strides);
 }
 
 }  // namespace shardwise

@@ -27,7 +27,9 @@ ViewInfo* replayed(const at::Tensor& view) {
   return &const_cast<ViewInfo&>(meta->get_backward_view());  // NOLINT(cppcoreguidelines-pro-type-const-cast)
 }
 
-/// `now`, whose dims an in-place operator may have permuted, dropped or added, with the sizes and strides of `before`. Strides tell where its dims are.
+/// `now`, whose dims an in-place operator may have permuted, dropped or added, with the dims that it had as `before`: the sizes and strides tell which
+/// are which. Returns `now` if they do not tell and the sizes have not changed, as after as_strided_.
+/// Throws: c10::ValueError if they do not tell and the sizes have changed.
 at::Tensor with_shape(const at::Tensor& now, const Spec& before) {
   Dims order;
   std::vector<bool> is_found(now.dim(), false);
@@ -44,8 +46,8 @@ at::Tensor with_shape(const at::Tensor& now, const Spec& before) {
   const auto n_wide = std::ranges::count_if(before.sizes(), [](int64_t size) { return size != 1; });
   if (n_kept != n_wide || static_cast<int64_t>(order.size()) != now.dim()) {
     SW_CHECK_VALUE(now.sizes() == before.sizes(),
-                   "[autograd] a view's base had shape [{}], and an in-place operator made it [{}], which lacks "
-                   "elements of the view. Give the operator a clone() of the base.",
+                   "[autograd] a view's base had shape [{}], and an in-place operator made it [{}], with "
+                   "strides that do not tell where the view's elements are. Give the operator a clone() of the base.",
                    fmt::join(before.sizes(), ", "), fmt::join(now.sizes(), ", "));
     return now;
   }
@@ -84,16 +86,16 @@ class OfBase final : public ViewFunc {
 /// The view operator of an in-place operator.
 class Change final : public ViewFunc {
  public:
-  explicit Change(std::shared_ptr<const ViewCall> call) : call_(std::move(call)) {}
+  explicit Change(ViewReplay::Operator change) : change_(std::move(change)) {}
 
-  at::Tensor operator()(const at::Tensor& view) const override { return call_->of(view); }
+  at::Tensor operator()(const at::Tensor& view) const override { return change_(view); }
   std::unique_ptr<ViewFunc> clone_and_set(std::optional<std::vector<c10::SymInt>>,
                                           std::optional<std::vector<at::Tensor>>) const override {
-    return std::make_unique<Change>(call_);
+    return std::make_unique<Change>(change_);
   }
 
  private:
-  std::shared_ptr<const ViewCall> call_;
+  ViewReplay::Operator change_;
 };
 
 class Replayed final : public c10::OperatorKernel {
@@ -113,10 +115,9 @@ class Reshaping final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const std::vector<c10::IValue> args(stack->end() - static_cast<std::ptrdiff_t>(view_.n_args()), stack->end());
     op.redispatchBoxed(formula_keys(keys), stack);
-    const at::Tensor& changed = stack->back().toTensor();
-    if (ViewInfo* const info = replayed(changed))
-      *info =
-          info->chain(info->base_, changed, std::make_unique<Change>(std::make_shared<const ViewCall>(view_, args, 0)));
+    auto call = std::make_shared<const ViewCall>(view_, args, 0);
+    ViewReplay::add_change(stack->back().toTensor(),
+                           [call = std::move(call)](const at::Tensor& view) { return call->of(view); });
   }
 
  private:
@@ -164,6 +165,11 @@ void ViewReplay::keep_shape(const at::Tensor& base, const at::Tensor& view) {
   const auto* impl = maybe_dtensor(base);
   if (ViewInfo* const info = replayed(view); info && impl && info->base_.is_same(base) && !is_traced(*impl))
     info->view_fn_ = std::make_unique<OfBase>(impl->spec(), std::move(info->view_fn_));
+}
+
+void ViewReplay::add_change(const at::Tensor& view, Operator change) {
+  if (ViewInfo* const info = replayed(view))
+    *info = info->chain(info->base_, view, std::make_unique<Change>(std::move(change)));
 }
 
 void register_view_replay() {

@@ -3,11 +3,13 @@
 // After a write to a view, autograd must find the view's part of the base's gradient. It uses either as_strided on global strides, which
 // does not know where elements are, or the view's operators. Distributed tensors need the latter.
 //
-// In-place operators that change a tensor's shape (t_) are among a view's operators from then on. Views of a tensor that changes its own
-// shape find it as it was, by its strides.
+// In-place operators that change a tensor's shape (t_) are among a view's operators from then on. If a base changes its own shape, its views restore the
+// shape that it had for them before they call their operators: they compare sizes and strides.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+
+#include <functional>
 
 namespace shardwise {
 
@@ -19,6 +21,11 @@ class ViewReplay {
 
   /// Call this for a new view of `base`. If `base` requires a gradient, the view finds its part of it also after `base` has changed its shape in place.
   static void keep_shape(const at::Tensor& base, const at::Tensor& view);
+
+  /// Call this after an in-place operator that changed the shape of `view`; `change` gives the same view of a tensor. Does nothing for a tensor that is
+  /// no view with a history.
+  using Operator = std::function<at::Tensor(const at::Tensor&)>;
+  static void add_change(const at::Tensor& view, Operator change);
 
  private:
   bool outer_;

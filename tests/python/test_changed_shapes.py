@@ -153,3 +153,63 @@ def test_a_view_of_an_inference_tensor_is_what_torch_makes_it(view, is_inference
                 assert torch.equal(ours[1], theirs[1])
 
     on_ranks(check)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()], ids=str)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_view_with_a_history_that_changes_its_shape_in_inference_mode_has_its_gradient(change, placement):
+    def check(mesh):
+        found = []
+        for x in base(mesh, placement):
+            seen = (x * 1)[:, 1:]
+            with torch.inference_mode():
+                change(seen)
+            (seen * seen * seen.cumsum(0)).sum().backward()
+            found.append(x.grad)
+        assert torch.equal(found[0].full_tensor(), found[1])
+
+    on_ranks(check)
+
+
+def test_as_strided_in_place_gives_a_replica_new_strides():
+    def check(mesh):
+        dense = torch.arange(16.0).view(4, 4)
+        found = []
+        for x in (sw.distribute_tensor(dense, mesh, [Replicate()]), dense.clone()):
+            part = x[1:]
+            strides = [x.as_strided_(*shape).stride() for shape in (((4, 4), (1, 4)), ((2, 2), (1, 2), 2))]
+            part.mul_(10)
+            found.append((x, part, x.as_strided((2,), (2,))))
+            assert strides == [(1, 4), (1, 2)] and x.storage_offset() == 2 and x._version == 3
+        for ours, theirs in zip(*found, strict=True):
+            assert torch.equal(ours.full_tensor(), theirs)
+
+    on_ranks(check)
+
+
+def test_as_strided_in_place_on_a_view_has_its_gradient():
+    def check(mesh):
+        for in_mode in (False, True):
+            found = []
+            for x in base(mesh, Replicate()):
+                seen = (x * 1)[1:]
+                with torch.inference_mode(in_mode):
+                    seen.as_strided_((2, 3), (4, 1), 5)
+                seen.add_(1)
+                (seen**3).sum().backward()
+                found.append((x.grad, seen))
+            for ours, theirs in zip(*found, strict=True):
+                assert torch.equal(ours.full_tensor(), theirs)
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Partial()], ids=str)
+def test_as_strided_in_place_is_refused_where_strides_do_not_tell_where_elements_are(placement):
+    def check(mesh):
+        x = sw.distribute_tensor(torch.ones(4, 4), mesh, [placement])
+        assert x.as_strided_((4, 4), (4, 1)) is x
+        with pytest.raises(NotImplementedError, match=r"Use as_strided\(\)"):
+            x.as_strided_((4, 4), (1, 4))
+
+    on_ranks(check)
