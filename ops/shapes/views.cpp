@@ -301,7 +301,8 @@ const at::Tensor& change_strides(const at::Tensor& self, c10::IntArrayRef sizes,
                                  std::optional<int64_t> storage_offset) {
   auto& impl = *maybe_dtensor(self);
   const int64_t offset = storage_offset.value_or(self.storage_offset()) - self.storage_offset();
-  if (sizes == self.sizes() && strides == self.strides() && offset == 0) return self;
+  if (sizes == self.sizes() && strides == self.strides() && offset == 0)
+    return self;  // NOLINT(bugprone-return-const-ref-from-parameter): the signature is torch's
   const SpecPtr& spec = impl.spec();
   SW_CHECK_NOT_IMPLEMENTED(
       spec->layout().is_replicated() && !impl.view_link(),
@@ -320,7 +321,7 @@ const at::Tensor& change_strides(const at::Tensor& self, c10::IntArrayRef sizes,
     ViewReplay::add_change(self, [sizes = sizes.vec(), strides = strides.vec(), offset](const at::Tensor& view) {
       return view.as_strided(sizes, strides, view.storage_offset() + offset);
     });
-  return self;
+  return self;  // NOLINT(bugprone-return-const-ref-from-parameter)
 }
 
 }  // namespace

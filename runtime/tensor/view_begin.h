@@ -45,7 +45,7 @@ inline at::Tensor wrap_view(std::string_view op, SpecPtr spec, Shards&& shards, 
   };
   if (is_inference == c10::InferenceMode::is_enabled() || op == "aten::view.dtype") [[likely]]
     return made();
-  const at::Tensor view = [&] {
+  at::Tensor view = [&] {
     const c10::InferenceMode mode(is_inference);
     return made();
   }();
