@@ -11,6 +11,18 @@ from shardwise._dry_run.report import Report
 EXAMPLES = Path(__file__).parents[2] / "examples"
 N_RANKS = 4
 
+
+def line_of(example, text):
+    """`example.py:LINE` of the only line of an example that holds `text`."""
+    lines = (EXAMPLES / f"{example}.py").read_text().splitlines()
+    (number,) = [number for number, line in enumerate(lines, 1) if text in line]
+    return f"{example}.py:{number}"
+
+
+DIFFERENCE = line_of("sentence_embeddings", "difference = ")
+ROWS_BY_RANK = line_of("train_word_vectors", ".diff().tolist()")
+GRADIENT_GAP = line_of("unmodified_models", "gap = ")
+
 # The arguments, and the value with which the example goes on; None if it reads none.
 CASES = {
     "dlrm": (["--folder", "nowhere", "--resume"], 1),  # evaluates alone
@@ -20,13 +32,13 @@ CASES = {
     "moe": (["--steps", "1"], 1),
     "parallel_mlp": ([], 1),
     "pipeline": ([], 1),
-    "sentence_embeddings": ([], {"": 1, "sentence_embeddings.py:151": 0}),  # a difference
+    "sentence_embeddings": ([], {"": 1, DIFFERENCE: 0}),
     "sharded_embedding": ([], 1),
     "torchrec_sharding": ([], 1),
     "train_transformer": (["--steps", "1"], None),
-    "train_word_vectors": (["--epochs", "1"], {"": 1, "train_word_vectors.py:66": 307}),  # rows on each rank
+    "train_word_vectors": (["--epochs", "1"], {"": 1, ROWS_BY_RANK: 307}),
     "two_tower": (["--epochs", "1"], 1),
-    "unmodified_models": ([], {"": 1, "unmodified_models.py:98": 0}),  # differences of gradients
+    "unmodified_models": ([], {"": 1, GRADIENT_GAP: 0}),
 }
 
 
@@ -62,7 +74,7 @@ def test_without_a_value_the_first_read_is_named(example):
 def test_an_error_after_reads_names_the_last_one():
     (figures,) = run_as(program("train_word_vectors", 1), [0])
     assert "split_sizes" in figures.failure
-    assert "train_word_vectors.py:66" in figures.failure
+    assert ROWS_BY_RANK in figures.failure
     assert "=NUMBER`" in figures.failure
 
 
