@@ -277,7 +277,7 @@ void run_traced(BoundCall& call, OpSpan& span) {
 
 void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
   const Rule* rule = op.rule;
-  if (rule && rule->is_per_element() && (run_foreach_direct(op, *stack) || dispatch_by_mesh(op, *stack))) return;
+  if (rule && rule->is_per_element() && dispatch_by_mesh(op, *stack)) return;
   prepare_arguments(op, *stack);
   BoundCall call(op, *stack);
   // A per-element list may also contain the view's base, and would see the write too late.

@@ -19,8 +19,7 @@ namespace {
 
 class ForeachRun {
  public:
-  ForeachRun(BoundCall& call, const Propagation& propagation, size_t scratch)
-      : call_(call), propagation_(propagation), scratch_(scratch) {
+  ForeachRun(BoundCall& call, const Propagation& propagation) : call_(call), propagation_(propagation) {
     CommScope scope(call.op.name.c_str());
     for (size_t i = 0; i < call.operands.size(); ++i) {
       const BoundOperand& operand = call.operands[i];
@@ -111,13 +110,24 @@ class ForeachRun {
     return tensors;
   }
 
+  /// The written argument whose values nobody reads after the call: the gradients, unless a fused step divides them by a scale. The number of arguments
+  /// if there is none.
+  size_t scratch_arg() const {
+    const OpInfo& op = call_.op;
+    if (op.rule->scratch().empty()) return op.n_args();
+    const auto scale = op.handle.schema().argumentIndexWithName("grad_scale");
+    const bool is_read = scale && !call_.args()[static_cast<size_t>(*scale)].isNone();
+    return is_read ? op.n_args() : op.arg_index(op.rule->scratch());
+  }
+
   /// Moves written operands back to their own layout, if they had to move because they are Partial or laid out unlike their element of the
   /// first list. Scratch operands keep their old values.
   void return_written() {
     const CommScope scope(call_.op.name.c_str());
+    const size_t scratch = scratch_arg();
     for (size_t i = 0; i < call_.operands.size(); ++i) {
       const BoundOperand& operand = call_.operands[i];
-      if (!propagation_.inputs[i] || !call_.op.args[operand.arg].is_written || operand.arg == scratch_) continue;
+      if (!propagation_.inputs[i] || !call_.op.args[operand.arg].is_written || operand.arg == scratch) continue;
       const Shards& own = operand.impl->shards();
       const Shards written = move(propagation_.inputs[i], shards_[i], operand.impl->spec());
       for (size_t piece = 0; piece < own.size(); ++piece)
@@ -142,7 +152,6 @@ class ForeachRun {
 
   BoundCall& call_;
   const Propagation& propagation_;
-  size_t scratch_;
   std::vector<Shards> shards_;        // by operand
   std::vector<size_t> n_pieces_;      // by list element
   std::vector<const Spec*> leaders_;  // by list element: the spec in the first list
@@ -249,11 +258,11 @@ bool needs_order(const BoundCall& call, const Propagation& propagation) {
 
 }  // namespace
 
-size_t scratch_arg(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
-  if (op.rule->scratch().empty()) return op.n_args();
-  const auto scale = op.handle.schema().argumentIndexWithName("grad_scale");
-  const bool is_read = scale && !args[static_cast<size_t>(*scale)].isNone();
-  return is_read ? op.n_args() : op.arg_index(op.rule->scratch());
+void count_writes(const OpInfo& op, size_t arg, at::TensorList tensors) {
+  const bool is_fused = !op.rule->scratch().empty();
+  if (is_fused && arg == op.arg_index(op.rule->scratch())) return;
+  for (const at::Tensor& tensor : tensors)
+    if (is_dtensor(tensor) && !(is_fused && tensor.is_inference())) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
 bool dispatch_by_mesh(const OpInfo& op, torch::jit::Stack& stack) {
@@ -275,12 +284,10 @@ void run_foreach(BoundCall& call, const Decision& decision) {
       groups.push_back({call.leader().spec()->mesh().get(), {i}});
     return run_groups(call.op, call.stack, groups);
   }
+  for (size_t arg = 0; arg < call.op.n_args(); ++arg)
+    if (call.op.args[arg].is_written) count_writes(call.op, arg, call.arg(arg).toTensorVector());
   BelowAutograd guard;
-  const size_t scratch = scratch_arg(call.op, call.args());
-  ForeachRun(call, *decision.propagation, scratch).run();
-  for (const BoundOperand& operand : call.operands)  // torch's own kernels of list operators count the write themselves
-    if (operand.impl && call.op.args[operand.arg].is_written && operand.arg != scratch && !operand.impl->is_inference())
-      operand.impl->bump_version();
+  ForeachRun(call, *decision.propagation).run();
 }
 
 }  // namespace shardwise

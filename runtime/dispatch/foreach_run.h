@@ -11,13 +11,9 @@ namespace shardwise {
 /// Pre: the elements of the first list are on one mesh.
 void run_foreach(BoundCall& call, const Decision& decision);
 
-/// Runs a per-element call whose cached decision is_direct: the kernel gets this rank's piece of each element. Returns false, and does nothing,
-/// if there is no such decision, or if an operand needs the general path.
-bool run_foreach_direct(const OpInfo& op, torch::jit::Stack& stack);
-
-/// The written argument of a per-element call whose values nobody reads after it: the gradients, unless a fused step divides them by a scale. The
-/// number of arguments if there is none.
-size_t scratch_arg(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
+/// Counts a write of per-element operator `op` to each of `tensors`, argument `arg`. torch's own kernels of such operators do that themselves.
+/// Throws: c10::Error for an inference tensor outside inference_mode(), but not for a fused step, as torch.
+void count_writes(const OpInfo& op, size_t arg, at::TensorList tensors);
 
 /// Runs a per-element call whose lists have tensors on several meshes, or plain ones as well: one dispatch() per mesh, in order of first
 /// appearance, with its elements of every list. torch's own kernel runs for elements that are plain in all lists; a distributed number is

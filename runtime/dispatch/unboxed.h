@@ -10,6 +10,7 @@
 #include "runtime/comm/events.h"
 #include "runtime/dispatch/decision.h"
 #include "runtime/dispatch/dispatch.h"
+#include "runtime/dispatch/foreach_run.h"
 #include "runtime/dispatch/view_call.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
@@ -177,8 +178,18 @@ class Unboxed<Op, Return(Args...)> {
   template <class First, class... Rest>
   static Return run(const Decision& decision, First& first, Rest&... rest) {
     const BelowAutograd guard;
-    if constexpr (std::is_same_v<First, at::TensorList>) {
-      return run_on_lists(decision, first, rest...);
+    if constexpr (std::is_void_v<Return>) {
+      c10::SmallVector<MemoryWrite, 2> writes;
+      size_t arg = 0;
+      begin_writes(first, arg++, writes);
+      (begin_writes(rest, arg++, writes), ...);
+      Op::call(local(first), local(rest)...);
+    } else if constexpr (std::is_same_v<First, at::TensorList>) {
+      const auto& outputs = decision.propagation->outputs;
+      std::vector<SpecPtr> specs(outputs.begin(), outputs.end());
+      Return results = Op::call(local(first), local(rest)...);
+      for (size_t i = 0; i < results.size(); ++i) put_around(results[i], std::move(specs[i]));
+      return results;
     } else if constexpr (std::is_reference_v<Return>) {
       const MemoryWrite write(maybe_dtensor(first)->known_memory());
       Op::call(const_cast<at::Tensor&>(local(first)), local(rest)...);
@@ -210,22 +221,14 @@ class Unboxed<Op, Return(Args...)> {
     }
   }
 
-  /// An operator on each element of lists: it writes to those of the first list, or returns a list.
-  template <class First, class... Rest>
-  static Return run_on_lists(const Decision& decision, First& first, Rest&... rest) {
-    if constexpr (std::is_void_v<Return>) {
-      c10::SmallVector<MemoryWrite, 2> writes;
-      for (const at::Tensor& tensor : first)
+  /// Begins the writes to the elements of argument `arg`, if it is a list to write to.
+  template <class Value>
+  static void begin_writes(const Value& value, size_t arg, c10::SmallVector<MemoryWrite, 2>& writes) {
+    if constexpr (std::is_same_v<Value, at::TensorList>) {
+      if (!info().args[arg].is_written) return;
+      count_writes(info(), arg, value);
+      for (const at::Tensor& tensor : value)
         if (const auto* impl = maybe_dtensor(tensor); impl->known_memory()) writes.push_back(impl->begin_write());
-      Op::call(local(first), local(rest)...);
-      for (const at::Tensor& tensor : first)  // torch's own kernels of list operators count the write themselves
-        if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-    } else {
-      const auto& outputs = decision.propagation->outputs;
-      std::vector<SpecPtr> specs(outputs.begin(), outputs.end());
-      Return results = Op::call(local(first), local(rest)...);
-      for (size_t i = 0; i < results.size(); ++i) put_around(results[i], std::move(specs[i]));
-      return results;
     }
   }
 

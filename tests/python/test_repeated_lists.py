@@ -23,6 +23,7 @@ CALLS = {
     "one operand": lambda a, b: torch._foreach_sqrt(a),
     "three operands": lambda a, b: torch._foreach_addcdiv_(a, b, b, [0.5, 0.25]),
 }
+SGD = {"weight_decay": 0.5, "momentum": 0.0, "lr": 0.5, "dampening": 0.0, "nesterov": False, "maximize": False}
 
 
 def dense(start):
@@ -110,5 +111,33 @@ def test_a_list_that_names_a_tensor_twice_writes_to_it_twice(layout):
             for found, right in zip(ours, theirs, strict=True):
                 torch.testing.assert_close(found.full_tensor(), right, msg=name)
                 assert found._version == right._version, name
+
+    run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize("layout", [Shard(0), Replicate(), Partial()], ids=str)
+def test_an_inference_tensor_is_written_to_in_inference_mode_alone(layout):
+    lists = {
+        "add": lambda x, y: torch._foreach_add_([x], 1.0),
+        "sin": lambda x, y: torch._foreach_sin_([x]),
+        "a normal one is first": lambda x, y: torch._foreach_mul_([y, x], [x, y]),
+        "it is read": lambda x, y: torch._foreach_add_([y], [x]),
+        "fused": lambda x, y: torch._fused_sgd_([x], [y], [], **SGD, is_first_step=False),
+    }
+
+    def on_rank(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        for name, call in lists.items():
+            for make in (torch.Tensor.clone, lambda values: sw.distribute_tensor(values, mesh, [layout])):
+                with torch.inference_mode():
+                    x = make(torch.ones(4, 4))
+                    call(x, make(torch.ones(4, 4)))
+                y = make(torch.ones(4, 4))
+                for _ in range(2):
+                    if name in ("it is read", "fused"):
+                        call(x, y)
+                    else:
+                        with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside Infer"):
+                            call(x, y)
 
     run_ranks(2, on_rank)
