@@ -56,7 +56,7 @@ class ShardingChoice {
         tensors_[i].placements.push_back(placement(*best, i).value_or(Placement::replicate()));
     }
     split_alike();
-    return propagation();
+    return placed(call_, mesh_, [&](size_t i) { return tensors_[i].placements; });
   }
 
  private:
@@ -175,20 +175,6 @@ class ShardingChoice {
           tensor.spec->placements()[m].is_shard(dim) != tensor.placements[m].is_shard(dim))
         return false;
     return true;
-  }
-
-  std::optional<Propagation> propagation() const {
-    Propagation result;
-    for (size_t i = 0; i < call_.operands.size(); ++i) {
-      const Operand& operand = call_.operands[i];
-      SpecPtr to = operand.spec ? operand.spec->with_placements(tensors_[i].placements) : SpecPtr();
-      const bool moves = to != operand.spec;
-      if (moves && operand.is_written) return std::nullopt;
-      result.inputs.push_back(moves ? std::move(to) : SpecPtr());
-    }
-    for (size_t i = 0; i < call_.outputs.size(); ++i)
-      result.outputs.push_back(placed_output(mesh_, call_.outputs[i], tensors_[call_.operands.size() + i].placements));
-    return result;
   }
 
   const OpCall& call_;

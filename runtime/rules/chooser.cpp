@@ -67,21 +67,10 @@ class Chooser {
     for (size_t factor = 0; factor < signature_.factors.size(); ++factor)
       shardings_.push_back(sharding_of(static_cast<int>(factor)));
 
-    Propagation result;
-    for (size_t i = 0; i < call_.operands.size(); ++i) {
-      const Operand& operand = call_.operands[i];
-      if (!operand.spec) {
-        result.inputs.push_back({});
-        continue;
-      }
-      auto spec = operand.spec->with_placements(placements_of(signature_.inputs[i], static_cast<int>(i)));
-      const bool moves = spec != operand.spec;
-      if (moves && operand.is_written) return std::nullopt;
-      result.inputs.push_back(moves ? std::move(spec) : SpecPtr());
-    }
-    for (size_t i = 0; i < call_.outputs.size(); ++i)
-      result.outputs.push_back(placed_output(mesh_, call_.outputs[i], placements_of(signature_.outputs[i], -1)));
-    return result;
+    return placed(call_, mesh_, [&, n = call_.operands.size()](size_t i) {
+      return i < n ? placements_of(signature_.inputs[i], static_cast<int>(i))
+                   : placements_of(signature_.outputs[i - n], -1);
+    });
   }
 
  private:

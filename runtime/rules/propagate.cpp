@@ -115,6 +115,20 @@ SpecPtr placed_output(const MeshPtr& mesh, const DenseOutput& dense, Placements 
   return Spec::intern(mesh, dense.sizes, std::move(placements), dense.strides, dense.dtype);
 }
 
+std::optional<Propagation> placed(const OpCall& call, const MeshPtr& mesh,
+                                  const std::function<Placements(size_t number)>& placements_of) {
+  Propagation result;
+  for (const Operand& operand : call.operands) {
+    SpecPtr to = operand.spec ? operand.spec->with_placements(placements_of(result.inputs.size())) : SpecPtr();
+    const bool moves = to != operand.spec;
+    if (moves && operand.is_written) return std::nullopt;
+    result.inputs.push_back(moves ? std::move(to) : SpecPtr());
+  }
+  for (const DenseOutput& output : call.outputs)
+    result.outputs.push_back(placed_output(mesh, output, placements_of(result.inputs.size() + result.outputs.size())));
+  return result;
+}
+
 Propagation placed(const OpCall& call, const SpecPtr& input, Placements output) {
   Propagation result;
   result.inputs.push_back(input == call.operands[0].spec ? SpecPtr() : input);

@@ -3,6 +3,7 @@
 
 #include "runtime/rules/rule.h"
 
+#include <functional>
 #include <optional>
 
 namespace shardwise {
@@ -17,6 +18,10 @@ struct Propagation {
 
 /// Output `dense` with these placements; null for an undefined one.
 SpecPtr placed_output(const MeshPtr& mesh, const DenseOutput& dense, Placements placements);
+
+/// The propagation that gives each operand, then each output, the placements `placements_of(its number)`. Nothing if a written operand would move.
+std::optional<Propagation> placed(const OpCall& call, const MeshPtr& mesh,
+                                  const std::function<Placements(size_t number)>& placements_of);
 
 /// The propagation of a call of one operand and one output. `input`: where the operand moves.
 Propagation placed(const OpCall& call, const SpecPtr& input, Placements output);
