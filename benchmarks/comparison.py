@@ -21,8 +21,9 @@ class Comparison:
     resolution: float  # the least difference of costs that means something
 
     def added(self, side):
-        """The cost that a side adds to the plain call, at least the resolution; None if the side was not measured."""
-        return max(self.cost[side] - self.cost[PLAIN], self.resolution) if side in self.cost else None
+        """The cost that a side adds to the plain call, at least the resolution and 1 % of that call; None if the side was not measured."""
+        least = max(self.resolution, self.cost[PLAIN] / 100)
+        return max(self.cost[side] - self.cost[PLAIN], least) if side in self.cost else None
 
     def ratio(self):
         """Shardwise's added cost divided by torch's."""

@@ -1,12 +1,19 @@
-// The Python class of distributed tensors: how new tensors get it, its two methods that take a fast path, and its properties.
+// The Python class of distributed tensors: how new tensors get it, its two methods that take a fast path, its properties, and steps of optimizers.
 #include "python/casters.h"
 #include "runtime/api/from_local.h"
+#include "runtime/api/gradient_layout.h"
 #include "runtime/api/to_local.h"
+#include "runtime/comm/events.h"
+#include "runtime/dispatch/view_call.h"
+#include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/reordered_mesh.h"
 #include "runtime/tensor/version_counter.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstring>
@@ -199,6 +206,72 @@ PyObject* get_device_mesh(PyObject* self, void*) {
   END_HANDLE_TH_ERRORS
 }
 
+/// True if this rank's part of `tensor` is one piece, which may stand for it next to the piece of `leader` in an elementwise function.
+bool has_piece_for(DTensorImpl& tensor, const DTensorImpl& leader) {
+  const Spec &spec = *tensor.spec(), &leading = *leader.spec();
+  if (!is_for_kernel(tensor) || tensor.is_inference() || is_traced(tensor) || tensor.layout() != c10::kStrided ||
+      spec.boxes().size() != 1)
+    return false;
+  if (&tensor == &leader) return !spec.layout().has_terms();
+  return &spec == &leading || (spec.mesh() == leading.mesh() && spec.layout() == leading.layout());
+}
+
+/// The lists of tensors that an optimizer's function takes: parameters, gradients, and each kind of state.
+struct ListsOfPieces {
+  py::tuple lists;
+  std::vector<DTensorImpl*> tensors;  // of all lists, one after the other
+
+  /// Adds `list` with a piece in place of each tensor. False if that may not be; numbers stay what they are.
+  bool add(PyObject* list, size_t place) {
+    if (!PyList_Check(list)) return false;
+    py::list pieces(PyList_GET_SIZE(list));
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+      PyObject* object = PyList_GET_ITEM(list, i);
+      if (Py_TYPE(object) == tensor_class) {
+        auto* const impl = maybe_dtensor(THPVariable_Unpack(object));
+        tensors.push_back(impl);
+        if (!impl || !has_piece_for(*impl, *tensors[i])) return false;
+        PyList_SET_ITEM(pieces.ptr(), i, THPVariable_Wrap(impl->shards()[0]));
+      } else if (place > 1 && THPVariable_CheckExact(object) && THPVariable_Unpack(object).dim() == 0) {
+        PyList_SET_ITEM(pieces.ptr(), i, Py_NewRef(object));
+      } else {
+        return false;
+      }
+    }
+    lists[place] = std::move(pieces);
+    return true;
+  }
+};
+
+/// True if nobody looks at the operators of this thread, and they record nothing for gradients.
+bool operators_are_unseen() {
+  return !c10::GradMode::is_enabled() && !operators_are_read() && !c10::impl::dispatch_mode_enabled() &&
+         !at::impl::torch_function_mode_enabled();
+}
+
+/// True for no tensor, and for a plain number.
+bool is_plain_option(const py::handle& value) {
+  return !PyObject_TypeCheck(value.ptr(), reinterpret_cast<PyTypeObject*>(THPVariableClass)) ||
+         (THPVariable_CheckExact(value.ptr()) && THPVariable_Unpack(value.ptr()).dim() == 0);
+}
+
+bool step_on_pieces(const py::function& function, const py::tuple& lists, const py::dict& options) {
+  if (!operators_are_unseen()) return false;
+  ListsOfPieces made{py::tuple(lists.size()), {}};
+  for (size_t place = 0; place < lists.size(); ++place)
+    if (!made.add(PyTuple_GET_ITEM(lists.ptr(), place), place)) return false;
+  if (!std::ranges::all_of(options, [](const auto& option) { return is_plain_option(option.second); })) return false;
+  const size_t n = PyList_GET_SIZE(PyTuple_GET_ITEM(lists.ptr(), 0));
+  std::vector<MemoryWrite> writes;
+  for (size_t i = 0; i < made.tensors.size(); ++i) {
+    if (i < n || i >= 2 * n) made.tensors[i]->bump_version();  // the others are gradients
+    if (made.tensors[i]->known_memory()) writes.push_back(made.tensors[i]->begin_write());
+  }
+  const BelowAutograd guard;
+  function(*made.lists, **options);
+  return true;
+}
+
 void set_tensor_class(const py::handle& bindings, const py::object& type) {
   general_to_local = py::object(bindings.attr("to_local")).release();
   general_from_local = py::object(bindings.attr("from_local")).release();
@@ -227,6 +300,12 @@ void bind_tensor_class(py::module_& module) {
   module.def(
       "set_tensor_class", [bindings = py::handle(module)](const py::object& type) { set_tensor_class(bindings, type); },
       "The class of every distributed tensor.", py::arg("type"));
+  module.def("step_on_pieces", torch::wrap_pybind_function(&step_on_pieces),
+             "Calls a function of torch.optim that computes element by element on this rank's pieces of the tensors in "
+             "`lists`: parameters, "
+             "gradients and states. Returns False, and does nothing, if they are not laid out alike, or if someone "
+             "looks at the operators.",
+             py::arg("function"), py::arg("lists"), py::arg("options"));
   module.def(
       "dispatch_to_class",
       [](const at::Tensor& tensor) { tensor.unsafeGetTensorImpl()->set_python_dispatch(/*k=*/true); },

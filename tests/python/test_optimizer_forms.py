@@ -115,6 +115,55 @@ def test_gradients_may_be_partial_or_laid_out_in_another_way(name):
     run_ranks(4, on_rank)
 
 
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "Adafactor"])
+def test_steps_on_pieces_ask_no_operator_and_count_as_writes(name):
+    optimizer, forms, options = OPTIMIZERS[name]
+    values = torch.arange(24.0).view(6, 4)
+
+    def on_rank(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        for form in forms:
+            whole, ours = (
+                nn.Parameter(make(values))
+                for make in (torch.clone, lambda x: sw.distribute_tensor(x, mesh, [Shard(0)]))
+            )
+            whole.grad = values.cos()
+            ours.grad = sw.distribute_tensor(whole.grad, mesh, [Shard(0)])
+            expected, made = (optimizer([each], **options, **form) for each in (whole, ours))
+            row = ours.detach()[4]  # its values are sent to two ranks
+            for turn in range(4):
+                expected.step()
+                before, version, version_of_grad = sw.cache_counters(), ours._version, ours.grad._version
+                made.step()
+                after = sw.cache_counters()
+                assert turn < 2 or (after.hits, after.misses) == (before.hits, before.misses), form
+                assert ours._version > version and ours.grad._version == version_of_grad, form
+                assert torch.equal(ours.full_tensor(), whole), form
+                assert torch.equal(row.full_tensor(), whole[4]), form
+
+    run_ranks(3, on_rank)
+
+
+def test_a_reader_of_operators_sees_those_of_a_step():
+    class Reader(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            seen.extend(type(each) for each in args)
+            return op(*args, **(kwargs or {}))
+
+    def on_rank(rank):
+        parameter = nn.Parameter(sw.ones(4, device_mesh=sw.init_device_mesh("cpu", (1,)), placements=[Shard(0)]))
+        parameter.grad = parameter.detach().clone()
+        made = torch.optim.SGD([parameter], lr=0.1, foreach=False)
+        for _ in range(3):
+            with Reader():
+                made.step()
+            assert nn.Parameter in seen or sw.DTensor in seen
+            seen.clear()
+
+    seen: list[type] = []
+    run_ranks(1, on_rank)
+
+
 def test_lists_over_meshes_answer_in_their_order():
     def on_rank(rank):
         ours, dense = distributed_parameters("mixed"), dense_parameters()

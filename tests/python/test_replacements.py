@@ -39,6 +39,7 @@ CALLS = {
     "torch_functions.total_norm": ([PLAIN], 2.0, False, None),
     "torch_functions.clip_grads": ([PLAIN], 1.0, PLAIN, None),
     "optimizers.load_state_dict": (OPTIMIZER, OPTIMIZER.state_dict()),
+    "optimizers.elementwise": ([PLAIN], [PLAIN], [PLAIN]),
     "optimizers.adafactor": ([PLAIN], [PLAIN], [None], [None], [PLAIN], [PLAIN]),
     "optimizers.muon": ([PLAIN], [PLAIN], [PLAIN]),
     "optimizers.gather_flat_grad": (SimpleNamespace(_params=[PLAIN]),),

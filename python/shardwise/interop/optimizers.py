@@ -1,7 +1,4 @@
-"""torch.optim on DTensors: the foreach forms, loading of plain state, and optimizers whose operators would send many messages.
-
-The elementwise optimizers need no replacement: their operators work on pieces.
-"""
+"""torch.optim on DTensors: the foreach forms, loading of plain state, steps on pieces, and optimizers whose operators would send many messages."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -54,6 +51,12 @@ def load_state_dict(original: Any, self: Any, state_dict: dict[str, Any]) -> Non
         if isinstance(parameter, DTensor) and index in state:
             state[index] = pytree.tree_map_only(torch.Tensor, partial(placed, parameter), state[index])
     return original(self, {**state_dict, "state": state})
+
+
+def elementwise(original: Any, *lists: Any, **options: Any) -> None:
+    """Steps on this rank's pieces if gradients and states are laid out as their parameters: the result of the operators, without their way there."""
+    if torch.compiler.is_compiling() or not _C.step_on_pieces(original, lists, options):
+        original(*lists, **options)
 
 
 def muon(original: Any, params: Tensors, grads: Tensors, muon_momentum_bufs: Tensors, **options: Any) -> None:

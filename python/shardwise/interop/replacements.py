@@ -92,6 +92,18 @@ the foreach forms of optimizers, by default
 loading plain values into an optimizer of DTensors
   # Optimizer.register_load_state_dict_pre_hook() is of one optimizer, and no hook says that one is made.
   torch.optim.optimizer Optimizer.load_state_dict optimizers.load_state_dict
+the short way of elementwise optimizers
+  # Their operators are right. An operator asks every element of its lists whether it is a tensor, which costs more for a class than its kernel.
+  torch.optim.adadelta adadelta optimizers.elementwise
+  torch.optim.adagrad adagrad optimizers.elementwise
+  torch.optim.adam adam optimizers.elementwise
+  torch.optim.adamax adamax optimizers.elementwise
+  torch.optim.asgd asgd optimizers.elementwise
+  torch.optim.nadam nadam optimizers.elementwise
+  torch.optim.radam radam optimizers.elementwise
+  torch.optim.rmsprop rmsprop optimizers.elementwise
+  torch.optim.rprop rprop optimizers.elementwise
+  torch.optim.sgd sgd optimizers.elementwise
 Adafactor on ranks outside of a parameter's mesh
   # These steps are right as operators, and would send a message per operation.
   torch.optim._adafactor _single_tensor_adafactor,_multi_tensor_adafactor optimizers.adafactor
