@@ -33,6 +33,11 @@ struct BoundCall {
   c10::ArrayRef<c10::IValue> args() const { return c10::ArrayRef<c10::IValue>(stack.data() + first, op.n_args()); }
   /// The first distributed operand. Pre: there is one.
   const DTensorImpl& leader() const;
+  /// The layout in which operand `i` is read; null for a plain number.
+  const Spec* spec_of(size_t i, const Propagation& propagation) const {
+    if (propagation.inputs[i]) return propagation.inputs[i].get();
+    return operands[i].impl ? operands[i].impl->spec().get() : nullptr;
+  }
   OpCall to_op_call() const;
 
  private:

@@ -19,8 +19,7 @@ class CompositeKernel final : public c10::OperatorKernel {
   CompositeKernel(const c10::OperatorHandle& op, OnPieces on_pieces) : info_(op), on_pieces_(on_pieces) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    const MeshPtr mesh =
-        examine(c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - info_.n_args(), info_.n_args()));
+    const MeshPtr mesh = examine(torch::jit::last(stack, info_.n_args()));
     if (mesh && on_pieces_ && on_pieces_(op, mesh, *stack)) return;
     {
       const ImplicitReplication within;
@@ -34,19 +33,12 @@ class CompositeKernel final : public c10::OperatorKernel {
   MeshPtr examine(c10::ArrayRef<c10::IValue> args) const {
     MeshPtr mesh;
     std::pair<const at::Tensor*, size_t> plain{nullptr, 0};
-    const auto look_at = [&](const c10::IValue& value, size_t arg) {
-      if (!value.isTensor()) return;
-      const at::Tensor& tensor = value.toTensor();
+    for_each_tensor(args, [&](const at::Tensor& tensor, size_t arg, size_t) {
       if (const auto* impl = maybe_dtensor(tensor))
         mesh = impl->spec()->mesh();
       else if (is_plain(tensor) && !info_.args[arg].is_written)
         plain = {&tensor, arg};
-    };
-    for (size_t i = 0; i < args.size(); ++i)
-      if (args[i].isTensorList() || args[i].isOptionalTensorList())
-        for (const c10::IValue& element : args[i].toListRef()) look_at(element, i);
-      else
-        look_at(args[i], i);
+    });
     if (mesh && plain.first) check_plain(info_, *plain.first, plain.second, mesh);
     return mesh;
   }

@@ -217,14 +217,9 @@ OpDescription described(const BoundCall& call, const Decision* decision) {
 
 /// Adds the layouts of the results on the stack.
 void add_results(const BoundCall& call, OpDescription& description) {
-  for (size_t i = call.first; i < call.stack.size(); ++i) {
-    const c10::IValue& value = call.stack[i];
-    if (value.isTensor() && is_dtensor(value.toTensor()))
-      description.results.push_back(layout_of(maybe_dtensor(value.toTensor())->spec()));
-    if (value.isTensorList())
-      for (const at::Tensor& tensor : value.toTensorVector())
-        if (const auto* impl = maybe_dtensor(tensor)) description.results.push_back(layout_of(impl->spec()));
-  }
+  for_each_tensor(torch::jit::last(call.stack, call.op.n_returns()), [&](const at::Tensor& tensor, size_t, size_t) {
+    if (const auto* impl = maybe_dtensor(tensor)) description.results.push_back(layout_of(impl->spec()));
+  });
 }
 
 /// Throws: c10::ValueError if autograd records a quantised parameter. Pre: an operand's local tensor is of a subclass.

@@ -2,9 +2,9 @@
 
 #include "runtime/comm/comm_scope.h"
 #include "runtime/dispatch/dispatch.h"
+#include "runtime/dispatch/local_run.h"
 #include "runtime/redistribute/exchange_run.h"
 #include "runtime/redistribute/execute.h"
-#include "runtime/redistribute/number_move.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/flat_part.h"
@@ -24,7 +24,7 @@ class ForeachRun {
     for (size_t i = 0; i < call.operands.size(); ++i) {
       const BoundOperand& operand = call.operands[i];
       const SpecPtr& to = propagation.inputs[i];
-      shards_.push_back(!operand.impl ? Shards{} : to ? moved(operand, to) : operand.impl->local_tensors());
+      shards_.push_back(!operand.impl ? Shards{} : to ? moved(call, operand, to) : operand.impl->local_tensors());
       if (operand.arg == call.operands[0].arg) n_pieces_.push_back(shards_[i].size());
     }
     join_pieces();
@@ -43,10 +43,7 @@ class ForeachRun {
   }
 
  private:
-  const Spec* spec_of(size_t i) const {
-    if (propagation_.inputs[i]) return propagation_.inputs[i].get();
-    return call_.operands[i].impl ? call_.operands[i].impl->spec().get() : nullptr;
-  }
+  const Spec* spec_of(size_t i) const { return call_.spec_of(i, propagation_); }
 
   /// An element whose operands all have the same layout with joined boxes, or are numbers, becomes one tensor.
   void join_pieces() {
@@ -66,12 +63,6 @@ class ForeachRun {
     }
     for (size_t element = 0; element < is_flat_.size(); ++element)
       if (is_flat_[element]) n_pieces_[element] = 1;
-  }
-
-  /// Written operands move into memory of their own; move_operand() may return shared memory.
-  Shards moved(const BoundOperand& operand, const SpecPtr& to) const {
-    Shards pieces = call_.op.args[operand.arg].is_written ? move(*operand.impl, to) : move_operand(*operand.impl, to);
-    return to->flat_sizes() ? joined(*to, std::move(pieces)) : pieces;
   }
 
   c10::IValue flattened(size_t arg) const {
@@ -110,8 +101,8 @@ class ForeachRun {
     return tensors;
   }
 
-  /// The written argument whose values nobody reads after the call: the gradients, unless a fused step divides them by a scale. The number of arguments
-  /// if there is none.
+  /// The written argument whose values nobody reads after the call: the gradients, unless a fused step divides them by a scale. The number of
+  /// arguments if there is none.
   size_t scratch_arg() const {
     const OpInfo& op = call_.op;
     if (op.rule->scratch().empty()) return op.n_args();
@@ -266,9 +257,8 @@ void count_writes(const OpInfo& op, size_t arg, at::TensorList tensors) {
 }
 
 bool dispatch_by_mesh(const OpInfo& op, torch::jit::Stack& stack) {
-  const size_t first = stack.size() - op.n_args();
-  if (!stack[first].isTensorList()) return false;
-  const c10::ArrayRef<c10::IValue> given(stack.data() + first, op.n_args());
+  const c10::ArrayRef<c10::IValue> given = torch::jit::last(stack, op.n_args());
+  if (!given[0].isTensorList()) return false;
   const auto groups = groups_of(given);
   const bool is_plain = groups.size() == 1 && !groups[0].mesh && std::ranges::any_of(given, &is_distributed_number);
   if (groups.size() < 2 && !is_plain) return false;

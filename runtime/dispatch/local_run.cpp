@@ -56,10 +56,7 @@ class LocalRun {
   }
 
  private:
-  const Spec* spec_of(size_t i) const {
-    if (propagation_.inputs[i]) return propagation_.inputs[i].get();
-    return call_.operands[i].impl ? call_.operands[i].impl->spec().get() : nullptr;
-  }
+  const Spec* spec_of(size_t i) const { return call_.spec_of(i, propagation_); }
 
   const Spec* leader() const {
     if (call_.op.rule->is_shape_only()) return propagation_.outputs[0].get();
@@ -104,16 +101,7 @@ class LocalRun {
     CommScope scope(call_.op.name.c_str());
     moved_.resize(call_.operands.size());
     for (size_t i = 0; i < call_.operands.size(); ++i)
-      if (const SpecPtr& to = propagation_.inputs[i]) {
-        moved_[i] = moved(call_.operands[i], to);
-        if (to->flat_sizes()) moved_[i] = joined(*to, std::move(moved_[i]));
-      }
-  }
-
-  /// Operands that the kernel writes, or the result may alias, move into memory of their own; move_operand() may return shared memory.
-  Shards moved(const BoundOperand& operand, const SpecPtr& to) const {
-    const bool is_read_only = !call_.op.is_view && !call_.op.args[operand.arg].is_written;
-    return is_read_only ? move_operand(*operand.impl, to) : move(*operand.impl, to);
+      if (const SpecPtr& to = propagation_.inputs[i]) moved_[i] = moved(call_, call_.operands[i], to);
   }
 
   at::Tensor local(size_t i, size_t piece) const {
@@ -374,6 +362,12 @@ class LocalRun {
 };
 
 }  // namespace
+
+Shards moved(const BoundCall& call, const BoundOperand& operand, const SpecPtr& to) {
+  const bool is_read_only = !call.op.is_view && !call.op.args[operand.arg].is_written;
+  Shards pieces = is_read_only ? move_operand(*operand.impl, to) : move(*operand.impl, to);
+  return to->flat_sizes() ? joined(*to, std::move(pieces)) : pieces;
+}
 
 void run_decided(BoundCall& call, const Decision& decision, const std::exception_ptr& refusal) {
   BelowAutograd guard;

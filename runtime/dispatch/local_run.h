@@ -7,6 +7,10 @@
 
 namespace shardwise {
 
+/// The pieces of an operand of `call` that moves. Operands that the kernel writes, or the result may alias, get memory of their own; move_operand()
+/// may return shared memory.
+Shards moved(const BoundCall& call, const BoundOperand& operand, const SpecPtr& to);
+
 /// Executes `decision` for `call`: moves inputs, calls the kernel once per piece, leaves wrapped results on the stack.
 /// `refusal`: thrown in place of the kernel call. It comes after the moves, because other ranks take part in them.
 void run_decided(BoundCall& call, const Decision& decision, const std::exception_ptr& refusal = nullptr);

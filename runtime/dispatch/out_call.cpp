@@ -117,8 +117,7 @@ std::unique_ptr<OutCall> OutCall::find(const OpInfo& op) {
 void OutCall::run(const OpInfo& op, torch::jit::Stack* stack) const {
   const BelowAutograd guard;
   const size_t first = stack->size() - op.n_args();
-  const DTensorImpl* const distributed =
-      first_distributed(c10::ArrayRef<c10::IValue>(stack->data() + first, op.n_args()));
+  const DTensorImpl* const distributed = first_distributed(torch::jit::last(stack, op.n_args()));
   TORCH_INTERNAL_ASSERT(distributed, "[", op.name, "] reached Shardwise without a distributed tensor");
   torch::jit::Stack inputs;
   std::vector<at::Tensor> outs;
@@ -137,7 +136,7 @@ void OutCall::run(const OpInfo& op, torch::jit::Stack* stack) const {
     of_outs.push_back(outs[i].scalar_type());
     of_results.push_back(result.defined() ? result.scalar_type() : of_outs.back());
   }
-  check_dtypes(op, c10::ArrayRef<c10::IValue>(stack->data() + first, op.n_args()), of_results, of_outs);
+  check_dtypes(op, torch::jit::last(stack, op.n_args()), of_results, of_outs);
   for (size_t i = 0; i < outs.size(); ++i) give(outs[i], inputs[i].toTensor());
   stack->resize(first);
   for (const at::Tensor& out : outs) stack->emplace_back(out);
