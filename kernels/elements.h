@@ -92,7 +92,9 @@ inline uint64_t offset_of(int64_t id, int64_t first_row) {
 template <bool kToWrite = false>
 void prefetch(const void* row, int64_t n_bytes) {
   const auto* bytes = static_cast<const char*>(row);
-  asm("" : "+r"(bytes));  // one address for all lines; else the compiler keeps a base for each in memory
+  // One address for all lines; else the compiler keeps a base for each in memory. Volatile: else GCC takes callers that only prefetch for functions
+  // without effect, and drops the calls.
+  asm volatile("" : "+r"(bytes));
   for (int64_t line = 0; line < n_bytes && line < 512; line += 64) __builtin_prefetch(bytes + line, kToWrite);
 }
 inline constexpr int64_t kAhead = 16;  // rows between a row's prefetch and its use
