@@ -9,6 +9,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 #include <atomic>
@@ -169,8 +170,12 @@ at::Tensor untouched_zeros(c10::IntArrayRef sizes, const at::TensorOptions& opti
   void* begin = memory;
   size_t room = n_bytes + c10::gAlignment;
   std::align(c10::gAlignment, n_bytes, begin, room);
-  const c10::Storage storage(c10::Storage::use_byte_size_t(), n_bytes,
-                             c10::DataPtr(begin, memory, &std::free, at::kCPU));
+  c10::profiledCPUMemoryReporter().New(memory, n_bytes);  // so profiles count it
+  const auto drop = [](void* of) {
+    c10::profiledCPUMemoryReporter().Delete(of);
+    std::free(of);
+  };
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), n_bytes, c10::DataPtr(begin, memory, drop, at::kCPU));
   return at::empty({0}, options).set_(storage, 0, sizes);
 }
 

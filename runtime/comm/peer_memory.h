@@ -38,8 +38,9 @@ class PeerMemory {
   bool shares_any() const;
 
   /// A block of the arena: [n_bytes] uint8. Undefined if the arena has no room, or if no member shares memory with this rank.
-  /// Drop it when the exchange in which others write to it is over. If that failed (a rank was killed, or late), others may still write, but only
-  /// into this arena, which they keep mapped: a late write may change blocks that this object has handed out since, and no other memory.
+  /// Drop it when the exchange in which others write to it is over. If that failed (a rank was killed, or late), others may still write into this
+  /// arena, also into blocks handed out since, and into no other memory. So blocks are for what others write in exchanges of this group alone: it is
+  /// lost then, and nobody reads them.
   at::Tensor take(int64_t n_bytes) const;
   /// The name of a block, or of a part of it: a number in [0, 2^31). -1: other memory.
   int64_t name_of(const at::Tensor& tensor) const;

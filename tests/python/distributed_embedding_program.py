@@ -105,6 +105,11 @@ def gradients_of_lookups_in_flight(folder):
     """Ranks write gradients into each other's memory in the first backward of a lookup, and send them in later ones."""
     layer = Model().embedding
     batches = [batch(dist.get_rank(), step) for step in range(3)]
+    with torch.no_grad():
+        layer(batches[0])
+    n_bytes = layer._core.buffer_bytes()
+    layer(batches[0])
+    assert layer._core.buffer_bytes() > n_bytes, "a lookup without gradients takes no memory for them"
 
     def gradients(backward):
         layer.zero_grad()
@@ -128,8 +133,15 @@ def gradients_of_lookups_in_flight(folder):
         for loss in losses:
             loss.backward()
 
+    def fetched_without_grad_on_some():
+        with torch.set_grad_enabled(dist.get_rank() % 2 == 0):
+            lookups = [layer.start(ids) for ids in batches]
+        for lookup in lookups:
+            torch.cat(lookup.wait(), 1).square().sum().backward()
+
     expected = gradients(one_by_one)
     torch.testing.assert_close(gradients(all_at_once), expected)
+    torch.testing.assert_close(gradients(fetched_without_grad_on_some), expected)
     torch.testing.assert_close(gradients(twice), [2 * grad for grad in expected])
 
 

@@ -213,7 +213,7 @@ void DistributedEmbedding::Lookup::try_fetch() noexcept {
   const CommScope scope(kLayer, CommScope::Cause::kProgram, layouts);
   try {
     step_.incoming = ids_.finish(step_.requests);
-    rows_.emplace(step_);
+    rows_.emplace(step_, tables_);
   } catch (...) {
     error_ = std::current_exception();
   }

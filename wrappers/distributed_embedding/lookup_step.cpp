@@ -9,6 +9,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
@@ -46,102 +47,102 @@ void LayerTables::find_peers() const {
   if (peers->shares_any()) buffers.share(*peers);
 }
 
-int64_t LayerTables::row_bytes(size_t lane) const {
-  return lanes.lanes[lane].width * static_cast<int64_t>(c10::elementSize(lanes.lanes[lane].dtype));
+std::shared_ptr<Messages> LayerTables::pass_rows(const AllRows& rows, std::vector<Message> sends,
+                                                 std::vector<Message> receives,
+                                                 std::vector<at::Tensor>& notices) const {
+  const Group& group = *lanes.mesh->group();
+  notices.resize(static_cast<size_t>(lanes.n_ranks()));
+  for (int64_t distance = 1; distance < lanes.n_ranks(); ++distance) {
+    const int64_t rank = (lanes.own_rank() + distance) % lanes.n_ranks();
+    const int64_t other = group.ranks[static_cast<size_t>(rank)];
+    const bool shares = peers->shares(rank);
+    std::vector<std::pair<at::Tensor, size_t>> there;  // places in the other rank's memory, and their lanes
+    int64_t n_bytes_sent = 0, n_bytes_received = 0;    // with those in shared memory
+    int64_t n_bytes_there = 0, n_bytes_here = 0;       // in shared memory
+    for (size_t lane = 0; lane < lanes.lanes.size(); ++lane) {
+      const auto [received, is_known, n_sent, place] = rows.of(lane, rank);
+      const auto n_bytes = static_cast<int64_t>(received.nbytes());
+      n_bytes_received += n_bytes;
+      if (shares && is_known && peers->name_of(received) >= 0)
+        n_bytes_here += n_bytes;
+      else if (n_bytes > 0)
+        receives.push_back({other, received});
+      const int64_t width = lanes.lanes[lane].width;
+      const int64_t n_row_bytes = width * static_cast<int64_t>(received.itemsize()), n_out = n_sent * n_row_bytes;
+      n_bytes_sent += n_out;
+      if (n_out == 0) continue;
+      if (shares && place.block >= 0) {
+        const at::Tensor bytes = peers->place(rank, place.block, place.first_row * n_row_bytes, n_out);
+        there.emplace_back(memory_view(bytes, 0, {n_sent, width}, received.scalar_type()), lane);
+        n_bytes_there += n_out;
+        continue;
+      }
+      const at::Tensor out = buffers.take(n_sent, width, received.options());
+      sends.push_back({other, out, [=, &rows] { rows.write(out, lane, rank); }});
+    }
+    if (!shares || (n_bytes_sent == 0 && n_bytes_received == 0)) continue;
+    const at::Tensor notice = rows.notice(rank);
+    if (n_bytes_received > 0)
+      receives.push_back({other, notices[static_cast<size_t>(rank)] = at::empty_like(notice), {}, n_bytes_here});
+    const auto write = [=, &rows] {
+      for (const auto& [out, lane] : there) rows.write(out, lane, rank);
+    };
+    if (n_bytes_sent > 0) sends.push_back({other, notice, write, n_bytes_there});
+  }
+  return exchange(group, c10::Device(lanes.mesh->device_type()), std::move(sends), std::move(receives));
 }
 
-at::Tensor LayerTables::place_there(size_t lane, int64_t rank, const PlaceThere& place, int64_t n_rows) const {
-  return memory_view(peers->place(rank, place.block, place.first_row * row_bytes(lane), n_rows * row_bytes(lane)), 0,
-                     {n_rows, lanes.lanes[lane].width}, lanes.lanes[lane].dtype);
+namespace {
+
+bool any_requires_grad(at::TensorList tensors) {
+  return std::ranges::any_of(tensors, [](const at::Tensor& each) { return each.defined() && each.requires_grad(); });
 }
 
-RowsUnderWay::RowsUnderWay(LookupStep& step)
+}  // namespace
+
+RowsUnderWay::RowsUnderWay(LookupStep& step, const std::vector<at::Tensor>& tables)
     : held_(step.layer->lanes, step.layer->memory, step.incoming),
       arrivals_(std::exchange(step.arrivals, {})),
-      gradient_places_(step.gradient_places),
-      notices_(static_cast<size_t>(step.layer->lanes.n_ranks())) {
+      gradient_places_(step.gradient_places) {
   const LayerTables& layer = *step.layer;
-  const TableLanes& lanes = layer.lanes;
-  const c10::Device device(lanes.mesh->device_type());
-  const int64_t own = lanes.own_rank();
-  if (layer.peers->shares_any())
-    for (size_t lane = 0; lane < lanes.lanes.size(); ++lane)
+  const IncomingRows& incoming = step.incoming;
+  if (layer.peers->shares_any() && c10::GradMode::is_enabled() && any_requires_grad(tables))
+    for (size_t lane = 0; lane < arrivals_.size(); ++lane)
       gradient_places_->arrived.push_back(
-          layer.buffers.take(step.incoming.rows[lane].numel(), lanes.lanes[lane].width, arrivals_[lane].options()));
+          layer.buffers.take(incoming.rows[lane].numel(), arrivals_[lane].size(1), arrivals_[lane].options()));
   std::vector<Message> sends, receives;
   held_.add_notices(sends, receives);
-  for (int64_t distance = 1; distance < lanes.n_ranks(); ++distance)
-    exchange_with((own + distance) % lanes.n_ranks(), step, sends, receives);
-  messages_ = exchange(*lanes.mesh->group(), device, std::move(sends), std::move(receives));
-  for (size_t lane = 0; lane < lanes.lanes.size(); ++lane)
-    if (held_.has(lane))
-      lookup_rows_into(
-          narrowed(arrivals_[lane], 0, step.requests.first_from(lane, own), step.requests.n_from(lane, own)),
-          held_.block(lane), asked_by(own, lane, step), 0);
-}
-
-at::Tensor RowsUnderWay::asked_by(int64_t rank, size_t lane, const LookupStep& step) const {
-  const auto at_rank = static_cast<size_t>(rank);
-  return narrowed(held_.rows(lane), 0, step.incoming.firsts[lane][at_rank], step.incoming.counts[lane][at_rank]);
-}
-
-void RowsUnderWay::exchange_with(int64_t rank, const LookupStep& step, std::vector<Message>& sends,
-                                 std::vector<Message>& receives) {
-  const LayerTables& layer = *step.layer;
-  const size_t n_lanes = layer.lanes.lanes.size();
-  const auto at_rank = static_cast<size_t>(rank);
-  const int64_t other = layer.lanes.mesh->group()->ranks[at_rank];
-  const bool shares = layer.peers->shares(rank);
-  std::vector<std::pair<at::Tensor, size_t>> found;  // where rows for the other rank go, and their lane
-  std::vector<int64_t> notice;
-  int64_t all_asked = 0, all_wanted = 0;  // bytes, with those that are sent
-  int64_t n_bytes_sent = 0, n_bytes_received = 0;
-  const auto look_up = [this, &step, rank](const at::Tensor& place, size_t lane) {
-    if (held_.has(lane)) lookup_rows_into(place, held_.block(lane), asked_by(rank, lane, step), 0);
+  const auto pair = [&](size_t lane, int64_t rank) {
+    const auto at_rank = static_cast<size_t>(rank);
+    return LayerTables::PairRows{
+        narrowed(arrivals_[lane], 0, step.requests.first_from(lane, rank), step.requests.n_from(lane, rank)), true,
+        incoming.counts[lane][at_rank], incoming.arrivals[lane][at_rank]};
   };
-  for (size_t lane = 0; lane < n_lanes; ++lane) {
-    const int64_t n_asked = step.incoming.counts[lane][at_rank], n_wanted = step.requests.n_from(lane, rank);
-    const int64_t n_row_bytes = layer.row_bytes(lane);
-    all_asked += n_asked * n_row_bytes;
-    all_wanted += n_wanted * n_row_bytes;
-    if (shares)
-      notice.insert(notice.end(),
-                    {layer.peers->name_of(gradient_places_->arrived[lane]), step.incoming.firsts[lane][at_rank]});
-    if (shares && layer.peers->name_of(arrivals_[lane]) >= 0)
-      n_bytes_received += n_wanted * n_row_bytes;
-    else if (n_wanted * n_row_bytes > 0)
-      receives.push_back({other, narrowed(arrivals_[lane], 0, step.requests.first_from(lane, rank), n_wanted)});
-    if (n_asked * n_row_bytes == 0) continue;
-    if (const PlaceThere& there = step.incoming.arrivals[lane][at_rank]; shares && there.block >= 0) {
-      found.emplace_back(layer.place_there(lane, rank, there, n_asked), lane);
-      n_bytes_sent += n_asked * n_row_bytes;
-      continue;
+  const auto write = [&](const at::Tensor& place, size_t lane, int64_t rank) {
+    const auto at_rank = static_cast<size_t>(rank);
+    if (held_.has(lane))
+      lookup_rows_into(place, held_.block(lane),
+                       narrowed(held_.rows(lane), 0, incoming.firsts[lane][at_rank], incoming.counts[lane][at_rank]),
+                       0);
+  };
+  const auto notice = [&](int64_t rank) {
+    std::vector<int64_t> words;
+    for (size_t lane = 0; lane < arrivals_.size(); ++lane) {
+      const auto& arrived = gradient_places_->arrived;
+      words.push_back(arrived.empty() ? -1 : layer.peers->name_of(arrived[lane]));
+      words.push_back(incoming.firsts[lane][static_cast<size_t>(rank)]);
     }
-    const at::Tensor place = layer.buffers.take(n_asked, layer.lanes.lanes[lane].width, arrivals_[lane].options());
-    sends.push_back({other, place, [=] { look_up(place, lane); }});
-  }
-  if (all_wanted > 0 && shares) {
-    notices_[at_rank] = at::empty({static_cast<int64_t>(notice.size())}, at::kLong);
-    receives.push_back({other, notices_[at_rank], {}, n_bytes_received});
-  }
-  if (all_asked > 0 && shares)
-    sends.push_back({other, at::tensor(notice, at::kLong),
-                     [=] {
-                       for (const auto& [place, lane] : found) look_up(place, lane);
-                     },
-                     n_bytes_sent});
+    return at::tensor(words, at::kLong);
+  };
+  messages_ = layer.pass_rows({pair, write, notice}, std::move(sends), std::move(receives), notices_);
+  const int64_t own = layer.lanes.own_rank();
+  for (size_t lane = 0; lane < arrivals_.size(); ++lane) write(pair(lane, own).received, lane, own);
 }
 
 std::vector<at::Tensor> RowsUnderWay::wait() {
   messages_->wait();
   held_.check();
-  for (const at::Tensor& notice : notices_) {
-    gradient_places_->there.emplace_back();
-    for (int64_t i = 0; notice.defined() && i < notice.numel(); i += 2) {
-      const auto* words = notice.const_data_ptr<int64_t>() + i;
-      gradient_places_->there.back().push_back({words[0], words[1]});
-    }
-  }
+  gradient_places_->there = std::move(notices_);
   return std::move(arrivals_);
 }
 
@@ -228,10 +229,6 @@ std::vector<at::Tensor> results_of(LookupStep& step, const std::vector<at::Tenso
     results.push_back(result.view(feature.sizes_with(columns.length())));
   }
   return results;
-}
-
-bool any_requires_grad(at::TensorList tensors) {
-  return std::ranges::any_of(tensors, [](const at::Tensor& each) { return each.defined() && each.requires_grad(); });
 }
 
 /// Splits the gradient of a concatenated result by feature.

@@ -47,10 +47,23 @@ struct LayerTables {
   }
   /// Finds the ranks that share memory with this one, if that was not done before. Collective.
   void find_peers() const;
-  /// [n_rows, width of the lane] in the memory of another rank, which shares it.
-  at::Tensor place_there(size_t lane, int64_t rank, const PlaceThere& place, int64_t n_rows) const;
-  /// The bytes of a row of a lane.
-  int64_t row_bytes(size_t lane) const;
+
+  /// Rows of a lane that this rank and another one pass to each other.
+  struct PairRows {
+    at::Tensor received;    // the place of the other rank's rows in this rank's memory
+    bool is_known = false;  // to the other rank
+    int64_t n_sent = 0;     // rows for the other rank
+    PlaceThere there;       // the place for them that the other rank has named
+  };
+  struct AllRows {
+    std::function<PairRows(size_t lane, int64_t rank)> of;
+    std::function<void(const at::Tensor& place, size_t lane, int64_t rank)> write;  // the rows of this rank for `rank`
+    std::function<at::Tensor(int64_t rank)> notice;
+  };
+  /// Starts to pass rows between each two ranks, with other messages: a message per lane or, for rows that have a known place in shared memory, one
+  /// notice for all lanes. `notices`: by rank, those that come; undefined where none comes. Collective.
+  std::shared_ptr<Messages> pass_rows(const AllRows& rows, std::vector<Message> sends, std::vector<Message> receives,
+                                      std::vector<at::Tensor>& notices) const;
   /// The destinations of the gradients of `parameters`, the tables. Throws: as GradientSink::check_cached().
   std::vector<GradientSink> sinks_of(const std::vector<at::Tensor>& parameters) const;
 
@@ -60,11 +73,12 @@ struct LayerTables {
 };
 using LayerTablesPtr = std::shared_ptr<const LayerTables>;
 
-/// Where the gradients of a step's rows go if ranks share memory. Known from the forward on, and used by the first backward.
+/// Where the gradients of a step's rows go in shared memory. Known from the forward on, and used by the first backward.
 struct GradientPlaces {
   std::vector<at::Tensor>
-      arrived;  // by lane: of this rank's rows, in the order of IncomingRows; empty if no ranks share memory
-  std::vector<std::vector<PlaceThere>> there;  // by rank and lane: of the rows that this rank requested
+      arrived;  // by lane: of this rank's rows, in the order of IncomingRows; empty: there are no places
+  std::vector<at::Tensor>
+      there;  // by rank: of the rows that this rank requested, a block's name and a first row per lane
 };
 
 /// The state of a step, without the values of rows.
@@ -114,22 +128,17 @@ std::vector<PartRows> rows_of_feature(const LookupStep& step, size_t feature, co
 /// The messages with the rows of each lane that this rank requested. They carry the current values of the owners' blocks.
 class RowsUnderWay {
  public:
-  /// Takes the step's arrivals. Collective.
-  explicit RowsUnderWay(LookupStep& step);
+  /// Takes the step's arrivals. `tables`: as for combine(). Collective.
+  RowsUnderWay(LookupStep& step, const std::vector<at::Tensor>& tables);
   /// Returns the rows by lane. Throws: c10::ValueError, on all ranks, if rows did not fit into the cache of a table in files.
   std::vector<at::Tensor> wait();
   std::vector<HoldPtr> take_holds() { return held_.take_holds(); }
 
  private:
-  /// The numbers of the rows that a rank requests.
-  at::Tensor asked_by(int64_t rank, size_t lane, const LookupStep& step) const;
-  /// Adds the messages between this rank and another one.
-  void exchange_with(int64_t rank, const LookupStep& step, std::vector<Message>& sends, std::vector<Message>& receives);
-
   HeldRows held_;
   std::vector<at::Tensor> arrivals_;
   std::shared_ptr<GradientPlaces> gradient_places_;
-  std::vector<at::Tensor> notices_;  // by rank
+  std::vector<at::Tensor> notices_;  // by rank: the places of gradients there
   std::shared_ptr<Messages> messages_;
 };
 

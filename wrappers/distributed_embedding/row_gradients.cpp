@@ -90,14 +90,22 @@ class Backward {
         std::exchange(*step_.gradient_places, {});  // a second backward must not write there again
     arrived_ = places.arrived;
     for (size_t lane = arrived_.size(); lane < lanes_.lanes.size(); ++lane)
-      arrived_.push_back(new_rows(lane, step_.incoming.rows[lane].numel()));
+      arrived_.push_back(step_.layer->buffers.take(step_.incoming.rows[lane].numel(), lanes_.lanes[lane].width,
+                                                   options(lanes_.lanes[lane].dtype)));
     for (const TableRequests& table : step_.requests.tables()) of_tables_.push_back(of_table(table.features));
-    std::vector<Message> sends, receives;
-    const auto own = lanes_.own_rank();
-    for (int64_t distance = 1; distance < lanes_.n_ranks(); ++distance)
-      exchange_with((own + distance) % lanes_.n_ranks(), places, sends, receives);
-    const auto messages =
-        exchange(*lanes_.mesh->group(), c10::Device(lanes_.mesh->device_type()), std::move(sends), std::move(receives));
+    const auto pair = [&](size_t lane, int64_t rank) {
+      const auto at_rank = static_cast<size_t>(rank);
+      LayerTables::PairRows rows{own_place(lane, rank), !places.arrived.empty(), step_.requests.n_from(lane, rank), {}};
+      if (at_rank >= places.there.size() || !places.there[at_rank].defined()) return rows;
+      const auto* words = places.there[at_rank].const_data_ptr<int64_t>() + 2 * lane;
+      rows.there = {words[0], words[1]};
+      return rows;
+    };
+    const auto write = [this](const at::Tensor& place, size_t lane, int64_t rank) { sum_into(place, lane, rank); };
+    const auto notice = [](int64_t) { return at::empty({1}, at::kByte); };
+    std::vector<at::Tensor> notices;
+    const auto messages = step_.layer->pass_rows({pair, write, notice}, {}, {}, notices);
+    const int64_t own = lanes_.own_rank();
     for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
       sum_into(own_place(lane, own), lane, own);
       const IdGroups groups =
@@ -108,10 +116,6 @@ class Backward {
     messages->wait();
     for (const at::Tensor& arrived : arrived_)
       grads_.push_back(scaled({arrived}, step_.layer->gradient_factor, arrived.size(0)));
-  }
-
-  at::Tensor new_rows(size_t lane, int64_t n) const {
-    return step_.layer->buffers.take(n, lanes_.lanes[lane].width, options(lanes_.lanes[lane].dtype));
   }
 
   /// The place of a rank's gradients in this rank's memory.
@@ -134,42 +138,6 @@ class Backward {
                         groups_on(device, table.groups, request.begin, request.end));
       }
     }
-  }
-
-  /// Adds the messages between this rank and another one.
-  void exchange_with(int64_t rank, const GradientPlaces& places, std::vector<Message>& sends,
-                     std::vector<Message>& receives) const {
-    const int64_t other = lanes_.mesh->group()->ranks[static_cast<size_t>(rank)];
-    const PeerMemory& peers = *step_.layer->peers;
-    const bool shares = !places.arrived.empty() && peers.shares(rank);
-    std::vector<at::Tensor> there(lanes_.lanes.size());
-    int64_t n_bytes_sent = 0, n_bytes_received = 0;
-    for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
-      const at::Tensor place = own_place(lane, rank);
-      const int64_t n_sent = step_.requests.n_from(lane, rank), n_row_bytes = step_.layer->row_bytes(lane);
-      if (shares && peers.name_of(place) >= 0)
-        n_bytes_received += static_cast<int64_t>(place.nbytes());
-      else if (place.numel() > 0)
-        receives.push_back({other, place});
-      if (n_sent * n_row_bytes == 0) continue;
-      const PlaceThere to = shares ? places.there[static_cast<size_t>(rank)][lane] : PlaceThere();
-      if (to.block >= 0) {
-        there[lane] = step_.layer->place_there(lane, rank, to, n_sent);
-        n_bytes_sent += n_sent * n_row_bytes;
-        continue;
-      }
-      const at::Tensor sums = new_rows(lane, n_sent);
-      sends.push_back({other, sums, [this, lane, rank, sums] { sum_into(sums, lane, rank); }});
-    }
-    const auto notice = [] { return at::empty({1}, at::kByte); };
-    if (n_bytes_received > 0) receives.push_back({other, notice(), {}, n_bytes_received});
-    if (n_bytes_sent > 0)
-      sends.push_back({other, notice(),
-                       [this, there, rank] {
-                         for (size_t lane = 0; lane < there.size(); ++lane)
-                           if (there[lane].defined()) sum_into(there[lane], lane, rank);
-                       },
-                       n_bytes_sent});
   }
 
   static IdGroups groups_on(c10::Device device, const IdGroups& groups, int64_t begin, int64_t end) {
