@@ -88,15 +88,21 @@ inline uint64_t offset_of(int64_t id, int64_t first_row) {
   return static_cast<uint64_t>(id) - static_cast<uint64_t>(first_row);
 }
 
-/// Prefetches the first 512 bytes of a row.
+/// Prefetches the first 2 KB of a row.
 template <bool kToWrite = false>
 void prefetch(const void* row, int64_t n_bytes) {
   const auto* bytes = static_cast<const char*>(row);
   // One address for all lines; else the compiler keeps a base for each in memory. Volatile: else GCC takes callers that only prefetch for functions
   // without effect, and drops the calls.
   asm volatile("" : "+r"(bytes));
-  for (int64_t line = 0; line < n_bytes && line < 512; line += 64) __builtin_prefetch(bytes + line, kToWrite);
+  const int64_t end = n_bytes < 2048 ? n_bytes : 2048;
+#pragma GCC unroll 4
+  for (int64_t line = 0; line < end; line += 64) __builtin_prefetch(bytes + line, kToWrite);
 }
 inline constexpr int64_t kAhead = 16;  // rows between a row's prefetch and its use
+/// The same for rows that may be wide: about 8 KB of them.
+inline int64_t rows_ahead(int64_t n_bytes) {
+  return n_bytes <= 512 ? kAhead : n_bytes <= 1024 ? kAhead / 2 : kAhead / 4;
+}
 
 }  // namespace shardwise::kernels

@@ -219,8 +219,9 @@ void update_piece(const UpdatedPiece& piece, const GradRows& grads, const Groups
                   const RowTotals& totals, int64_t begin, int64_t end) {
   const Updater<T> updater(piece);
   const int64_t first_row = piece.table.first_row;
+  const int64_t ahead = rows_ahead(grads.width * int64_t{sizeof(T)});
   const auto prefetch_later = [&](int64_t g) {
-    if (g + kAhead < end) updater.prefetch_row(rows[g + kAhead] - first_row);
+    if (g + ahead < end) updater.prefetch_row(rows[g + ahead] - first_row);
   };
   if (is_row_wise(piece.update.method) || is_lamb(piece.update.method)) {
     for_each_row_sum<T>(grads, groups, begin, end, [&](int64_t g, Sum<T>* sum) {
