@@ -2,8 +2,9 @@
 
 Shardwise's kernel is called as programs call it, through a DTensor on a mesh of one rank. The column "one id" shows the time that this adds
 to a call: it repeats a forward of one id. The table has as many rows as a rank has in embedding.py, and as many ids. "fused" backwards add
-the gradient, times a rate, to the rows, and do not keep it; torch has no such backward. The sides take turns, and the fastest of all turns
-counts. The side fbgemm-gpu-cpu runs if it is installed (see embedding_torchrec.py).
+the gradient, times a rate, to the rows, and do not keep it; torch has no such backward. The sides take turns in changing orders, because a
+side finds its table in the cache behind one that uses little memory. The fastest of all turns counts. The side fbgemm-gpu-cpu runs if it is
+installed (see embedding_torchrec.py).
 """
 
 import time
@@ -17,6 +18,7 @@ from embedding_problem import LEARNING_RATE, draw_ids
 from embedding_sides import has_fused_optimizers
 from redistribute import best_us, number
 from sides import PLAIN, SHARDWISE, machine_line, world_of_one
+from turns import orders
 
 import shardwise
 
@@ -125,9 +127,9 @@ def measure(title, sides, repeats):
         side.turn()
     check(sides)
     best = {name: torch.full((2,), float("inf")) for name in sides}
-    for _ in range(repeats):
-        for name, side in sides.items():
-            best[name] = torch.minimum(best[name], side.turn())
+    for _, order in zip(range(repeats), orders(sides)):
+        for name in order:
+            best[name] = torch.minimum(best[name], sides[name].turn())
     one = {name: side.one_id_us(repeats) for name, side in sides.items()}
     lines = []
     for name, times in best.items():
