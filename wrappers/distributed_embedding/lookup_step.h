@@ -51,9 +51,9 @@ struct LayerTables {
   /// Rows of a lane that this rank and another one pass to each other.
   struct PairRows {
     at::Tensor received;    // the place of the other rank's rows in this rank's memory
-    bool is_known = false;  // to the other rank
+    bool is_known = false;  // the other rank knows that place
     int64_t n_sent = 0;     // rows for the other rank
-    PlaceThere there;       // the place for them that the other rank has named
+    PlaceThere there;       // the place for them, if the other rank has named one
   };
   struct AllRows {
     std::function<PairRows(size_t lane, int64_t rank)> of;
@@ -75,10 +75,8 @@ using LayerTablesPtr = std::shared_ptr<const LayerTables>;
 
 /// Where the gradients of a step's rows go in shared memory. Known from the forward on, and used by the first backward.
 struct GradientPlaces {
-  std::vector<at::Tensor>
-      arrived;  // by lane: of this rank's rows, in the order of IncomingRows; empty: there are no places
-  std::vector<at::Tensor>
-      there;  // by rank: of the rows that this rank requested, a block's name and a first row per lane
+  std::vector<at::Tensor> arrived;  // by lane: of this rank's rows, in the order of IncomingRows; empty: no places
+  std::vector<at::Tensor> there;    // by rank: for each lane a block and a first row, of the rows requested there
 };
 
 /// The state of a step, without the values of rows.
