@@ -19,9 +19,9 @@ void register_hot(RuleTable& /*table*/) {
   namespace op = at::_ops;
   add_all<op::add_Tensor, op::add__Tensor, op::sub_Tensor, op::sub__Tensor, op::mul_Tensor, op::mul__Tensor,
           op::div_Tensor, op::div__Tensor, op::cat, op::mm, op::bmm, op::linear, op::t, op::transpose_int,
-          op::unsqueeze, op::view, op::expand, op::sum, op::sum_dim_IntList, op::relu, op::gelu, op::silu, op::sigmoid,
-          op::sigmoid_, op::sigmoid_backward, op::tanh, op::tanh_, op::tanh_backward, op::exp, op::sqrt, op::rsqrt,
-          op::neg, op::threshold_backward>(aten_kernels().library());
+          op::unsqueeze, op::squeeze_dims, op::view, op::expand, op::sum, op::sum_dim_IntList, op::relu, op::gelu,
+          op::silu, op::sigmoid, op::sigmoid_, op::sigmoid_backward, op::tanh, op::tanh_, op::tanh_backward, op::exp,
+          op::sqrt, op::rsqrt, op::neg, op::threshold_backward>(aten_kernels().library());
   // the operators of optimizers
   add_all<op::_foreach_add_List, op::_foreach_add__List, op::_foreach_add_Scalar, op::_foreach_add__Scalar,
           op::_foreach_add__ScalarList, op::_foreach_sub_List, op::_foreach_sub__List, op::_foreach_mul_List,

@@ -61,6 +61,7 @@ void register_copies(RuleTable& table) {
   // torch sets a lazy flag, which the local shards would carry and the DTensor would not: compute eagerly instead.
   add_composition("_conj", +[](const at::Tensor& self) { return at::conj_physical(self); });
   add_composition("_neg_view", +[](const at::Tensor& self) { return at::neg(self); });
+  aten_kernels().impl("detach_", +[](at::Tensor& self) -> at::Tensor& { return self; });  // autograd has done it
   aten_kernels().impl("record_stream", &record_stream);
   aten_kernels().impl("_has_compatible_shallow_copy_type", &has_compatible_type);
   const Rule copy = pointwise().sampled(false);  // the memory format argument decides the strides

@@ -85,6 +85,15 @@ Rule plus_bias(const char* notation) {
   return Rule("bias + " + to_string(product), describe).multilinear().sampled();
 }
 
+/// The kernel of addbmm_, which gives `self` the product's shape, as in torch. The memory of a replica grows; any other tensor gets new memory.
+at::Tensor& add_products(at::Tensor& self, const at::Tensor& batch1, const at::Tensor& batch2, const at::Scalar& beta,
+                         const at::Scalar& alpha) {
+  const at::Tensor sum = self.addbmm(batch1, batch2, beta, alpha);
+  if (sum.sizes() != self.sizes() && !spec_of(self)->layout().is_replicated()) return self.set_(sum);
+  self.resize_(sum.sizes()).copy_(sum);
+  return self;
+}
+
 /// A weight of one dim has no n.
 void describe_linear(const OpCall& call, Signature& signature) {
   static const Rule of_matrix("…k,nk->…n"), of_vector("…k,k->…");
@@ -376,7 +385,8 @@ void register_matmul(RuleTable& table) {
   table.add("aten::mv", Rule("mk,k->m").multilinear());
   table.add({"aten::addmm", "aten::addmm_"}, plus_bias("mk,kn->mn"));
   table.add({"aten::baddbmm", "aten::baddbmm_"}, plus_bias("bmk,bkn->bmn"));
-  table.add({"aten::addbmm", "aten::addbmm_"}, plus_bias("bmk,bkn->mn"));
+  table.add("aten::addbmm", plus_bias("bmk,bkn->mn"));
+  aten_kernels().impl("addbmm_", &add_products);
   table.add({"aten::addr", "aten::addr_"}, plus_bias("m,n->mn"));
   table.add("aten::addmv", plus_bias("mk,k->m").computed_by("shardwise::addmv"));
   table.add("aten::addmv_", plus_bias("mk,k->m"));

@@ -1,4 +1,4 @@
-// ops/shapes/views.cpp: reshaped, squeezed and expanded views. Any Partial passes. Slices are in slice.cpp,
+// ops/shapes/views.cpp: reshaped and expanded views, and other memory for a tensor. Any Partial passes. Slices are in slice.cpp,
 // permutations in permute.cpp.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
@@ -7,6 +7,7 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/copied_view.h"
 #include "runtime/dispatch/view_replay.h"
+#include "runtime/redistribute/execute.h"
 #include "runtime/rules/propagate.h"
 #include "runtime/tensor/view_begin.h"
 #include "text/check.h"
@@ -205,27 +206,6 @@ at::Tensor view_as_dtype(const at::Tensor& piece, at::ScalarType dtype) {
 
 at::Tensor reshape_alias(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef) { return self.view(sizes); }
 
-/// Removes dims of global extent 1; a shard may have extent 1 along another dim.
-/// Throws: c10::IndexError for dims out of range, also for tensors without dims.
-at::Tensor squeeze_dims(const at::Tensor& self, c10::IntArrayRef dims) {
-  std::vector<c10::SymInt> sizes;
-  for (int64_t dim : dims) c10::maybe_wrap_dim(dim, self.dim());
-  for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    const bool is_named =
-        std::ranges::any_of(dims, [&](int64_t named) { return c10::maybe_wrap_dim(named, self.dim()) == dim; });
-    if (!is_named || self.size(dim) != 1) sizes.push_back(self.sym_size(dim));
-  }
-  return self.view_symint(sizes);
-}
-
-at::Tensor squeeze(const at::Tensor& self) {
-  Dims all(self.dim());
-  std::iota(all.begin(), all.end(), 0);
-  return squeeze_dims(self, all);
-}
-
-at::Tensor squeeze_dim(const at::Tensor& self, int64_t dim) { return squeeze_dims(self, dim); }
-
 /// The elements that as_strided reads: [offset, end) in the memory of the global tensor.
 struct Strided {
   c10::IntArrayRef sizes, strides;
@@ -252,24 +232,46 @@ at::Tensor strided_from_begin(const at::Tensor& self, c10::IntArrayRef sizes, c1
   return self.as_strided(sizes, strides, self.storage_offset() + offset);
 }
 
-/// Gathers the tensor: global strides do not tell which rank has an element.
-at::Tensor gathered_as_strided(const at::Tensor& self, const Strided& strided) {
-  const SpecPtr& spec = spec_of(self);
-  const Placements everywhere(spec->placements().size());
-  const at::Tensor gathered = redistribute(self, everywhere);
+/// True if each rank's piece is in memory as the global tensor is. False in a traced program: tracers follow no as_strided() of another view.
+bool has_own_memory(const DTensorImpl& tensor) {
+  return !tensor.view_link() && !is_traced(tensor) && leaves_in_place(*tensor.spec(), *tensor.spec()->replicated()) &&
+         std::ranges::all_of(tensor.shards(), [&](const at::Tensor& piece) {
+           return piece.sizes() == tensor.sizes() && piece.strides() == tensor.strides();
+         });
+}
+
+/// A replica on the mesh of `like`.
+SpecPtr replica(const Spec& like, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  return Spec::intern(like.mesh(), sizes, Placements(like.placements().size()), strides, like.dtype());
+}
+
+/// Pre: the tensor's memory has these elements. Gathers the tensor unless has_own_memory(): global strides do not tell which rank has an element.
+at::Tensor view_of_memory(const at::Tensor& self, const Strided& strided) {
+  const DTensorImpl& impl = *maybe_dtensor(self);
   const int64_t offset = strided.offset - self.storage_offset();
+  const bool is_own = has_own_memory(impl);
+  const at::Tensor whole = is_own ? self : redistribute(self, Placements(impl.spec()->placements().size()));
   Shards pieces;
-  for (const at::Tensor& piece : maybe_dtensor(gathered)->shards()) {
-    const at::Tensor dense = piece.new_empty_strided(self.sizes(), self.strides()).copy_(piece);
-    pieces.push_back(dense.as_strided(strided.sizes, strided.strides, offset));
+  for (const at::Tensor& piece : maybe_dtensor(whole)->shards()) {
+    const at::Tensor dense = is_own ? piece : piece.new_empty_strided(self.sizes(), self.strides()).copy_(piece);
+    pieces.push_back(strided_from_begin(dense, strided.sizes, strided.strides, offset));
   }
-  at::Tensor result = wrap_view("aten::as_strided",
-                                Spec::intern(spec->mesh(), strided.sizes, everywhere, strided.strides, spec->dtype()),
-                                std::move(pieces), origin_of(*maybe_dtensor(self)), offset);
+  at::Tensor result = wrap_view("aten::as_strided", replica(*impl.spec(), strided.sizes, strided.strides),
+                                std::move(pieces), origin_of(impl), offset);
+  if (is_own) return result;
   static const OpInfo op(c10::Dispatcher::singleton().findSchemaOrThrow("shardwise::strided_from_begin", ""));
   maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(
       CopiedView::Reason::kMoved, op, torch::jit::Stack{self, strided.sizes, strided.strides, offset}));
   return result;
+}
+
+/// The tensor, or the base that it is a view of, whose memory has these elements; undefined if neither has. After set_() a view has other memory than its
+/// base.
+at::Tensor memory_with(const at::Tensor& self, const Strided& strided) {
+  if (strided.is_within(self)) return self;
+  const at::Tensor base(self.is_view() ? self._base() : at::TensorBase());
+  const auto* impl = maybe_dtensor(base);
+  return impl && impl->memory() == maybe_dtensor(self)->memory() && strided.is_within(base) ? base : at::Tensor();
 }
 
 /// Like torch's as_strided(), it reads the memory that a view shares with its base, not only the view's elements.
@@ -283,46 +285,80 @@ at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntAr
            "[aten::as_strided] sizes [{}], strides [{}] and offset {} do not fit. Give as many strides as sizes, none "
            "of them negative.",
            fmt::join(sizes, ", "), fmt::join(strides, ", "), strided.offset);
-  if (strided.is_within(self)) return gathered_as_strided(self, strided);
-  if (self.is_view())
-    if (const at::Tensor base(self._base()); is_dtensor(base) && strided.is_within(base))
-      return gathered_as_strided(base, strided);
-  C10_THROW_ERROR(
-      ValueError,
-      fmt::format("[aten::as_strided] elements [{}, {}) of memory are not all in the DTensor of shape [{}] and strides "
-                  "[{}] that begins at {}: it does not hold the memory before, between and after its own elements. "
-                  "Call as_strided on the tensor that it is a view of, or use slice, select and permute.",
-                  strided.offset, strided.end(), fmt::join(self.sizes(), ", "), fmt::join(self.strides(), ", "),
-                  self.storage_offset()));
+  const at::Tensor memory = memory_with(self, strided);
+  SW_CHECK_VALUE(memory.defined(),
+                 "[aten::as_strided] elements [{}, {}) of memory are not all in the DTensor of shape [{}] and strides "
+                 "[{}] that begins at {}: it does not hold the memory before, between and after its own elements. "
+                 "Call as_strided on the tensor that it is a view of, or use slice, select and permute.",
+                 strided.offset, strided.end(), fmt::join(self.sizes(), ", "), fmt::join(self.strides(), ", "),
+                 self.storage_offset());
+  return view_of_memory(memory, strided);
 }
 
-/// Only the strides of whole copies tell where elements are.
+/// as_strided() with an offset from the first element of `self`. Its gradient goes to the tensor that has the memory.
+at::Tensor strided_from(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
+  const Strided strided{sizes, strides, self.storage_offset() + offset};
+  const at::Tensor memory = memory_with(self, strided);
+  return (memory.defined() ? memory : self).as_strided(sizes, strides, strided.offset);
+}
+
+/// The kernel of as_strided_.
 const at::Tensor& change_strides(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                                  std::optional<int64_t> storage_offset) {
-  auto& impl = *maybe_dtensor(self);
   const int64_t offset = storage_offset.value_or(self.storage_offset()) - self.storage_offset();
-  if (sizes == self.sizes() && strides == self.strides() && offset == 0)
+  become(self, strided_from(self, sizes, strides, offset),
+         [sizes = sizes.vec(), strides = strides.vec(), offset](const at::Tensor& same) {
+           return strided_from(same, sizes, strides, offset);
+         });
+  return self;  // NOLINT(bugprone-return-const-ref-from-parameter): the signature is torch's
+}
+
+/// The kernel of resize_. The tensor keeps its memory, which grows if it must.
+const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
+  const at::Tensor shape = at::empty(sizes, self.options().device(at::kMeta), format);
+  if (sizes == self.sizes() && (!format || shape.strides() == self.strides()))
     return self;  // NOLINT(bugprone-return-const-ref-from-parameter): the signature is torch's
-  const SpecPtr& spec = impl.spec();
-  SW_CHECK_NOT_IMPLEMENTED(
-      spec->layout().is_replicated() && !impl.view_link(),
-      "[aten::as_strided_] changes a DTensor of layout {} in place, which must be replicated and no view of values "
-      "from other ranks: otherwise strides do not tell where its elements are. Use as_strided(), which returns a new "
-      "tensor.",
-      to_string(spec->placements()));
-  Shards pieces;
-  for (const at::Tensor& piece : impl.local_tensors())
-    pieces.push_back(strided_from_begin(piece, sizes, strides, offset));
-  const SpecPtr changed = Spec::intern(spec->mesh(), sizes, spec->placements().vec(), strides, spec->dtype());
+  const Strided strided{sizes, shape.strides(), self.storage_offset()};
+  if (memory_with(self, strided).defined()) return change_strides(self, sizes, shape.strides(), std::nullopt);
+  const DTensorImpl& impl = *maybe_dtensor(self);
+  SW_CHECK_NOT_IMPLEMENTED(has_own_memory(impl),
+                           "[aten::resize_] shape [{}] needs elements [{}, {}) of memory. This DTensor of layout {} "
+                           "does not have them, and its memory does not grow, because it is in pieces. Copy it into "
+                           "new_empty() of that shape.",
+                           fmt::join(sizes, ", "), strided.offset, strided.end(), to_string(impl.spec()->placements()));
   const MemoryWrite write = impl.begin_write();
-  impl.shallow_copy_from(
-      wrap_view("aten::as_strided", changed, std::move(pieces), origin_of(impl), offset).getIntrusivePtr());
-  if (c10::InferenceMode::is_enabled())  // else the autograd key does
-    ViewReplay::add_change(self, [sizes = sizes.vec(), strides = strides.vec(), offset](const at::Tensor& view) {
-      return view.as_strided(sizes, strides, view.storage_offset() + offset);
-    });
+  Shards pieces = impl.shards();
+  for (at::Tensor& piece : pieces) piece = piece.alias().resize_(sizes, format);
+  become(self,
+         wrap_view("aten::resize_", replica(*impl.spec(), sizes, shape.strides()), std::move(pieces), origin_of(impl)),
+         [sizes = sizes.vec(), strides = shape.strides().vec()](const at::Tensor& same) {
+           return strided_from(same, sizes, strides, 0);
+         });
   return self;  // NOLINT(bugprone-return-const-ref-from-parameter)
 }
+
+/// The kernel of set_.source_Tensor: `self` has the memory of `source` from now on. Its views keep the memory that it had.
+at::Tensor& set_memory(at::Tensor& self, const at::Tensor& source) {
+  SW_CHECK_TYPE(is_dtensor(self) && is_dtensor(source) && self.scalar_type() == source.scalar_type(),
+                "[aten::set_] gives a {} of {} the memory of a {} of {}. Give a DTensor the memory of a DTensor of the "
+                "same dtype.",
+                is_dtensor(self) ? "DTensor" : "torch.Tensor", c10::toString(self.scalar_type()),
+                is_dtensor(source) ? "DTensor" : "torch.Tensor", c10::toString(source.scalar_type()));
+  const DTensorImpl& impl = *maybe_dtensor(source);
+  ViewOrigin origin = origin_of(impl);
+  origin.is_inference = self.is_inference();
+  const at::Tensor same = wrap_view("aten::set_", impl.spec(), Shards(impl.local_tensors()), std::move(origin));
+  maybe_dtensor(same)->set_view_link(impl.view_link());
+  become(self, same, [](const at::Tensor&) -> at::Tensor {
+    C10_THROW_ERROR(
+        ValueError,
+        "[autograd] set_() gave a view the memory of another tensor, which no gradient of its base follows. "
+        "Call set_() on a detach() of the view.");
+  });
+  return self;
+}
+
+at::Tensor& set_empty(at::Tensor& self) { return self.set_(self.new_empty({0})); }
 
 }  // namespace
 
@@ -347,12 +383,11 @@ void register_views(RuleTable& table) {
                   {.compute = &strided_from_begin, .traced = &strided_from_begin});
   table.add("shardwise::strided_from_begin", Rule::gathered());
   aten_kernels().impl("_reshape_alias", &reshape_alias);
-  aten_kernels().impl("squeeze", &squeeze);
-  aten_kernels().impl("squeeze.dim", &squeeze_dim);
-  aten_kernels().impl("squeeze.dims", &squeeze_dims);
-  table.keep_symbols({"aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims"});
   aten_kernels().impl("as_strided", &as_strided);
   aten_kernels().impl("as_strided_", &change_strides);
+  aten_kernels().impl("resize_", &resize);
+  aten_kernels().impl("set_.source_Tensor", &set_memory);
+  aten_kernels().impl("set_", &set_empty);
 }
 
 }  // namespace shardwise

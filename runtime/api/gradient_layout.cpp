@@ -37,9 +37,9 @@ void emit(OpSpan span, const Spec& given, const Spec& result) {
   span.end(std::make_shared<OpDescription>(OpDescription{kName, "as its leaf", {from}, {from}, {to}}));
 }
 
-/// The layout that `grad` of `leaf` should get; null if it has that layout, or is on another mesh.
+/// The layout that `grad` of `leaf` should get; null if it has that layout, or is on another mesh, or the leaf has changed its shape since it was used.
 SpecPtr wanted_layout(const DTensorImpl& leaf, const DTensorImpl& grad) {
-  if (grad.spec()->mesh() != leaf.spec()->mesh()) return nullptr;
+  if (grad.spec()->mesh() != leaf.spec()->mesh() || grad.sizes() != leaf.sizes()) return nullptr;
   SpecPtr wanted = leaf.spec()->reduced();
   return grad.spec()->layout() == wanted->layout() ? nullptr : wanted;
 }

@@ -20,6 +20,11 @@ at::Tensor without_repeats(at::Tensor tensor, c10::IntArrayRef strides) {
   return tensor;
 }
 
+/// Copies values to `to`, to each element of its memory once.
+void copy_once(const at::Tensor& to, const at::Tensor& from) {
+  without_repeats(to, to.strides()).copy_(without_repeats(from, to.strides()));
+}
+
 /// The pieces, or the one local tensor that joined pieces form: a flattened view has other pieces than its source.
 Shards local_tensors(const Spec& spec, const Shards& pieces) {
   return spec.layout().joined_dim() && spec.is_member() ? Shards{flat_part(spec, pieces)} : pieces;
@@ -67,10 +72,7 @@ void CopiedView::fetch(const SpecPtr& spec, const Shards& shards) const {
   const auto* impl = maybe_dtensor(fetched);
   TORCH_INTERNAL_ASSERT(impl->spec() == spec, "[", call_.op().name, "] gave ", to_string(*spec), " and now ",
                         to_string(*impl->spec()));
-  for (size_t i = 0; i < shards.size(); ++i) {
-    const c10::IntArrayRef strides = shards[i].strides();  // some are 0 in an expanded view
-    without_repeats(shards[i], strides).copy_(without_repeats(impl->shards()[i], strides));
-  }
+  for (size_t i = 0; i < shards.size(); ++i) copy_once(shards[i], impl->shards()[i]);
 }
 
 /// True if the view has every element of the source exactly once. Then a write back need not gather the source's values first.
@@ -103,14 +105,16 @@ void CopiedView::bring(const SpecPtr& spec, const Shards& shards) {
   const SpecPtr& layout = target.spec();
   const Shards values = move(spec, shards, spec->replicated());
   Shards whole;
-  if (!covers(*spec))
+  if (!covers(*spec)) {
     whole = move(layout, target.shards(), layout->replicated());
-  else if (layout->mesh()->is_member())
+    for (at::Tensor& each : whole) each = without_repeats(each, layout->strides()).expand(layout->sizes());
+  } else if (layout->mesh()->is_member()) {
     whole = {at::empty_strided(layout->sizes(), layout->strides(), values[0].options().dtype(layout->dtype()))};
-  if (!whole.empty()) call_.of(whole[0]).copy_(values[0]);
+  }
+  if (!whole.empty()) copy_once(call_.of(whole[0]), values[0]);
   const Shards pieces = move(layout->replicated(), whole, layout);
   for (size_t i = 0; i < pieces.size(); ++i)
-    if (!pieces[i].is_same(target.shards()[i])) target.shards()[i].copy_(pieces[i]);
+    if (!pieces[i].is_alias_of(target.shards()[i])) copy_once(target.shards()[i], pieces[i]);
 }
 
 void after_write(const DTensorImpl& written) {

@@ -110,16 +110,6 @@ bool is_direct(const OpCall& call, const Decision& decision) {
   return std::ranges::all_of(propagation.outputs, [](const SpecPtr& spec) { return is_one_piece(spec.get()); });
 }
 
-/// True if the operator gives an operand that it writes to another size, as addbmm_ does in torch.
-bool resizes(const OpCall& call) {
-  for (const Operand& operand : call.operands)
-    for (size_t i = 0; operand.is_written && i < call.outputs.size() && i < call.op.n_returns(); ++i)
-      if (call.op.returned_arg[i] == static_cast<int>(operand.arg) && call.args[operand.arg].isTensor() &&
-          call.outputs[i].sizes != operand.sizes)
-        return true;
-  return false;
-}
-
 /// Removes the moves that would leave on every rank what it has. So results are computed from the operands themselves, and views share their memory.
 void leave_in_place(const OpCall& call, Propagation& propagation) {
   for (size_t i = 0; i < call.operands.size(); ++i)
@@ -147,7 +137,7 @@ Decision decide(OpCall& call) {
   const Rule* rule = call.op.rule;
   if (!rule) return decision;
   const bool needs_outputs = !(rule->is_per_element() && call.op.writes);
-  if (needs_outputs && (!infer_outputs(call) || resizes(call))) return decision;
+  if (needs_outputs && !infer_outputs(call)) return decision;
 
   if (rule->is_per_element())
     decision.propagation = propagate_per_element(call);

@@ -99,13 +99,14 @@ class ReplicatedRun {
                         local.scalar_type());
   }
 
-  /// Moves the values written to the replica back to the pieces. A resized tensor becomes replicated.
+  /// Moves the values written to the replica back to the pieces.
   void give_back(const Written& written) const {
     auto* impl = maybe_dtensor(written.tensor);
-    if (written.replica.sizes() != impl->spec()->sizes()) {
-      impl->shallow_copy_from(wrap(replicated_like(written.replica), {written.replica}).getIntrusivePtr());
-      return;
-    }
+    SW_CHECK_NOT_IMPLEMENTED(written.replica.sizes() == impl->spec()->sizes(),
+                             "[{}] gives a DTensor of shape [{}] the shape [{}] in place. Call resize_() first, or the "
+                             "operator that returns a new tensor.",
+                             call_.op.name, fmt::join(impl->spec()->sizes(), ", "),
+                             fmt::join(written.replica.sizes(), ", "));
     const Shards pieces = move(impl->spec()->replicated(), {written.replica}, impl->spec());
     for (size_t i = 0; i < pieces.size(); ++i)
       if (!pieces[i].is_same(impl->shards()[i])) impl->shards()[i].copy_(pieces[i]);

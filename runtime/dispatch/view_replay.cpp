@@ -61,7 +61,8 @@ at::Tensor with_shape(const at::Tensor& now, const Spec& before) {
 /// The first operators of a view, on its base with the shape that this had for them.
 class OfBase final : public ViewFunc {
  public:
-  OfBase(SpecPtr base, std::unique_ptr<ViewFunc> view) : base_(std::move(base)), view_(std::move(view)) {}
+  OfBase(SpecPtr base, bool has_history, std::unique_ptr<ViewFunc> view)
+      : base_(std::move(base)), has_history_(has_history), view_(std::move(view)) {}
 
   std::vector<c10::SymInt> get_symints() const override { return view_->get_symints(); }
   size_t num_symints() const override { return view_->num_symints(); }
@@ -71,22 +72,27 @@ class OfBase final : public ViewFunc {
     const auto* impl = maybe_dtensor(base);
     const bool has_changed =
         impl && !is_traced(*impl) && (impl->sizes() != base_->sizes() || impl->strides() != base_->strides());
-    return (*view_)(has_changed ? with_shape(base, *base_) : base);
+    const at::Tensor source = has_changed ? with_shape(base, *base_) : base;
+    // After detach_() of the base autograd still expects a history from the view. In a backward it wants the view of a gradient, which needs none.
+    const bool has_lost = has_history_ && !base.requires_grad() && c10::GradMode::is_enabled() &&
+                          !torch::autograd::get_current_node();
+    return (*view_)(has_lost ? source.detach().requires_grad_() : source);
   }
   std::unique_ptr<ViewFunc> clone_and_set(std::optional<std::vector<c10::SymInt>> symints,
                                           std::optional<std::vector<at::Tensor>> tensors) const override {
-    return std::make_unique<OfBase>(base_, view_->clone_and_set(std::move(symints), std::move(tensors)));
+    return std::make_unique<OfBase>(base_, has_history_, view_->clone_and_set(std::move(symints), std::move(tensors)));
   }
 
  private:
   SpecPtr base_;
+  bool has_history_;
   std::unique_ptr<ViewFunc> view_;
 };
 
 /// The view operator of an in-place operator.
 class Change final : public ViewFunc {
  public:
-  explicit Change(ViewReplay::Operator change) : change_(std::move(change)) {}
+  explicit Change(std::function<at::Tensor(const at::Tensor&)> change) : change_(std::move(change)) {}
 
   at::Tensor operator()(const at::Tensor& view) const override { return change_(view); }
   std::unique_ptr<ViewFunc> clone_and_set(std::optional<std::vector<c10::SymInt>>,
@@ -95,7 +101,7 @@ class Change final : public ViewFunc {
   }
 
  private:
-  ViewReplay::Operator change_;
+  std::function<at::Tensor(const at::Tensor&)> change_;
 };
 
 class Replayed final : public c10::OperatorKernel {
@@ -106,22 +112,6 @@ class Replayed final : public c10::OperatorKernel {
     op.redispatchBoxed(formula_keys(keys), stack);
     if (stack->back().isTensor()) ViewReplay::keep_shape(base, stack->back().toTensor());
   }
-};
-
-/// An operator that changes a tensor's shape in place.
-class Reshaping final : public c10::OperatorKernel {
- public:
-  explicit Reshaping(const c10::OperatorHandle& view) : view_(view) {}
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    const std::vector<c10::IValue> args(stack->end() - static_cast<std::ptrdiff_t>(view_.n_args()), stack->end());
-    op.redispatchBoxed(formula_keys(keys), stack);
-    auto call = std::make_shared<const ViewCall>(view_, args, 0);
-    ViewReplay::add_change(stack->back().toTensor(),
-                           [call = std::move(call)](const at::Tensor& view) { return call->of(view); });
-  }
-
- private:
-  const OpInfo view_;
 };
 
 /// The same for an operator that models call often, without boxing its arguments.
@@ -161,15 +151,16 @@ ViewReplay::ViewReplay() : outer_(c10::AutogradState::get_tls_state().get_view_r
 ViewReplay::~ViewReplay() { c10::AutogradState::get_tls_state().set_view_replay_enabled(outer_); }
 
 void ViewReplay::keep_shape(const at::Tensor& base, const at::Tensor& view) {
-  if (!base.requires_grad()) return;
+  if (!base.requires_grad() && !c10::GradMode::is_enabled()) return;
   const auto* impl = maybe_dtensor(base);
   if (ViewInfo* const info = replayed(view); info && impl && info->base_.is_same(base) && !is_traced(*impl))
-    info->view_fn_ = std::make_unique<OfBase>(impl->spec(), std::move(info->view_fn_));
+    info->view_fn_ = std::make_unique<OfBase>(impl->spec(), base.requires_grad(), std::move(info->view_fn_));
 }
 
-void ViewReplay::add_change(const at::Tensor& view, Operator change) {
-  if (ViewInfo* const info = replayed(view))
-    *info = info->chain(info->base_, view, std::make_unique<Change>(std::move(change)));
+void become(const at::Tensor& self, const at::Tensor& changed, std::function<at::Tensor(const at::Tensor&)> change) {
+  maybe_dtensor(self)->shallow_copy_from(changed.getIntrusivePtr());
+  if (ViewInfo* const info = replayed(self))
+    *info = info->chain(info->base_, self, std::make_unique<Change>(std::move(change)));
 }
 
 void register_view_replay() {
@@ -182,15 +173,6 @@ void register_view_replay() {
   for (const AtenOperator& op : aten_operators())
     if (is_tracked(op))
       aten.impl(op.short_name(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Replayed>()));
-  for (const auto& [changing, view] : {std::pair("as_strided_", "as_strided"),
-                                       {"squeeze_", "squeeze"},
-                                       {"squeeze_.dim", "squeeze.dim"},
-                                       {"squeeze_.dims", "squeeze.dims"},
-                                       {"t_", "t"},
-                                       {"transpose_", "transpose.int"},
-                                       {"unsqueeze_", "unsqueeze"}})
-    aten.impl(changing, torch::CppFunction::makeFromBoxedFunctor(
-                            std::make_unique<Reshaping>(*find_operator(std::string("aten::") + view))));
 }
 
 }  // namespace shardwise

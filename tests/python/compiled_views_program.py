@@ -125,7 +125,11 @@ def returned_views_of_inputs(backend, placement, views):
     x, y = given(placement), given(placement)
     results, expected = compiled(program, backend)(x), program(y)
     expect_all_same(results, expected)
-    sharing = [i for i, each in enumerate(expected) if not is_moved(each, y)]
+    sharing = [
+        i
+        for i, (name, each) in enumerate(zip(views, expected, strict=True))
+        if name != "as_strided" and not is_moved(each, y)  # tracers cannot say where in memory as_strided() reads
+    ]
     assert len(sharing) > len(views) / 2
     for each in (x, y):
         each.mul_(3)

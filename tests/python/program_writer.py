@@ -40,6 +40,7 @@ class Program:
     mesh: tuple[int, ...]
     inputs: list[Input]
     steps: list[str] = field(default_factory=list)
+    is_of_views: bool = False  # compares strides, bases and versions too
 
 
 def tensors_in(scope: dict) -> dict[str, torch.Tensor]:
@@ -54,17 +55,17 @@ def dense_scope() -> dict:
 class Writer:
     """Writes one program: keeps the tensors that its lines give so far."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, is_of_views: bool = False):
         self.rng = random.Random(seed)
         self.ranges_rng = random.Random(f"ranges {seed}")  # the programs of before keep their steps
-        self.program = Program(self.rng.choice(MESHES), [])
+        self.program = Program(self.rng.choice(MESHES[:3] if is_of_views else MESHES), [], is_of_views=is_of_views)
         self.scope: dict = dense_scope()
         self.next_name = 0
         for _ in range(self.rng.randint(1, 3)):
             self.add_input()
 
     def write(self, n_steps: int) -> Program:
-        kinds, weights = zip(*KINDS, strict=True)
+        kinds, weights = zip(*(KINDS_OF_VIEWS if self.program.is_of_views else KINDS), strict=True)
         while len(self.program.steps) < n_steps:
             kind = self.rng.choices(kinds, weights)[0]
             line = kind(self)
@@ -412,7 +413,85 @@ KINDS = [
 ]
 
 
+def in_some_mode(writer: Writer, line: str | None) -> str | None:
+    """The line under no_grad() or inference_mode(), or as it is."""
+    mode = writer.rng.choice(["", "", "", "", "with torch.no_grad(): ", "with torch.inference_mode(): "])
+    return line and mode + line
+
+
+def own_tensor(writer: Writer) -> str | None:
+    """Meta and real kernels of torch give results of operators other strides in dims of size 1, but not those of this one."""
+    x = writer.some(lambda tensor: not tensor.is_inference())
+    return x and in_some_mode(writer, writer.result(f"{x}.clone(memory_format=torch.contiguous_format)"))
+
+
+def some_view(writer: Writer) -> str | None:
+    x = writer.some(lambda tensor: tensor.dim() > 0)
+    if not x:
+        return None
+    choices = [view_of(writer, x)] * 8 + [f"{x}.data", f"{x}.view_as({x})"]
+    if not writer.tensor(x)._is_view():  # gradients of elements between those of a view are lost, in torch depending on later writes
+        choices.append(f"{x}.as_strided({strided(writer, x)})")
+    return in_some_mode(writer, writer.result(writer.rng.choice(choices)))
+
+
+def strided(writer: Writer, x: str) -> str:
+    """Sizes, strides and perhaps an offset, of elements that the memory of `x` may have."""
+    rng, tensor = writer.rng, writer.tensor(x)
+    rows, columns = rng.randint(1, 3), rng.randint(1, 3)
+    step = rng.randint(columns, columns + 2)
+    shape = rng.choice([((columns,), (1,)), ((rows, columns), (step, 1)), ((columns, rows), (1, step))])
+    offset = rng.choice(["", f", {tensor.storage_offset() + rng.randint(-1, 3)}"])
+    return f"{shape[0]}, {shape[1]}{offset}"
+
+
+def change_of_shape(writer: Writer) -> str | None:
+    x = writer.some()
+    if not x:
+        return None
+    rng, tensor = writer.rng, writer.tensor(x)
+    y = writer.some(lambda other: other.dtype == tensor.dtype)
+    changes = [f"unsqueeze_({rng.randint(0, tensor.dim())})", "squeeze_()", "detach_()", "t_()", f"set_({y})"]
+    if not tensor.is_inference():  # else fill_() may be refused
+        changes.append(f"resize_({rng.choice([(2,), (1, 3), (4,), (2, 3), (5, 2)])}).fill_(0.5)")
+    if tensor.numel() > 0:
+        changes.append(f"as_strided_({strided(writer, x)})")
+    if tensor.dim() > 0:
+        dim, other = writer.dim(x), writer.dim(x)
+        changes += [f"transpose_({dim}, {other})", f"squeeze_({dim})", f"swapaxes_({other}, {dim})"] * 3
+        changes.append(f"squeeze_(({dim % tensor.dim()},))")
+    return in_some_mode(writer, f"{x}.{rng.choice(changes)}")
+
+
+def write_to_view(writer: Writer) -> str | None:
+    x = writer.some(has_each_element_once)
+    if not x:
+        return None
+    y = writer.some(lambda other: not shares_memory(other, writer.tensor(x))) or "0.5"
+    return in_some_mode(writer, f"{x}.{writer.rng.choice(['mul_(2)', 'add_(1)', 'fill_(0.5)', f'copy_({y})' if y != '0.5' else 'neg_()', f'mul_({y})'])}")
+
+
+def has_each_element_once(x: torch.Tensor) -> bool:
+    """Others are not written to: torch refuses some of the writes, and does the others in the order of its kernels."""
+    memory = torch.arange(x.untyped_storage().nbytes() // 8)
+    return memory.as_strided(x.shape, x.stride()).unique().numel() == x.numel()
+
+
+def shares_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+
+
+KINDS_OF_VIEWS = [(own_tensor, 2), (some_view, 6), (change_of_shape, 5), (write_to_view, 4), (backward, 0.3)]
+
+
 def programs(seeds: Iterator[int]) -> Iterator[Program]:
     for seed in seeds:
         writer = Writer(seed)
         yield writer.write(writer.rng.randint(3, 20))
+
+
+def programs_of_views(seeds: Iterator[int]) -> Iterator[Program]:
+    """Views, changes of shape in place and writes, in several modes."""
+    for seed in seeds:
+        writer = Writer(seed, is_of_views=True)
+        yield writer.write(writer.rng.randint(3, 10))

@@ -2,6 +2,7 @@
 
 python tests/python/search_programs.py                   the first 1,000 seeds
 python tests/python/search_programs.py --seeds 5000 6000
+python tests/python/search_programs.py --views           programs of views and changes of shape in place
 """
 
 import argparse
@@ -10,7 +11,7 @@ from collections import Counter
 from time import perf_counter
 
 from program_judge import judge, shrink, to_lines, to_source
-from program_writer import programs
+from program_writer import programs, programs_of_views
 
 BATCH = 50
 
@@ -18,13 +19,14 @@ BATCH = 50
 def main() -> int:
     parser = argparse.ArgumentParser(description="Random programs on tensors and on DTensors.")
     parser.add_argument("--seeds", nargs=2, type=int, default=(0, 1000), metavar=("FIRST", "END"))
+    parser.add_argument("--views", action="store_true", help="programs of views and changes of shape in place")
     parser.add_argument("--brief", action="store_true", help="only the lines of each program")
     args = parser.parse_args()
     kinds: Counter[str] = Counter()
     begin = perf_counter()
     for first in range(args.seeds[0], args.seeds[1], BATCH):
         seeds = range(first, min(first + BATCH, args.seeds[1]))
-        batch = list(programs(seeds))
+        batch = list((programs_of_views if args.views else programs)(seeds))
         for seed, program, difference in zip(seeds, batch, judge(batch), strict=True):
             if difference is None:
                 continue

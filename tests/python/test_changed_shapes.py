@@ -1,10 +1,12 @@
 """Views next to operators that change a tensor's shape in place, operators that resize a tensor, and views of inference tensors."""
 
+import contextlib
+
 import pytest
 import torch
 
 import shardwise as sw
-from shardwise import Partial, Replicate, Shard
+from shardwise import Partial, RaggedShard, Replicate, Shard
 from shardwise.testing import run_ranks
 
 CHANGES = {
@@ -204,12 +206,180 @@ def test_as_strided_in_place_on_a_view_has_its_gradient():
     on_ranks(check)
 
 
-@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Partial()], ids=str)
-def test_as_strided_in_place_is_refused_where_strides_do_not_tell_where_elements_are(placement):
+LAYOUTS = [Replicate(), Shard(0), Shard(1), Partial()]
+MODES = {"normal": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+
+
+def expect_same(change, mode, mesh, placement) -> None:
+    """`change` of a square, in this mode, returns tensors that are those of a dense square, and lie in memory as they do."""
+    found = []
+    for x in (sw.distribute_tensor(torch.arange(16.0).view(4, 4), mesh, [placement]), torch.arange(16.0).view(4, 4)):
+        y = x.clone()
+        with mode():
+            found.append((y, *change(y)))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours.full_tensor(), theirs)
+        for fact in (torch.Tensor.stride, torch.Tensor.storage_offset, torch.Tensor.is_inference, torch.Tensor._is_view):
+            assert fact(ours) == fact(theirs)
+        assert ours.is_inference() or ours._version == theirs._version
+
+
+def strided_in_place(x):
+    return (x.as_strided_((2, 3), (4, 1), 5),)
+
+
+def resized_view(x):
+    part, below = x[1:], x[2]
+    part.resize_(2, 2).mul_(10)
+    return part, below, part.resize_((6,)).add_(1)
+
+
+def resized_base(x):
+    part = x[0]
+    x.resize_((2, 3)).mul_(10)
+    return (part,)
+
+
+def given_memory(x):
+    part, other = x[1], -x
+    x.set_(other[2:])
+    other.add_(1)
+    part.mul_(100)
+    x[0].zero_()
+    return part, other
+
+
+def without_dims(x):
+    column, row = x.t().unsqueeze(0).select(2, 1).t(), x.view(2, 2, 4).select(0, 1)[1:2]
+    return column.squeeze_(), row.t_(), x.view(1, 4, 4).transpose(0, 1)[:1].squeeze_(0)
+
+
+def expanded_and_detached(x):
+    return ((-x).expand(2, 4, 4).detach_(),) if torch.is_inference_mode_enabled() else ()
+
+
+@pytest.mark.parametrize("placement", LAYOUTS, ids=str)
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+@pytest.mark.parametrize(
+    "change", [strided_in_place, resized_view, resized_base, given_memory, without_dims, expanded_and_detached]
+)
+def test_a_change_of_shape_or_memory_is_that_of_torch(change, mode, placement):
+    for n_ranks in (1, 2):
+        on_ranks(lambda mesh: expect_same(change, mode, mesh, placement), n_ranks)
+
+
+@pytest.mark.parametrize("placement", LAYOUTS, ids=str)
+@pytest.mark.parametrize("change", [lambda x: x.resize_(2, 2), lambda x: x[0].addbmm_(x[None], x[None])])
+def test_a_tensor_stays_a_normal_one_in_inference_mode(change, placement):
     def check(mesh):
         x = sw.distribute_tensor(torch.ones(4, 4), mesh, [placement])
-        assert x.as_strided_((4, 4), (4, 1)) is x
-        with pytest.raises(NotImplementedError, match=r"Use as_strided\(\)"):
-            x.as_strided_((4, 4), (1, 4))
+        with torch.inference_mode():
+            changed = change(x)
+        assert not changed.is_inference() and changed._version == 1
+
+    on_ranks(check)
+
+
+def test_the_memory_of_a_replica_grows_with_its_views():
+    def check(mesh):
+        found = []
+        for x in (sw.distribute_tensor(torch.arange(4.0), mesh, [Replicate()]), torch.arange(4.0)):
+            copy, part = x.data, x[2:]
+            part.resize_(6).fill_(7)
+            assert copy.shape == (4,)
+            found.append((x, part, copy))
+        for ours, theirs in zip(*found, strict=True):
+            assert torch.equal(ours.full_tensor(), theirs)
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Partial()], ids=str)
+def test_memory_in_pieces_does_not_grow(placement):
+    def check(mesh):
+        x = sw.distribute_tensor(torch.ones(4, 4), mesh, [placement])
+        for tensor in (x, x[1:]):
+            with pytest.raises(NotImplementedError, match=r"\[aten::resize_\] shape \[5, 4\] needs elements"):
+                tensor.resize_(5, 4)
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("placement", LAYOUTS, ids=str)
+def test_a_view_that_strides_were_given_in_place_has_the_gradient_of_the_elements_that_it_has_now(placement):
+    def check(mesh):
+        found = []
+        for x in base(mesh, placement):
+            part = x[1]
+            with torch.no_grad():
+                part.as_strided_((2, 2), (4, 1), 4)
+            (part**2).sum().backward()
+            found.append(x.grad)
+        assert torch.equal(found[0].full_tensor(), found[1])
+
+    on_ranks(check)
+
+
+def test_a_view_made_before_its_base_changed_its_shape_may_take_a_gradient_later():
+    def check(mesh):
+        found = []
+        for x in base(mesh, Shard(0)):
+            memory = torch.zeros_like(x, requires_grad=False)
+            part = memory[1:]
+            with torch.no_grad():
+                memory.t_()
+            part.copy_(x[1:])
+            (memory**2).sum().backward()
+            found.append(x.grad)
+        assert torch.equal(found[0].full_tensor(), found[1])
+
+    on_ranks(check)
+
+
+def test_a_view_keeps_a_history_that_leads_nowhere_when_its_base_is_detached():
+    def check(mesh):
+        for x in base(mesh, Shard(0)):
+            y = x * 1
+            part = y[1]
+            y.detach_().mul_(2)
+            assert part.requires_grad and not part.is_leaf
+            part.sum().backward()
+            assert x.grad is None
+
+    on_ranks(check)
+
+
+def test_a_leaf_that_changes_its_shape_between_forward_and_backward_takes_the_gradient_as_it_comes():
+    def check(mesh):
+        found = []
+        for x in base(mesh, Shard(0)):
+            loss = (x[0] * 3).sum() + (x * 2).sum()
+            with torch.no_grad():
+                x.unsqueeze_(0)
+            loss.backward()
+            found.append(x.grad)
+        assert torch.equal(found[0].full_tensor(), found[1])
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), RaggedShard((0,), (1, 2)), Replicate()], ids=str)
+def test_a_write_through_a_window_of_an_expanded_tensor_reaches_its_source(placement):
+    def check(mesh):
+        found = []
+        for x in (sw.distribute_tensor(torch.arange(9.0).view(3, 3), mesh, [placement]), torch.arange(9.0).view(3, 3)):
+            x.expand(2, -1, -1).unfold(0, 1, 2).squeeze().mul_(2)
+            found.append(x)
+        assert torch.equal(found[0].full_tensor(), found[1])
+
+    on_ranks(check)
+
+
+def test_a_column_of_ranges_has_each_element_once():
+    def check(mesh):
+        for shape, layout in (((5,), RaggedShard((0,), (1, 1))), ((1, 4), RaggedShard((0, 1), (1, 3)))):
+            dense = torch.arange(float(torch.Size(shape).numel())).view(shape)
+            x = sw.distribute_tensor(dense, mesh, [layout])
+            assert torch.equal(x[..., -1].full_tensor(), dense[..., -1])
 
     on_ranks(check)

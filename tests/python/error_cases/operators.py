@@ -35,7 +35,14 @@ CASES = [
         in_torchs_words=True,
     ),
     case("a write to an expanded tensor", "d[:1].expand(3, 2).add_(1)", RuntimeError),
-    case("other strides in place", "d.as_strided_((2, 6), (6, 1))", NotImplementedError),
+    case("memory in pieces, which would have to grow", "d.resize_(7, 6)", NotImplementedError),
+    case("the memory of a plain tensor", "d.set_(x)", TypeError),
+    case("a storage in place of a DTensor's memory", "d.set_(x.untyped_storage())", NotImplementedError),
+    case(
+        "the gradient of a view that was given other memory",
+        "base = sw.ones(4, 4, device_mesh=mesh, requires_grad=True)\nview = base[1:3]\nwith torch.no_grad():\n    view.set_(base * 1)\nview.sum().backward()",
+        ValueError,
+    ),
     case(
         "distributed gradients with a hidden batch dim",
         "d.requires_grad_()\ntorch.autograd.grad(d * d, d, torch.stack([d, d]).detach(), is_grads_batched=True)",
