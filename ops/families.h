@@ -8,8 +8,8 @@
 #define SHARDWISE_OPERATOR_FAMILIES(EACH)                                                                              \
   /* elementwise/ */ EACH(activations) EACH(copies) EACH(foreach) EACH(item) EACH(loss_scaling)        \
     EACH(pointwise)                                                                                                    \
-  /* products/ */ EACH(attention) EACH(attention_operators) EACH(distances) EACH(fused_attention) EACH(grouped_mm)     \
-    EACH(inference_layers) EACH(linalg) EACH(matmul) EACH(recurrent)                                                   \
+  /* products/ */ EACH(attention) EACH(attention_operators) EACH(distances) EACH(einsum) EACH(fused_attention)     \
+    EACH(grouped_mm) EACH(inference_layers) EACH(linalg) EACH(matmul) EACH(recurrent)                                                   \
   /* reductions/ */ EACH(losses) EACH(nll) EACH(reductions) EACH(scans) EACH(softmax) EACH(var_argmax)                 \
   /* norms/ */ EACH(batch_norm) EACH(group_norm) EACH(layer_norm)                                                      \
   /* shapes/ */ EACH(cat) EACH(diagonals) EACH(flip_roll_repeat) EACH(permutations) EACH(slices) EACH(slice_writes)    \

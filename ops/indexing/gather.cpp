@@ -21,6 +21,8 @@
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/take_along_dim_native.h>
 #include <c10/core/WrapDimMinimal.h>
 
 namespace shardwise {
@@ -152,15 +154,25 @@ at::Tensor gather(const at::Tensor& self, int64_t dim, const at::Tensor& index, 
   at::Tensor moved = part;
   if (is_integer(places)) {
     static const ByRule rule("shardwise::gather");
-    const int64_t size = fixed_size(source, along);
+    const int64_t size = spec_of(source)->sizes()[along];
     const auto layouts = [&] { return rule.layouts(part, places, along, int64_t{0}, size); };
     std::vector<at::Tensor> operands{part, places};
     if (!move_in_range("aten::gather", operands, {{along, 0, size}}, /*fails_as_gather=*/true, layouts))
-      operands[1] = checked_positions("aten::gather", places, along, size);
+      operands[1] = checked_positions("aten::gather", places, along, size, source);
     moved = operands[0], places = operands[1];
   }
   const at::Tensor found = moved.is_same(part) ? call_gather(part, places, along) : lookup(part, places, along, moved);
   return index.dim() == 0 ? found.squeeze(0) : found;
+}
+
+/// A gather if the operands need no broadcasting. torch's composition reads their sizes.
+at::Tensor take_along_dim(const at::Tensor& self, const at::Tensor& index, std::optional<int64_t> dim) {
+  if (!dim || index.dim() != self.dim() || index.scalar_type() != at::kLong)
+    return at::native::take_along_dim(self, index, dim);
+  const int64_t along = c10::maybe_wrap_dim(*dim, self.dim());
+  for (int64_t d = 0; d < self.dim(); ++d)
+    if (d != along && self.sym_size(d) != index.sym_size(d)) return at::native::take_along_dim(self, index, dim);
+  return at::gather(self, along, index);
 }
 
 /// Throws: torch's error for the dtype, on all ranks. torch's kernel throws it only if there are elements, and some ranks may have none.
@@ -184,7 +196,7 @@ struct Scatter {
       : dim(c10::maybe_wrap_dim(of_dim, self.dim())),
         index(at_least_1d(index_operand("aten::scatter", of_index, spec_of(self)->mesh()))),
         src(of_src) {
-    if (index.numel() == 0) index = index.to(at::kLong);
+    if (index.sym_numel() == 0) index = index.to(at::kLong);
   }
 
   Scatter by(std::string_view reduce, bool with_self = true) && {
@@ -200,11 +212,12 @@ struct Scatter {
     std::vector<at::Tensor> result{self, index, src};
     if (!is_integer(index)) return result;
     const CommScope scope(op);
-    const int64_t size = self.dim() == 0 ? 1 : self.size(dim);
+    const int64_t size = self.dim() == 0 ? 1 : spec_of(self)->sizes()[dim];
+    const at::Tensor sized = self.dim() == 0 ? at::Tensor() : self;
     const auto in_range = [&](const auto& wanted) {
       if (!move_in_range(op, result, {{dim, 0, size}}, fails_as_gather, wanted))
-        result[1] = fails_as_gather ? checked_positions(op, result[1], dim, size)
-                                    : checked_indices(op, result[1], dim, 0, size);
+        result[1] = fails_as_gather ? checked_positions(op, result[1], dim, size, sized)
+                                    : checked_indices(op, result[1], dim, 0, size, sized);
       return result;
     };
     if (!stays) {
@@ -230,10 +243,12 @@ struct Scatter {
     return in_range(as_self);
   }
 
-  bool covers(const at::Tensor& self) const { return sliced_to(self, index.sym_sizes(), dim).sizes() == self.sizes(); }
+  bool covers(const at::Tensor& self) const {
+    return sliced_to(self, index.sym_sizes(), dim).sym_sizes() == self.sym_sizes();
+  }
 
   void write(const at::Tensor& self) const {
-    if (index.numel() == 0) return;
+    if (index.sym_numel() == 0) return;
     check_mode(self, mode, include_self);
     const at::Tensor part = sliced_to(at_least_1d(self), index.sym_sizes(), dim);
     const Layout& layout = spec_of(self)->layout();
@@ -245,7 +260,7 @@ struct Scatter {
       part.copy_(call_scatter(moved[0], moved[1], moved[2], dim, mode, include_self));
   }
   at::Tensor written(const at::Tensor& self) const {
-    if (self.dim() > 0 && covers(self) && index.numel() > 0) {
+    if (self.dim() > 0 && covers(self) && index.sym_numel() > 0) {
       check_mode(self, mode, include_self);
       const auto moved = operands(self, /*stays=*/false);
       return call_scatter(moved[0], moved[1], moved[2], dim, mode, include_self).contiguous();
@@ -322,11 +337,13 @@ void register_gather(RuleTable& table) {
       "scatter_(Tensor(a!) self, Tensor index, Tensor src, int dim, int first, int size, str mode, bool include_self) "
       "-> Tensor(a!)",
       {.compute = &compute_scatter_, .traced = &compute_scatter_});
-  table.keep_symbols({"shardwise::gather", "shardwise::scatter"});
+  table.keep_symbols({"shardwise::gather", "shardwise::scatter", "aten::scatter.src", "aten::scatter.value",
+                      "aten::scatter_add", "aten::scatter_reduce.two"});
   table.add("shardwise::gather", Rule("gather", describe_gather).linear_in_first().localized(localize_gather));
   const auto scatter = Rule("scatter", describe_scatter).localized(localize_gather);
   table.add({"shardwise::scatter", "shardwise::scatter_"}, scatter);
   add_composition_with_plain_self<&gather>("gather");
+  add_composition("take_along_dim", &take_along_dim);
   add_writes<&of_values>("scatter.src", "scatter_.src");
   add_writes<&of_value>("scatter.value", "scatter_.value");
   add_writes<&values_by>("scatter.reduce", "scatter_.reduce");

@@ -34,13 +34,44 @@ void check_bounds(const char* op, const IndexBounds& bounds, int64_t lowest, int
                      highest >= bounds.size ? highest : lowest, bounds.dim, bounds.size, bounds.lowest, bounds.size));
 }
 
+/// The check of the indices in the first piece, as a step of a graph. Other pieces tell the sizes that `check_of` needs.
+TracedStep check_step(const std::vector<SpecPtr>& specs, const std::string& words, const CheckRange& check,
+                      std::optional<int64_t> ignored, const std::function<CheckRange(at::TensorList)>& check_of) {
+  TracedStep step{specs, {specs[0]}, "check of " + words};
+  step.call = [=, spec = specs[0]](const Shards& pieces) {
+    const Shards indices(pieces.begin(), pieces.begin() + spec->boxes().size());
+    if (const auto range = range_of(wrap(spec, indices), ignored)) check(range->first, range->second);
+    return indices;
+  };
+  step.for_sizes = [=](at::TensorList pieces) {
+    std::vector<SpecPtr> own;
+    for (size_t i = 0; i < specs.size(); ++i) own.push_back(with_whole_sizes(specs[i], pieces[i].sizes()));
+    return check_step(own, words, check_of(pieces), ignored, check_of);
+  };
+  return step;
+}
+
 /// `index`, after `fail` with an error's text if an index is not within `bounds`. `op` lives as long as the process.
-at::Tensor within(const char* op, const at::Tensor& index, const IndexBounds& bounds, Fail fail) {
+at::Tensor within(const char* op, const at::Tensor& index, const IndexBounds& bounds, Fail fail,
+                  const at::Tensor& self) {
   if (is_alone(index)) return index;
   const CommScope scope(op);
   const auto words = [&] { return fmt::format("{} along {} in [{}, {})", op, bounds.dim, bounds.lowest, bounds.size); };
-  return checked_range(index, words,
-                       [=](int64_t lowest, int64_t highest) { check_bounds(op, bounds, lowest, highest, fail); });
+  const auto check_in = [=](const IndexBounds& own) -> CheckRange {
+    return [=](int64_t lowest, int64_t highest) { check_bounds(op, own, lowest, highest, fail); };
+  };
+  const auto* impl = maybe_dtensor(index);
+  const bool is_sized = self.defined() && self.sym_size(bounds.dim).is_symbolic();
+  if (!is_sized || !is_traced_index(index) || impl->local_tensors().size() != 1) {
+    if (is_sized) fixed_size(self, bounds.dim);
+    return checked_range(index, words, check_in(bounds));
+  }
+  const auto check_of = [=](at::TensorList pieces) {
+    const int64_t size = pieces[1].size(bounds.dim);
+    return check_in({bounds.dim, bounds.lowest < 0 ? -size : 0, size});
+  };
+  const TracedStep step = check_step({impl->spec(), spec_of(self)}, words(), check_in(bounds), {}, check_of);
+  return wrap(impl->spec(), add_step(step, {impl->local_tensors()[0], maybe_dtensor(self)->local_tensors()[0]}));
 }
 
 void fail_as_index(const std::string& text) { TORCH_CHECK_INDEX(false, text); }
@@ -128,24 +159,18 @@ bool is_traced_index(const at::Tensor& index) {
 at::Tensor checked_in_graph(const at::Tensor& index, const std::string& words, const CheckRange& check,
                             std::optional<int64_t> ignored) {
   const auto* impl = maybe_dtensor(index);
-  const std::function<TracedStep(const SpecPtr&)> step_of = [=](const SpecPtr& spec) -> TracedStep {
-    const auto run = [=](const Shards& pieces) {
-      if (const auto range = range_of(wrap(spec, pieces), ignored)) check(range->first, range->second);
-      return pieces;
-    };
-    return {{spec}, {spec}, "check of " + words, run};
-  };
-  TracedStep step = step_of(impl->spec());
-  step.for_sizes = [=, spec = impl->spec()](c10::IntArrayRef sizes) { return step_of(with_whole_sizes(spec, sizes)); };
+  const TracedStep step = check_step({impl->spec()}, words, check, ignored, [=](at::TensorList) { return check; });
   return wrap(impl->spec(), add_step(step, impl->local_tensors()));
 }
 
-at::Tensor checked_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest, int64_t size) {
-  return within(op, index, {dim, lowest, size}, fail_as_index);
+at::Tensor checked_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest, int64_t size,
+                           const at::Tensor& self) {
+  return within(op, index, {dim, lowest, size}, fail_as_index, self);
 }
 
-at::Tensor checked_positions(const char* op, const at::Tensor& index, int64_t dim, int64_t size) {
-  return within(op, index, {dim, 0, size}, fail_as_gather);
+at::Tensor checked_positions(const char* op, const at::Tensor& index, int64_t dim, int64_t size,
+                             const at::Tensor& self) {
+  return within(op, index, {dim, 0, size}, fail_as_gather, self);
 }
 
 bool move_in_range(const char* op, std::vector<at::Tensor>& operands, c10::ArrayRef<IndexBounds> bounds,

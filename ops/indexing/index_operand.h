@@ -62,12 +62,14 @@ template <class Words, class Check>
 
 /// `index` as checked_range() returns it.
 /// Throws: c10::IndexError naming the worst index if one is not in [lowest, size), on all ranks alike. `lowest`: -size if the operator accepts
-/// negative indices, else 0. On a mesh of one rank torch's kernel throws instead.
+/// negative indices, else 0. On a mesh of one rank torch's kernel throws instead. `self`: a distributed tensor whose dim `dim` has this size. If the
+/// size is a symbol, a graph checks the indices for the size with which it runs.
 [[nodiscard]] at::Tensor checked_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest,
-                                         int64_t size);
+                                         int64_t size, const at::Tensor& self = {});
 
 /// The same for torch's gather and scatter, whose error is a c10::Error, and whose indices are in [0, size).
-[[nodiscard]] at::Tensor checked_positions(const char* op, const at::Tensor& index, int64_t dim, int64_t size);
+[[nodiscard]] at::Tensor checked_positions(const char* op, const at::Tensor& index, int64_t dim, int64_t size,
+                                           const at::Tensor& self = {});
 
 /// Indices in [lowest, size) for tensor dim `dim`.
 struct IndexBounds {

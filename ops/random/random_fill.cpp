@@ -47,8 +47,8 @@ TracedStep step_of(const SpecPtr& spec, const std::optional<at::Generator>& gene
                   }};
   if (!sized) return step;
   step.operands = {spec};
-  step.for_sizes = [=](c10::IntArrayRef sizes) {
-    return step_of(with_whole_sizes(spec, sizes), generator, distribution, sized);
+  step.for_sizes = [=](at::TensorList pieces) {
+    return step_of(with_whole_sizes(spec, pieces[0].sizes()), generator, distribution, sized);
   };
   return step;
 }

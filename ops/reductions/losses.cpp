@@ -5,7 +5,9 @@
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
 #include "runtime/api/dtensor.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/dispatch/dispatch.h"
+#include "runtime/tensor/registrations.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
@@ -132,6 +134,21 @@ Rule by_sample(Labels labels, bool is_gradient) {
   return Rule("by sample", describe).sampled();
 }
 
+/// torch's formula; in a traced program a composition, because torch has no backward for tracers. torch's composition for them mixes DTensors and
+/// plain tensors.
+at::Tensor multi_margin_loss(c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& target,
+                             const at::Scalar& p, const at::Scalar& margin, const std::optional<at::Tensor>& weight,
+                             int64_t reduction) {
+  if (!is_tracing() || self.dim() != 2)
+    return at::_ops::multi_margin_loss::redispatch(formula_keys(keys), self, target, p, margin, weight, reduction);
+  const at::Tensor labels = target.unsqueeze(1);
+  at::Tensor terms = self.sub(self.gather(1, labels)).add(margin).clamp_min(0);
+  if (p.toDouble() != 1) terms = terms.square();
+  if (weight && weight->defined()) terms = terms.mul(weight->index_select(0, target).unsqueeze(1));
+  terms = terms.scatter(1, labels, 0).mean(1);
+  return reduction == at::Reduction::None ? terms : reduction == at::Reduction::Sum ? terms.sum() : terms.mean();
+}
+
 at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets, c10::IntArrayRef input_lengths,
                     c10::IntArrayRef target_lengths, int64_t blank, int64_t reduction, bool zero_infinity) {
   const bool is_batch = log_probs.dim() == 3;
@@ -162,11 +179,13 @@ void register_losses(RuleTable& table) {
   table.keep_symbols({"aten::mse_loss", "aten::mse_loss_backward", "aten::smooth_l1_loss",
                       "aten::smooth_l1_loss_backward", "aten::huber_loss", "aten::huber_loss_backward",
                       "aten::binary_cross_entropy", "aten::binary_cross_entropy_backward", "aten::soft_margin_loss",
-                      "aten::soft_margin_loss_backward", "aten::binary_cross_entropy_with_logits"});
+                      "aten::soft_margin_loss_backward", "aten::binary_cross_entropy_with_logits",
+                      "aten::multilabel_margin_loss_forward", "aten::multilabel_margin_loss_backward"});
   add_loss(table, "multi_margin_loss", by_sample(Labels::kPerSample, false), Terms::kSamples);
   add_gradient(table, "multi_margin_loss_backward", by_sample(Labels::kPerSample, true), Terms::kSamples);
   add_loss(table, "multilabel_margin_loss_forward", by_sample(Labels::kPerClass, false), Terms::kSamples);
   add_gradient(table, "multilabel_margin_loss_backward", by_sample(Labels::kPerClass, true), Terms::kSamples);
+  aten_autograd_kernels().impl("multi_margin_loss", &multi_margin_loss);
   add_composition("ctc_loss.IntList", &ctc_loss);
   add_composition("ctc_loss.Tensor", &ctc_loss_of_tensors);
 }

@@ -154,7 +154,7 @@ at::Tensor product_grad_by_factor(const at::Tensor& grad, const at::Tensor& inpu
 /// torch's formula makes plain tensors where there are zeros. After the first zero along `dim` the gradient is 0; at
 /// the first zero it comes from the products without that factor.
 at::Tensor cumprod_backward(const at::Tensor& grad, const at::Tensor& input, int64_t dim, const at::Tensor& output) {
-  if (input.dim() == 0 || input.numel() == 0) return grad;
+  if (input.dim() == 0 || input.sym_numel() == 0) return grad;
   const at::Tensor factors = at::conj(input);
   if (c10::GradMode::is_enabled()) return product_grad_by_factor(grad, factors, dim);
   const at::Tensor is_zero = factors.eq(0);
@@ -206,7 +206,7 @@ std::tuple<at::Tensor, at::Tensor> running_extremes(const at::Tensor& self, int6
       indices[i] = all.indices;
     }
   }
-  const int64_t length = self.dim() == 0 ? 1 : self.size(along.dim);
+  const int64_t length = self.dim() == 0 ? 1 : spec_of(self)->sizes()[along.dim];
   const Placements placements = spec_of(along.tensor)->placements().vec();
   return {along.wrapped(values, length, placements, self.scalar_type()),
           along.wrapped(indices, length, placements, at::kLong)};
@@ -218,7 +218,7 @@ void register_scans(RuleTable& table) {
   const Rule along_whole = pointwise().whole("dim").sampled();  // for tensor classes; the kernels take any layout
   table.add("aten::cumsum", along_whole.linear());
   table.add({"aten::cumprod", "aten::logcumsumexp", "aten::cummax", "aten::cummin"}, along_whole);
-  table.keep_symbols({"aten::cumsum", "aten::cumprod", "aten::logcumsumexp"});
+  table.keep_symbols({"aten::cumsum", "aten::cumprod", "aten::logcumsumexp", "aten::cummax", "aten::cummin"});
   auto& kernels = aten_kernels();
   kernels.impl_in_memory("cumsum", &running_sum);
   kernels.impl("cumsum_", &running_sum_);

@@ -156,7 +156,7 @@ void register_flip_roll_repeat(RuleTable& table) {
   aten_kernels().impl_in_memory("flip", &flip);
   aten_kernels().impl_in_memory("roll", &roll);
   add_torch_compositions({"rot90"});
-  table.keep_symbols({"aten::repeat"});
+  table.keep_symbols({"aten::flip", "aten::repeat"});
   table.add("aten::repeat", Rule("repeat", describe_repeat).linear(Linearity::kPass));
 }
 

@@ -145,8 +145,8 @@ def _empty(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """A piece of a step's result, with the symbols of the only operand, and dims in the order in memory of `strides`."""
-    symbols = operands[0].shape if len(operands) == 1 else ()
+    """A piece of a step's result, with the symbols of the first operand, and dims in the order in memory of `strides`."""
+    symbols = operands[0].shape if operands else ()
     if not any(isinstance(size, torch.SymInt) for size in symbols):
         return torch.empty_strided(sizes, strides, dtype=dtype, device=device)
     order = sorted(range(len(sizes)), key=lambda dim: strides[dim], reverse=True)

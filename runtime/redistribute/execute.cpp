@@ -167,8 +167,8 @@ TracedStep traced_move(const SpecPtr& source, const SpecPtr& destination, const 
                 return started_move(source, pieces, destination, options, /*may_change=*/false);
               },
           .for_sizes =
-              [=](c10::IntArrayRef sizes) {
-                const SpecPtr from = with_whole_sizes(source, sizes);
+              [=](at::TensorList pieces) {
+                const SpecPtr from = with_whole_sizes(source, pieces[0].sizes());
                 return traced_move(from, with_whole_sizes(destination, from->sizes()), options);
               }};
 }

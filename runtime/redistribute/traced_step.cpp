@@ -63,14 +63,20 @@ const TracedStep& step_of(const std::string& what) {
   return found->second;
 }
 
-/// Runs `function` below autograd with the step that has this text: for the sizes of the piece, if these are others.
+/// True if the pieces have the sizes that the step was traced with.
+bool have_sizes_of(const TracedStep& step, at::TensorList pieces) {
+  return std::ranges::equal(pieces, step.operands, [](const at::Tensor& piece, const SpecPtr& spec) {
+    return piece.sizes() == c10::IntArrayRef(spec->boxes()[0].sizes);
+  });
+}
+
+/// Runs `function` below autograd with the step that has this text: for the sizes of the pieces, if these are others.
 template <class Function>
 auto with_step(at::TensorList pieces, std::string_view what, const Function& function) {
   const TracedStep& step = step_of(std::string(what));
   const BelowAutograd guard;
-  const bool has_other_sizes =
-      step.for_sizes && pieces.size() == 1 && pieces[0].sizes() != c10::IntArrayRef(step.operands[0]->boxes()[0].sizes);
-  return has_other_sizes ? function(step.for_sizes(pieces[0].sizes())) : function(step);
+  const bool has_other_sizes = step.for_sizes && pieces.size() == step.operands.size() && !have_sizes_of(step, pieces);
+  return has_other_sizes ? function(step.for_sizes(pieces)) : function(step);
 }
 
 /// The piece as the graph expects it: with the inferred strides, and in memory of its own.

@@ -29,8 +29,8 @@ struct TracedStep {
   // One of these gives this rank's pieces of the results from those of the operands. Called below autograd.
   std::function<Shards(const Shards& pieces)> call = {};
   std::function<std::unique_ptr<PendingMove>(const Shards& pieces)> start_move = {};
-  // The same step for a piece of other sizes. A graph with symbols gives such a piece.
-  std::function<TracedStep(c10::IntArrayRef sizes)> for_sizes = {};
+  // The same step for pieces of other sizes, one per operand. A graph with symbols gives such pieces. Results have the sizes of the first.
+  std::function<TracedStep(at::TensorList pieces)> for_sizes = {};
 };
 
 /// Calls the operators of the step below autograd: pieces of tracers give pieces of tracers. The step's function is called if the tracer runs them.

@@ -3,6 +3,7 @@ several lengths, as in compiled_sizes_program.py."""
 
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
 from compiled_sizes_program import EACH, LENGTHS, TWO, expect, placed, values, whole, world_mesh
@@ -151,6 +152,11 @@ def losses(_):
             lambda x, at: F.cross_entropy(x[:, :-1].flatten(0, 1), at[:, 1:].flatten()),
             lambda n, by=by: (placed(2, n, 12, by=by), targets(2, n)),
         )
+        expect(
+            TWO,
+            lambda x, at: F.multi_margin_loss(x.flatten(0, 1), at.flatten(), p=2, margin=0.5),
+            lambda n, by=by: (placed(2, n, 12, by=by), targets(2, n)),
+        )
         lengths_of(by, lambda x, y: F.mse_loss(x, y) + F.mse_loss(x, y, reduction="sum"), *[(2, None, 12)] * 2)
 
 
@@ -171,12 +177,38 @@ def choices(_):
             # along the length
             lambda x: x.max(1)[0] + x.median(1)[0] + x.kthvalue(2, 1)[0] + x.mode(1)[0],
             lambda x: x.topk(2, 1)[0] + x.sort(1)[0][:, :2],
+            lambda x: x.cummax(1)[0] + x.cummin(1)[0] + x.cummax(1)[1],
+            lambda x: x.cumprod(1) + x.logcumsumexp(1) + x.flip(1),
+            lambda x: x.gather(1, x.argsort(1)) + x.take_along_dim(x.argmax(1, keepdim=True), 1),
+            lambda x: (
+                torch.zeros_like(x).scatter(1, x.argsort(1), x) + torch.ones_like(x).scatter_add(1, x.argsort(1), x)
+            ),
             lambda x: x.unsqueeze(0).squeeze() * 2,
         ):
             lengths_of(by, function, (4, None, 12))
 
 
+def bounds_of_positions(_):
+    """A graph that serves all lengths checks positions for the length with which it runs."""
+    compiled = torch.compile(lambda x, at: x.gather(1, at), backend="aot_eager", fullgraph=True)
+    for n in LENGTHS:
+        x = placed(4, n, 12, by=Shard(0))
+        for last in (n - 1, n):
+            at = sw.distribute_tensor(torch.full((4, n, 12), last), world_mesh(), [Shard(0)])
+            if last < n:
+                torch.testing.assert_close(whole(compiled(x, at)), whole(x)[:, -1:].expand(4, n, 12))
+                continue
+            with pytest.raises(RuntimeError, match=f"index {n} is out of bounds for dimension 1 with size {n}"):
+                compiled(x, at)
+
+
 def sums_of_products(_):
+    for by in (Replicate(), Shard(0), Shard(2)):
+        expect(
+            TWO,
+            lambda x, w, v: torch.einsum("bsd,dhe->bhse", x, w) + torch.einsum("bsd,de->bse", x, v).unsqueeze(1),
+            lambda n, by=by: (placed(4, n, 12, by=by), placed(12, 2, 3, by=Replicate()), placed(12, 3, by=Replicate())),
+        )
     for by in (Replicate(), Shard(0), Shard(2)):
         lengths_of(by, lambda q, k: torch.einsum("bqd,bkd->bqk", q, k), *[(4, None, 12)] * 2)
     for by in (Replicate(), Shard(0), Shard(1)):
@@ -233,7 +265,18 @@ def llama(_):
 
 PARTS = {
     part.__name__: part
-    for part in (attention, parts_and_joins, uneven_heads, bags, draws, losses, choices, sums_of_products, llama)
+    for part in (
+        attention,
+        parts_and_joins,
+        uneven_heads,
+        bags,
+        draws,
+        losses,
+        choices,
+        bounds_of_positions,
+        sums_of_products,
+        llama,
+    )
 }
 
 

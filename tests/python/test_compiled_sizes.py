@@ -13,7 +13,14 @@ def test_one_graph_serves_all_lengths_that_no_rank_divides(tmp_path, n_ranks, pa
 
 
 @pytest.mark.parametrize(
-    "parts", ["attention,draws,losses", "parts_and_joins", "uneven_heads,bags,llama", "choices,sums_of_products"]
+    "parts",
+    [
+        "attention,draws,losses",
+        "parts_and_joins",
+        "uneven_heads,bags,llama",
+        "choices",
+        "bounds_of_positions,sums_of_products",
+    ],
 )
 @pytest.mark.parametrize("n_ranks", [2, 3])
 def test_lengths_of_tokens_have_one_graph(tmp_path, n_ranks, parts):
