@@ -411,6 +411,22 @@ def test_writes_that_torch_takes_into_an_expanded_tensor():
     on_ranks(check)
 
 
+def test_a_part_of_an_expanded_copy_is_written_to():
+    """Pieces that are no blocks of rows are moved to be expanded; a write to one of the repetitions goes back to the pieces."""
+
+    def check(mesh):
+        pieces = [([0, 0], [2, 3], 0), ([2, 2], [1, 1], 0), ([2, 0], [1, 2], 1)]
+        pieces = [sw.ShardMetadata(offsets=at, sizes=sizes, rank=rank) for at, sizes, rank in pieces]
+        dense = torch.arange(-4.0, 5.0).view(3, 3)
+        base = sw.distribute_tensor(dense, mesh, [sw.EnumerableShard(pieces)])
+        for write in (lambda x: x.expand(2, -1, -1).unbind()[1].relu_(), lambda x: x.expand(2, -1, -1)[0].mT[1].neg_()):
+            write(base)
+            write(dense)
+            assert torch.equal(base.full_tensor(), dense)
+
+    on_ranks(check, n_ranks=2)
+
+
 @pytest.mark.parametrize("several", [lambda x: x.chunk(2), lambda x: x.split([1, 5]), lambda x: x.unbind(1)])
 def test_one_of_several_views_is_not_written_to_under_autograd(several):
     def check(mesh):
