@@ -39,8 +39,8 @@ std::optional<Layout> maybe_with(const Layout& layout, const Placements& placeme
   }
 }
 
-/// `layout` with mesh dim `m` placed as `placement`. If explicit sizes then do not fit, torch.chunk's split replaces them on mesh dim `m`,
-/// or on all mesh dims that shard this tensor dim. If the placement is in pieces and cannot stand beside another mesh dim's placement, `m`
+/// `layout` with mesh dim `m` placed as `placement`. If explicit sizes or a strided split then do not fit, torch.chunk's split replaces them on
+/// mesh dim `m`, or on all mesh dims that shard this tensor dim. If the placement is in pieces and cannot stand beside another mesh dim's placement, `m`
 /// gets Shard(0).
 Layout changed(const Layout& layout, size_t m, const Placement& placement) {
   Placements placements = layout.placements().vec();
@@ -52,7 +52,7 @@ Layout changed(const Layout& layout, size_t m, const Placement& placement) {
   placements[m] = plain;
   if (auto result = maybe_with(layout, placements)) return *result;
   for (Placement& other : placements)
-    if (other.is_shard(placement.dim())) other = plain;
+    if (other.divided_dim() == placement.dim()) other = plain;
   return with(layout, std::move(placements));
 }
 

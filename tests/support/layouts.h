@@ -4,6 +4,7 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/tensor/device_mesh.h"
 
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -53,10 +54,10 @@ inline Placements random_placements(c10::IntArrayRef sizes, const RankGrid& grid
   if (grid.shape.size() == 1 && !sizes.empty() && random() % 5 == 0) return {random_pieces(sizes, grid, random)};
   Placements placements;
   std::vector<bool> is_sharded(sizes.size());
+  std::optional<size_t> strided;  // no later Shard may cut it, and there is at most one
   for (int64_t n_parts : grid.shape) {
-    const bool is_last = placements.size() + 1 == grid.shape.size();  // no later Shard may cut a strided one
     const auto dim = sizes.empty() ? 0 : random() % sizes.size();
-    switch (random() % (sizes.empty() ? 2 : 6)) {
+    switch (random() % (sizes.empty() || dim == strided ? 2 : 6)) {
       case 0:
         placements.push_back(Placement::replicate());
         break;
@@ -69,7 +70,8 @@ inline Placements random_placements(c10::IntArrayRef sizes, const RankGrid& grid
         is_sharded[dim] = true;
         break;
       case 3:
-        if (is_last && random() % 2 == 0) {
+        if (!strided && random() % 2 == 0) {
+          strided = dim;
           placements.push_back(
               Placement::strided_shard(static_cast<int64_t>(dim), 2 + static_cast<int64_t>(random() % 3)));
           break;
