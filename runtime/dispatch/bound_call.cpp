@@ -26,6 +26,20 @@ BoundCall::BoundCall(const OpInfo& info, torch::jit::Stack& values)
       key.add_scalar(value, by_kind && op.args[i].is_number);
     }
   }
+  if (!writes.empty()) find_shared();
+}
+
+void BoundCall::find_shared() {
+  for (size_t written = 0; written < operands.size(); ++written) {
+    const BoundOperand& target = operands[written];
+    if (!arg(target.arg).isTensor() || !target.impl || !op.args[target.arg].is_written) continue;
+    for (size_t read = 0; read < operands.size(); ++read) {
+      const BoundOperand& other = operands[read];
+      if (other.impl && other.impl != target.impl && target.impl->known_memory() &&
+          other.impl->known_memory() == target.impl->known_memory())
+        shared.emplace_back(read, written);
+    }
+  }
 }
 
 void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) {

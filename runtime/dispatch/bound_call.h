@@ -7,6 +7,9 @@
 
 #include <ATen/core/stack.h>
 
+#include <utility>
+#include <vector>
+
 namespace shardwise {
 
 /// A tensor argument (or list element) on the stack; `impl` is null for a plain 0-dim tensor.
@@ -27,6 +30,8 @@ struct BoundCall {
   const DTensorImpl* subclass = nullptr;    // an operand whose local tensor is a subclass
   std::vector<at::Tensor> written_views;    // copied views that the call writes to
   c10::SmallVector<MemoryWrite, 2> writes;  // in progress, to tensors that have views or aliases
+  /// Pairs of operands, by their places in `operands`: the second is written, and shares memory with the first, another tensor.
+  c10::SmallVector<std::pair<uint32_t, uint32_t>, 1> shared;
 
   BoundCall(const OpInfo& op, torch::jit::Stack& stack);
   c10::IValue& arg(size_t i) { return stack[first + i]; }
@@ -42,6 +47,7 @@ struct BoundCall {
 
  private:
   void bind_tensor(const at::Tensor& tensor, size_t arg, size_t index);
+  void find_shared();
 };
 
 /// Calls `visit(tensor, argument, index)` for the tensors among the arguments of a call and in their lists. `visit` may replace the argument.

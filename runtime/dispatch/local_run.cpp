@@ -17,6 +17,7 @@
 #include "runtime/tensor/view_begin.h"
 #include "text/check.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/full.h>
 #include <fmt/ranges.h>
 
@@ -104,7 +105,17 @@ class LocalRun {
       if (const SpecPtr& to = propagation_.inputs[i]) moved_[i] = moved(call_, call_.operands[i], to);
   }
 
+  /// The kernel gets a copy of an operand that overlaps what it writes: it would refuse the operand, and perhaps on this rank alone.
   at::Tensor local(size_t i, size_t piece) const {
+    at::Tensor part = part_of(i, piece);
+    for (const auto& [read, written] : call_.shared)
+      if (read == i && !is_traced(*call_.operands[i].impl) &&
+          at::get_overlap_status(part, part_of(written, piece)) == at::MemOverlapStatus::Partial)
+        return part.clone();
+    return part;
+  }
+
+  at::Tensor part_of(size_t i, size_t piece) const {
     const Shards& shards =
         decision_.moves && propagation_.inputs[i] ? moved_[i] : call_.operands[i].impl->local_tensors();
     if (is_flat_ && !spec_of(i)->flat_sizes()) return shards[0];

@@ -37,6 +37,10 @@ class UnboxedKey {
   explicit UnboxedKey(const OpInfo& op) : op_(op), key_(op), is_simple_(op.rule && !operators_are_read()) {}
 
   void add(const at::Tensor& tensor) {
+    if (const auto* impl = maybe_dtensor(tensor)) {
+      is_simple_ &= !shares_written(*impl);
+      if (op_.args[n_args_].is_written) written_ = impl;
+    }
     add_tensor(tensor);
     ++n_args_;
   }
@@ -88,6 +92,11 @@ class UnboxedKey {
     key_.add_tensor(tensor, impl);
   }
 
+  /// True for another tensor that shares memory with the one to write to, which the general path copies if they overlap.
+  bool shares_written(const DTensorImpl& impl) const {
+    return written_ && written_ != &impl && written_->known_memory() && written_->known_memory() == impl.known_memory();
+  }
+
   template <class Value>
   void add_scalar(const Value& value) {
     key_.add_scalar(value, op_.args[n_args_++].is_number);
@@ -97,6 +106,7 @@ class UnboxedKey {
   DecisionKey key_;
   bool is_simple_;
   size_t n_args_ = 0;
+  const DTensorImpl* written_ = nullptr;  // no element of a list
 };
 
 template <class Op, class Schema = typename Op::schema>

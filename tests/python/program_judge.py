@@ -263,9 +263,10 @@ def to_source(program: Program) -> str:
 SOURCE = """\
 import torch
 import shardwise as sw
-from program_writer import Program, dense_scope, tensors_in
-from shardwise import EnumerableShard, Partial, RaggedShard, Replicate, Shard, ShardMetadata
+from program_writer import PLACEMENTS, Program, dense_scope, tensors_in
 from shardwise.testing import run_ranks
+
+globals().update(PLACEMENTS)
 
 def program(make, relayout):
 {body}    for name, value in list(locals().items()):

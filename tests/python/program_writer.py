@@ -10,9 +10,19 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shardwise import EnumerableShard, Partial, Placement, RaggedShard, Replicate, Shard, ShardMetadata
+from shardwise import BlockShard, EnumerableShard, Partial, Placement, RaggedShard, Replicate, Shard, ShardMetadata
+from shardwise.placement_types import _StridedShard
 
-PLACEMENTS = {kind.__name__: kind for kind in (EnumerableShard, Partial, RaggedShard, Replicate, Shard, ShardMetadata)}
+
+def strided(dim: int, sf: int) -> Placement:
+    """A strided Shard, by the names that its repr() gives the arguments."""
+    return _StridedShard(dim, split_factor=sf)
+
+
+# By the names in their repr().
+PLACEMENTS = {
+    kind.__name__: kind for kind in (BlockShard, EnumerableShard, Partial, RaggedShard, Replicate, Shard, ShardMetadata)
+} | {"_StridedShard": strided}
 
 MAX_NUMEL = 200
 # Where a write's source overlaps its target in part torch refuses it, having found their addresses; ranks hold what they hold.
@@ -119,6 +129,11 @@ class Writer:
         if shape and self.ranges_rng.random() < 0.15:
             mesh_dim = self.ranges_rng.randrange(len(placements))
             placements[mesh_dim] = self.ranges(shape, self.program.mesh[mesh_dim])
+        elif shape and self.ranges_rng.random() < 0.2:
+            mesh_dim, dim = self.ranges_rng.randrange(len(placements)), self.ranges_rng.randrange(len(shape))
+            if all(getattr(later, "dim", None) != dim for later in placements[mesh_dim + 1 :]):
+                kind, size = self.ranges_rng.choice([BlockShard, strided]), self.ranges_rng.randint(1, 3)
+                placements[mesh_dim] = kind(dim, size)
         return tuple(placements)
 
     def placement(self, shape: tuple[int, ...], n_ranks: int) -> Placement:
