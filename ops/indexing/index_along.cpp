@@ -55,10 +55,13 @@ struct Write {
   Indexed at;
   at::Tensor values;
   bool accumulates = false;
+  bool keeps_strides = false;  // of self, in the result; otherwise it is contiguous
 
   at::Tensor written(const at::Tensor& self) const {
-    if (at.indices[0].numel() == 0) return self.clone();
-    const at::Tensor result = put(at_least_1d(self), at, values, accumulates);
+    const auto format = keeps_strides ? at::MemoryFormat::Preserve : at::MemoryFormat::Contiguous;
+    if (at.indices[0].numel() == 0) return self.clone(format);
+    const at::Tensor from = keeps_strides ? self : self.contiguous();
+    const at::Tensor result = put(at_least_1d(from), at, values, accumulates);
     return self.dim() > 0 ? result : result.squeeze(0);
   }
   void write(const at::Tensor& self) const {
@@ -97,7 +100,8 @@ at::Tensor value_of(const at::Tensor& self, const at::Tensor& value) {
 
 template <class Value>
 Write index_fill(const at::Tensor& self, int64_t dim, const at::Tensor& index, const Value& value) {
-  return {along("aten::index_fill", self, dim, index, /*may_be_negative=*/true), value_of(self, value)};
+  return {along("aten::index_fill", self, dim, index, /*may_be_negative=*/true), value_of(self, value),
+          /*accumulates=*/false, /*keeps_strides=*/true};
 }
 
 /// torch's formula finds the gradient of `value` by the unique indices, whose number depends on values. A graph has a mask instead.

@@ -17,6 +17,9 @@ at::Tensor below_largest(const at::Tensor& self, int64_t dim) { return self - at
 
 at::Tensor total(const at::Tensor& self, int64_t dim) { return at::sum(self, dim, /*keepdim=*/true); }
 
+/// The values to compute with: contiguous, because torch's kernels give contiguous results.
+at::Tensor own_values(const at::Tensor& self) { return widened(reduced(self)).contiguous(); }
+
 at::ScalarType result_type(const at::Tensor& self, bool half_to_float) {
   return half_to_float ? at::kFloat : self.scalar_type();
 }
@@ -24,14 +27,14 @@ at::ScalarType result_type(const at::Tensor& self, bool half_to_float) {
 at::Tensor softmax_of(const at::Tensor& self, int64_t dim, bool half_to_float) {
   static const ByRule whole("aten::_softmax");
   if (!is_sharded_along(self, dim)) return whole(self, dim, half_to_float);
-  at::Tensor parts = below_largest(widened(reduced(self)), dim).exp_();
+  at::Tensor parts = below_largest(own_values(self), dim).exp_();
   return parts.div_(total(parts, dim)).to(result_type(self, half_to_float));
 }
 
 at::Tensor log_softmax_of(const at::Tensor& self, int64_t dim, bool half_to_float) {
   static const ByRule whole("aten::_log_softmax");
   if (!is_sharded_along(self, dim)) return whole(self, dim, half_to_float);
-  at::Tensor shifted = below_largest(widened(reduced(self)), dim);
+  at::Tensor shifted = below_largest(own_values(self), dim);
   return shifted.sub_(total(shifted.exp(), dim).log()).to(result_type(self, half_to_float));
 }
 
@@ -46,7 +49,7 @@ at::Tensor safe_softmax_of(const at::Tensor& self, int64_t dim, std::optional<at
 at::Tensor softmax_backward(const at::Tensor& grad, const at::Tensor& output, int64_t dim, at::ScalarType input_dtype) {
   static const ByRule whole("aten::_softmax_backward_data");
   if (!is_sharded_along(output, dim)) return whole(grad, output, dim, input_dtype);
-  const at::Tensor values = widened(reduced(output)), weighted = widened(reduced(grad)) * values;
+  const at::Tensor values = own_values(output), weighted = own_values(grad) * values;
   return at::addcmul(weighted, values, total(weighted, dim), -1).to(input_dtype);
 }
 
@@ -54,8 +57,8 @@ at::Tensor log_softmax_backward(const at::Tensor& grad, const at::Tensor& output
                                 at::ScalarType input_dtype) {
   static const ByRule whole("aten::_log_softmax_backward_data");
   if (!is_sharded_along(output, dim)) return whole(grad, output, dim, input_dtype);
-  const at::Tensor grads = widened(reduced(grad));
-  return at::addcmul(grads, widened(reduced(output)).exp(), total(grads, dim), -1).to(input_dtype);
+  const at::Tensor grads = own_values(grad);
+  return at::addcmul(grads, own_values(output).exp(), total(grads, dim), -1).to(input_dtype);
 }
 
 }  // namespace

@@ -85,3 +85,29 @@ def test_the_gradient_of_to_local_is_laid_out_as_the_tensor(placement):
         assert ours.grad.to_local().eq(2).all()
 
     run_ranks(2, check)
+
+
+# Of a transposed matrix x [5, 3], and indices of three rows or columns.
+MATRIX_CALLS = {
+    "softmax along rows": lambda x, at: x.softmax(0),
+    "log_softmax along columns": lambda x, at: x.log_softmax(1),
+    "softmin": lambda x, at: F.softmin(x, 0),
+    "index_add": lambda x, at: x.index_add(1, at, x),
+    "index_copy": lambda x, at: x.index_copy(1, at, x),
+    "index_fill": lambda x, at: x.index_fill(1, at[:2], 0.5),
+    "index_add of nothing": lambda x, at: x.index_add(1, at[:0], x[:, :0]),
+}
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Shard(0, sizes=[1, 4]), Replicate()], ids=str)
+@pytest.mark.parametrize("name", MATRIX_CALLS)
+def test_results_of_a_transposed_matrix_are_laid_out_as_the_dense_ones(name, placement):
+    call, x, at = MATRIX_CALLS[name], torch.randn(3, 5).mT, torch.tensor([2, 0, 1])
+
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        ours = call(sw.distribute_tensor(x, mesh, [placement]), sw.distribute_tensor(at, mesh, [Replicate()]))
+        assert_laid_out(ours, call(x, at), str(placement))
+        torch.testing.assert_close(ours.full_tensor(), call(x, at))
+
+    run_ranks(2, check)
