@@ -33,7 +33,7 @@ Shards local_tensors(const Spec& spec, const Shards& pieces) {
 void copy_reshaped(const Spec& from_spec, const Shards& from_pieces, const Spec& to_spec, const Shards& to_pieces) {
   const Shards from = local_tensors(from_spec, from_pieces), to = local_tensors(to_spec, to_pieces);
   for (size_t i = 0; i < to.size(); ++i)
-    if (!from[i].is_alias_of(to[i])) to[i].copy_(from[i].reshape(to[i].sizes()));
+    if (!from[i].is_alias_of(to[i])) copy_once(to[i], from[i].reshape(to[i].sizes()));
 }
 
 }  // namespace
