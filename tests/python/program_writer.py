@@ -14,7 +14,7 @@ from shardwise import BlockShard, EnumerableShard, Partial, Placement, RaggedSha
 from shardwise.placement_types import _StridedShard
 
 
-def strided(dim: int, sf: int) -> Placement:
+def strided_shard(dim: int, sf: int) -> Placement:
     """A strided Shard, by the names that its repr() gives the arguments."""
     return _StridedShard(dim, split_factor=sf)
 
@@ -22,7 +22,7 @@ def strided(dim: int, sf: int) -> Placement:
 # By the names in their repr().
 PLACEMENTS = {
     kind.__name__: kind for kind in (BlockShard, EnumerableShard, Partial, RaggedShard, Replicate, Shard, ShardMetadata)
-} | {"_StridedShard": strided}
+} | {"_StridedShard": strided_shard}
 
 MAX_NUMEL = 200
 # Where a write's source overlaps its target in part torch refuses it, having found their addresses; ranks hold what they hold.
@@ -132,7 +132,7 @@ class Writer:
         elif shape and self.ranges_rng.random() < 0.2:
             mesh_dim, dim = self.ranges_rng.randrange(len(placements)), self.ranges_rng.randrange(len(shape))
             if all(getattr(later, "dim", None) != dim for later in placements[mesh_dim + 1 :]):
-                kind, size = self.ranges_rng.choice([BlockShard, strided]), self.ranges_rng.randint(1, 3)
+                kind, size = self.ranges_rng.choice([BlockShard, strided_shard]), self.ranges_rng.randint(1, 3)
                 placements[mesh_dim] = kind(dim, size)
         return tuple(placements)
 
