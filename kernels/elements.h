@@ -95,9 +95,9 @@ void prefetch(const void* row, int64_t n_bytes) {
   // One address for all lines; else the compiler keeps a base for each in memory. Volatile: else GCC takes callers that only prefetch for functions
   // without effect, and drops the calls.
   asm volatile("" : "+r"(bytes));
-  const int64_t end = n_bytes < 2048 ? n_bytes : 2048;
-#pragma GCC unroll 4
-  for (int64_t line = 0; line < end; line += 64) __builtin_prefetch(bytes + line, kToWrite);
+  for (int64_t line = 0; line < n_bytes && line < 512; line += 64) __builtin_prefetch(bytes + line, kToWrite);
+  if (n_bytes > 512) [[unlikely]]
+    for (int64_t line = 512; line < n_bytes && line < 2048; line += 64) __builtin_prefetch(bytes + line, kToWrite);
 }
 inline constexpr int64_t kAhead = 16;  // rows between a row's prefetch and its use
 /// The same for rows that may be wide: about 8 KB of them.

@@ -54,8 +54,9 @@ void prefetch_grad(const GradRows& grads, const int64_t* order, int64_t k) {
 template <class T, class Use>
 void for_each_block_of_group(const GradRows& grads, const Groups& groups, int64_t g, int64_t end, const Use& use) {
   const auto [order, starts, n_groups, n_all] = groups;
-  const int64_t n_ids = starts[g + 1] - starts[g], n_places = starts[end];
-  const int64_t ahead = rows_ahead(grads.width * int64_t{sizeof(T)});
+  const int64_t n_ids = starts[g + 1] - starts[g], n_bytes = grads.width * int64_t{sizeof(T)};
+  const int64_t ahead = rows_ahead(n_bytes);
+  const int64_t n_places = n_bytes <= 128 ? 0 : starts[end];  // the processor itself looks far enough ahead
   const int64_t* ids = order + starts[g];
   for (int64_t k = starts[g] + ahead; k < std::min(starts[g + 1] + ahead, n_places); ++k)
     prefetch_grad<T>(grads, order, k);

@@ -8,12 +8,9 @@ namespace {
 /// Sums the groups [begin, end) and stores each at `row_at(group)`.
 template <class T, class RowAt>
 void store_sums(const GradRows& grads, const Groups& groups, int64_t begin, int64_t end, const RowAt& row_at) {
-  const int64_t row_bytes = grads.width * int64_t{sizeof(T)}, ahead = rows_ahead(row_bytes);
-  for (int64_t g = begin; g < end; ++g) {
-    if (g + ahead < end) prefetch<true>(row_at(g + ahead), row_bytes);
+  for (int64_t g = begin; g < end; ++g)
     for_each_block_of_group<T>(grads, groups, g, end,
                                [&](int64_t first, const auto& block) { block.store(row_at(g) + first); });
-  }
 }
 
 }  // namespace
