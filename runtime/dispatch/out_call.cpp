@@ -96,7 +96,7 @@ void give(const at::Tensor& out, const at::Tensor& result) {
     at::native::resize_output(out, result.sizes());
     out.copy_(full_tensor(result));
   } else if (at::native::resize_output_check(out, result.sizes())) {
-    maybe_dtensor(out)->shallow_copy_from(result.to(out.scalar_type()).getIntrusivePtr());
+    out.set_(result.to(out.scalar_type()));
   } else {
     out.copy_(result);
   }

@@ -128,7 +128,9 @@ def run_distributed(program: Program) -> Outcome:
 
 
 def compare(program: Program, dense: Outcome, ours: Outcome) -> Difference | None:
-    errors = [("tensors", text) for text in dense.errors.values()] + [("DTensors", text) for text in ours.errors.values()]
+    errors = [("tensors", text) for text in dense.errors.values()] + [
+        ("DTensors", text) for text in ours.errors.values()
+    ]
     if any(who == known and words in text for who, text in errors for known, words, _ in KNOWN):
         return None
     for i in [*range(len(program.steps)), *(dense.errors | ours.errors)]:

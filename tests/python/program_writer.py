@@ -445,7 +445,9 @@ def some_view(writer: Writer) -> str | None:
     if not x:
         return None
     choices = [view_of(writer, x)] * 8 + [f"{x}.data", f"{x}.view_as({x})"]
-    if not writer.tensor(x)._is_view():  # gradients of elements between those of a view are lost, in torch depending on later writes
+    if not writer.tensor(
+        x
+    )._is_view():  # gradients of elements between those of a view are lost, in torch depending on later writes
         choices.append(f"{x}.as_strided({strided(writer, x)})")
     return in_some_mode(writer, writer.result(writer.rng.choice(choices)))
 
@@ -483,7 +485,10 @@ def write_to_view(writer: Writer) -> str | None:
     if not x:
         return None
     y = writer.some(lambda other: not shares_memory(other, writer.tensor(x))) or "0.5"
-    return in_some_mode(writer, f"{x}.{writer.rng.choice(['mul_(2)', 'add_(1)', 'fill_(0.5)', f'copy_({y})' if y != '0.5' else 'neg_()', f'mul_({y})'])}")
+    return in_some_mode(
+        writer,
+        f"{x}.{writer.rng.choice(['mul_(2)', 'add_(1)', 'fill_(0.5)', f'copy_({y})' if y != '0.5' else 'neg_()', f'mul_({y})'])}",
+    )
 
 
 def has_each_element_once(x: torch.Tensor) -> bool:

@@ -219,7 +219,12 @@ def expect_same(change, mode, mesh, placement) -> None:
             found.append((y, *change(y)))
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours.full_tensor(), theirs)
-        for fact in (torch.Tensor.stride, torch.Tensor.storage_offset, torch.Tensor.is_inference, torch.Tensor._is_view):
+        for fact in (
+            torch.Tensor.stride,
+            torch.Tensor.storage_offset,
+            torch.Tensor.is_inference,
+            torch.Tensor._is_view,
+        ):
             assert fact(ours) == fact(theirs)
         assert ours.is_inference() or ours._version == theirs._version
 
@@ -268,14 +273,25 @@ def test_a_change_of_shape_or_memory_is_that_of_torch(change, mode, placement):
         on_ranks(lambda mesh: expect_same(change, mode, mesh, placement), n_ranks)
 
 
+RESIZED = {
+    "resize_": lambda x, row, nothing: x.resize_(2, 2),
+    "addbmm_": lambda x, row, nothing: row.addbmm_(x[None], x[None]),
+    "out": lambda x, row, nothing: torch.add(x, x, out=nothing),
+}
+
+
 @pytest.mark.parametrize("placement", LAYOUTS, ids=str)
-@pytest.mark.parametrize("change", [lambda x: x.resize_(2, 2), lambda x: x[0].addbmm_(x[None], x[None])])
+@pytest.mark.parametrize("change", RESIZED.values(), ids=RESIZED.keys())
 def test_a_tensor_stays_a_normal_one_in_inference_mode(change, placement):
     def check(mesh):
-        x = sw.distribute_tensor(torch.ones(4, 4), mesh, [placement])
-        with torch.inference_mode():
-            changed = change(x)
-        assert not changed.is_inference() and changed._version == 1
+        found = []
+        for x in (sw.distribute_tensor(torch.ones(4, 4), mesh, [placement]), torch.ones(4, 4)):
+            row, nothing = x.new_ones(4), x.new_empty(0)
+            with torch.inference_mode():
+                found.append(change(x, row, nothing))
+        ours, theirs = found
+        assert torch.equal(ours.full_tensor(), theirs) and ours._version == theirs._version
+        assert not ours.is_inference() and not theirs.is_inference()
 
     on_ranks(check)
 
