@@ -79,7 +79,6 @@ void describe(const Dims& order, const OpCall& call, Signature& signature) {
   }
   for (int64_t dim : order) output.push_back(dim == kNew ? Axis{} : input[dim]);
   signature.set({input}, {output});
-  signature.is_pointwise = order == same_order(call);
 }
 
 /// Nothing if a piece has no elements along a dropped dim: without that dim it would have some.
@@ -105,9 +104,8 @@ Rule reordering(const char* name, OrderOf order_of) {
                           }).linear(Linearity::kPass);
   const auto place = [of_factors, order_of](const OpCall& call) -> std::optional<Propagation> {
     const SpecPtr& spec = call.operands[0].spec;
-    const Dims order = order_of(call);
-    const std::optional<Placement> enumerable = order == same_order(call) ? std::nullopt : spec->layout().enumerated();
-    const std::optional<Placement> result = enumerable ? reordered(*enumerable, order) : std::nullopt;
+    const std::optional<Placement> enumerable = spec->layout().enumerated();
+    const std::optional<Placement> result = enumerable ? reordered(*enumerable, order_of(call)) : std::nullopt;
     return result ? placed(call, spec, {*result}) : propagate(call, of_factors.signature(call));
   };
   return Rule::placed(of_factors.text(), place).takes_strided();
@@ -115,14 +113,14 @@ Rule reordering(const char* name, OrderOf order_of) {
 
 at::Tensor squeeze_dim(const at::Tensor& self, int64_t dim) {
   c10::maybe_wrap_dim(dim, self.dim());
-  return self.squeeze(self.dim() > 0 && self.size(dim) == 1 ? c10::IntArrayRef(dim) : c10::IntArrayRef());
+  return self.dim() > 0 && self.size(dim) == 1 ? self.squeeze(c10::IntArrayRef(dim)) : self.alias();
 }
 
 at::Tensor squeeze(const at::Tensor& self) {
   Dims dims;
   for (int64_t dim = 0; dim < self.dim(); ++dim)
     if (self.size(dim) == 1) dims.push_back(dim);
-  return self.squeeze(dims);
+  return dims.empty() ? self.alias() : self.squeeze(dims);
 }
 
 template <class Arg>
