@@ -107,7 +107,9 @@ void CopiedView::bring(const SpecPtr& spec, const Shards& shards) {
   Shards whole;
   if (!covers(*spec)) {
     whole = move(layout, target.shards(), layout->replicated());
-    for (at::Tensor& each : whole) each = without_repeats(each, layout->strides()).expand(layout->sizes());
+    for (at::Tensor& each : whole)  // elements that share memory in the source do so here
+      if (const at::Tensor once = without_repeats(each, layout->strides()); !once.is_same(each))
+        each = once.expand(layout->sizes());
   } else if (layout->mesh()->is_member()) {
     whole = {at::empty_strided(layout->sizes(), layout->strides(), values[0].options().dtype(layout->dtype()))};
   }

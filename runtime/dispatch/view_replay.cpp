@@ -74,8 +74,8 @@ class OfBase final : public ViewFunc {
         impl && !is_traced(*impl) && (impl->sizes() != base_->sizes() || impl->strides() != base_->strides());
     const at::Tensor source = has_changed ? with_shape(base, *base_) : base;
     // After detach_() of the base autograd still expects a history from the view. In a backward it wants the view of a gradient, which needs none.
-    const bool has_lost = has_history_ && !base.requires_grad() && c10::GradMode::is_enabled() &&
-                          !torch::autograd::get_current_node();
+    const bool has_lost =
+        has_history_ && !base.requires_grad() && c10::GradMode::is_enabled() && !torch::autograd::get_current_node();
     return (*view_)(has_lost ? source.detach().requires_grad_() : source);
   }
   std::unique_ptr<ViewFunc> clone_and_set(std::optional<std::vector<c10::SymInt>> symints,
