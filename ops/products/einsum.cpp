@@ -3,7 +3,8 @@
 //   "bsd,de->bse"    x @ w        torch's own einsum would merge b and s into one dim. If s is sharded, or its size is a symbol of a graph, the merged
 //   "bshd,hde->bse"               dim can be neither: operands move, or a graph serves one length.
 //
-// Other equations, and those where the first operand has one such dim, have torch's composition.
+// Other equations have torch's composition, also those where the first operand has one such dim, or whose result begins with a dim of the second: torch
+// then computes the transposed product.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "runtime/tensor/dtensor_impl.h"
@@ -47,8 +48,8 @@ struct Equation {
     const size_t n_first = found.of_first.size() + found.summed.size();
     const size_t n_second = found.of_second.size() + found.summed.size();
     if (n_first != found.first.size() || n_second != found.second.size()) return std::nullopt;
-    return found.of_first.size() > 1 && !found.summed.empty() && !found.of_second.empty() ? std::optional(found)
-                                                                                          : std::nullopt;
+    const bool is_product = found.of_first.size() > 1 && !found.summed.empty() && !found.of_second.empty();
+    return is_product && found.result[0] == found.of_first[0] ? std::optional(found) : std::nullopt;
   }
 
   /// True if operands of these layouts fit. torch repeats dims of one element, and has the errors.

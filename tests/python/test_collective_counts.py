@@ -447,3 +447,29 @@ def test_the_mean_of_losses_of_replicated_targets_sends_nothing(dtype, has_weigh
             torch.testing.assert_close(ours.grad.full_tensor(), theirs.grad)
 
     run_ranks(3, body)
+
+
+@pytest.mark.parametrize(
+    ("equation", "of_weight"),
+    [("bsd,de->bse", (6, 5)), ("bsd,dhe->bhse", (6, 2, 5)), ("bsd,dhe->bshe", (6, 2, 5)), ("bshd,hde->bse", (3, 2, 5))],
+)
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Shard(2)], ids=str)
+def test_einsum_of_sharded_tokens_sends_nothing(equation, of_weight, placement):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        x, weight = dense(4, 5, *of_weight[: equation.index(",") - 2]), dense(*of_weight)
+        ours, ours_weight = (
+            sw.distribute_tensor(each, mesh, [by]).requires_grad_()
+            for each, by in ((x, placement), (weight, Replicate()))
+        )
+        result, n = counted(lambda: torch.einsum(equation, ours, ours_weight))
+        expected = torch.einsum(equation, x.requires_grad_(), weight.requires_grad_())
+        assert n == 0
+        torch.testing.assert_close(result.full_tensor(), expected)
+        assert result.stride() == expected.stride()
+        expected.square().sum().backward()
+        result.square().sum().backward()
+        torch.testing.assert_close(ours.grad.full_tensor(), x.grad)
+        torch.testing.assert_close(ours_weight.grad.full_tensor(), weight.grad)
+
+    run_ranks(3, body)
