@@ -158,6 +158,8 @@ ShardMetadata(offsets=[2, 0], sizes=[3, 4], rank=1)
 std::pair<Placement, int64_t> to_written(py::handle object) {
   if (auto placement = held_by<Placement>(object)) return {*std::move(placement), 1};
   if (auto placement = maybe_from_torch(object)) return *std::move(placement);
+  if (py::hasattr(object, "real_obj"))
+    return to_written(object.attr("real_obj"));  // a tracer's: torch passes it across a graph break
   C10_THROW_ERROR(TypeError,
                   fmt::format("[placements] {} is no placement. Use Shard, Replicate, Partial, RaggedShard or "
                               "EnumerableShard.",

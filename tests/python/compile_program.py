@@ -397,6 +397,20 @@ def breaks(_):
         )
 
 
+def placements_after_a_break(_):
+    """torch hands its tracer's stand-ins for placements across a break of the graph."""
+
+    def function(x):
+        y = DTensor.from_local(x.to_local(), x.device_mesh, [Replicate()])
+        return y * sw.distribute_tensor(torch.ones(5, 3), x.device_mesh, y.placements)
+
+    torch._dynamo.reset()
+    x = sw.distribute_tensor(random(5, 3), mesh_of(), [Replicate()]).requires_grad_()
+    result = torch.compile(function, backend=EAGER_GRAPH)(x)
+    assert result.placements == x.placements
+    torch.testing.assert_close(result.full_tensor(), x.full_tensor())
+
+
 def fused_optimizers(_):
     """A fused optimizer updates its table in the backward of compiled lookups too, also one that is made after the graph."""
     mesh = mesh_of()

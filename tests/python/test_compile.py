@@ -16,7 +16,7 @@ def on_ranks(check, n_ranks):
 
 
 PARTS = (
-    "pointwise_and_products,steps_that_need_values,bags,bags_of_a_module,fused_optimizers,partial_results,few_moves,gradient_reduced_once,profiles,moves_without_messages,selections,statistics,methods,recompiles,writes_and_views,strided_parts,breaks,"
+    "pointwise_and_products,steps_that_need_values,bags,bags_of_a_module,fused_optimizers,partial_results,few_moves,gradient_reduced_once,profiles,moves_without_messages,selections,statistics,methods,recompiles,writes_and_views,strided_parts,breaks,placements_after_a_break,"
     "plain_tensors,ranks_outside,attention,groups_of_meshes,marked_sizes"
 )
 
