@@ -8,6 +8,7 @@ Runs program.py as `python program.py ARGUMENTS` does, and writes FOLDER/NAME-RA
 import gc
 import json
 import os
+import resource
 import runpy
 import sys
 from pathlib import Path
@@ -38,8 +39,9 @@ def choose_in_turn():
     torch.Tensor.topk = topk
 
 
-def spread_ids():
-    """Has lookups name all rows evenly, as a dry run plans."""
+def spread_ids_and_send():
+    """Has lookups name all rows evenly, and ranks of one machine send rows instead of sharing memory, as a dry run plans."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     start = sw.DistributedEmbedding.start
 
     def start_evenly(layer, inputs):
@@ -52,7 +54,7 @@ def spread_ids():
     sw.DistributedEmbedding.start = start_evenly
 
 
-VALUES = {"moe": choose_in_turn, "two_tower": spread_ids}  # by the program's name
+VALUES = {"moe": choose_in_turn, "two_tower": spread_ids_and_send}  # by the program's name
 
 
 class Layouts:
