@@ -249,14 +249,15 @@ bool operators_are_unseen() {
          !at::impl::torch_function_mode_enabled();
 }
 
-/// True for no tensor, and for a plain number.
+/// True for a plain number, and for all else that is neither a tensor nor a list: lists by name keep their tensors.
 bool is_plain_option(const py::handle& value) {
+  if (PyList_Check(value.ptr())) return false;
   return !PyObject_TypeCheck(value.ptr(), reinterpret_cast<PyTypeObject*>(THPVariableClass)) ||
          (THPVariable_CheckExact(value.ptr()) && THPVariable_Unpack(value.ptr()).dim() == 0);
 }
 
 bool step_on_pieces(const py::function& function, const py::tuple& lists, const py::dict& options) {
-  if (!operators_are_unseen()) return false;
+  if (lists.empty() || !operators_are_unseen()) return false;
   ListsOfPieces made{py::tuple(lists.size()), {}};
   for (size_t place = 0; place < lists.size(); ++place)
     if (!made.add(PyTuple_GET_ITEM(lists.ptr(), place), place)) return false;

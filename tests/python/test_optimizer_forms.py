@@ -1,6 +1,7 @@
 """torch.optim over parameters of several meshes and plain ones, in all its forms: what the dense step gives."""
 
 import itertools
+from importlib import import_module
 from inspect import signature
 
 import pytest
@@ -349,5 +350,23 @@ def test_lists_whose_first_tensors_are_broadcast(placement):
             with pytest.raises(RuntimeError, match=r"shape|broadcast"):
                 torch._foreach_mul_([x], [y])
         assert torch.equal(x.full_tensor(), a)
+
+    run_ranks(2, on_rank)
+
+
+def test_a_function_of_torch_takes_its_lists_by_name():
+    sgd = import_module("torch.optim.sgd")
+    values = torch.arange(6.0)
+    options = {"weight_decay": 0.0, "momentum": 0.0, "lr": 0.1, "dampening": 0.0, "nesterov": False, "maximize": False}
+
+    def on_rank(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        for n_places in range(4):
+            lists = {name: [sw.distribute_tensor(values, mesh, [Shard(0)])] for name in ("params", "d_p_list")}
+            lists["momentum_buffer_list"] = []
+            by_place = [lists.pop(name) for name in list(lists)[:n_places]]
+            parameter = by_place[0][0] if by_place else lists["params"][0]
+            sgd.sgd(*by_place, **lists, **options, foreach=False)
+            torch.testing.assert_close(parameter.full_tensor(), values * 0.9)
 
     run_ranks(2, on_rank)
