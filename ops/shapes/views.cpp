@@ -323,7 +323,7 @@ const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef sizes, std::op
   const DTensorImpl& impl = *maybe_dtensor(self);
   SW_CHECK_NOT_IMPLEMENTED(has_own_memory(impl),
                            "[aten::resize_] shape [{}] needs elements [{}, {}) of memory. This DTensor of layout {} "
-                           "does not have them, and its memory does not grow, because it is in pieces. Copy it into "
+                           "does not have them, and its memory, which is in pieces, does not grow. Copy it into "
                            "new_empty() of that shape.",
                            fmt::join(sizes, ", "), strided.offset, strided.end(), to_string(impl.spec()->placements()));
   const MemoryWrite write = impl.begin_write();
@@ -335,6 +335,11 @@ const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef sizes, std::op
            return strided_from(same, sizes, strides, 0);
          });
   return self;  // NOLINT(bugprone-return-const-ref-from-parameter)
+}
+
+const at::Tensor& resize_as(const at::Tensor& self, const at::Tensor& other, std::optional<at::MemoryFormat> format) {
+  if (format == at::MemoryFormat::Preserve) format = other.suggest_memory_format();
+  return self.resize_(other.sizes(), format);
 }
 
 /// The kernel of set_.source_Tensor: `self` has the memory of `source` from now on. Its views keep the memory that it had.
@@ -386,6 +391,7 @@ void register_views(RuleTable& table) {
   aten_kernels().impl("as_strided", &as_strided);
   aten_kernels().impl("as_strided_", &change_strides);
   aten_kernels().impl("resize_", &resize);
+  aten_kernels().impl("resize_as_", &resize_as);
   aten_kernels().impl("set_.source_Tensor", &set_memory);
   aten_kernels().impl("set_", &set_empty);
 }

@@ -275,6 +275,7 @@ def test_a_change_of_shape_or_memory_is_that_of_torch(change, mode, placement):
 
 RESIZED = {
     "resize_": lambda x, row, nothing: x.resize_(2, 2),
+    "resize_as_": lambda x, row, nothing: x.resize_as_(row.view(2, 2)),
     "addbmm_": lambda x, row, nothing: row.addbmm_(x[None], x[None]),
     "out": lambda x, row, nothing: torch.add(x, x, out=nothing),
 }
