@@ -1,5 +1,6 @@
 #include "runtime/dispatch/bound_call.h"
 
+#include "runtime/dispatch/view_call.h"
 #include "runtime/rules/rule.h"
 
 #include <fmt/format.h>
@@ -32,11 +33,14 @@ BoundCall::BoundCall(const OpInfo& info, torch::jit::Stack& values)
 void BoundCall::find_shared() {
   for (size_t written = 0; written < operands.size(); ++written) {
     const BoundOperand& target = operands[written];
-    if (!arg(target.arg).isTensor() || !target.impl || !op.args[target.arg].is_written) continue;
+    if (!target.impl || !op.args[target.arg].is_written || !target.impl->known_memory() || is_traced(*target.impl))
+      continue;
+    const bool is_element = arg(target.arg).isTensorList();
     for (size_t read = 0; read < operands.size(); ++read) {
       const BoundOperand& other = operands[read];
-      if (other.impl && other.impl != target.impl && target.impl->known_memory() &&
-          other.impl->known_memory() == target.impl->known_memory())
+      if (is_element && (other.index != target.index || !arg(other.arg).isTensorList())) continue;
+      if (op.args[other.arg].is_written) continue;  // a copy would lose what is written to it
+      if (other.impl && other.impl != target.impl && other.impl->known_memory() == target.impl->known_memory())
         shared.emplace_back(read, written);
     }
   }

@@ -30,7 +30,8 @@ struct BoundCall {
   const DTensorImpl* subclass = nullptr;    // an operand whose local tensor is a subclass
   std::vector<at::Tensor> written_views;    // copied views that the call writes to
   c10::SmallVector<MemoryWrite, 2> writes;  // in progress, to tensors that have views or aliases
-  /// Pairs of operands, by their places in `operands`: the second is written, and shares memory with the first, another tensor.
+  /// Pairs of operands, by their places in `operands`: the second is written, and shares memory with the first, another tensor. If they are elements
+  /// of lists, they have the same index. Tracers see no such pairs.
   c10::SmallVector<std::pair<uint32_t, uint32_t>, 1> shared;
 
   BoundCall(const OpInfo& op, torch::jit::Stack& stack);

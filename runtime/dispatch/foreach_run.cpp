@@ -12,6 +12,7 @@
 #include "text/check.h"
 
 #include <algorithm>
+#include <numeric>
 #include <unordered_map>
 
 namespace shardwise {
@@ -36,6 +37,7 @@ class ForeachRun {
     torch::jit::Stack stack(call_.args().begin(), call_.args().end());
     if (total > 0) {
       for (size_t arg = 0; arg < stack.size(); ++arg) stack[arg] = flattened(arg);
+      copy_shared(stack);
       call_.op.handle.callBoxed(&stack);
     }
     return_written();
@@ -99,6 +101,23 @@ class ForeachRun {
                                         : shards_[i][follows ? piece : 0]);
     }
     return tensors;
+  }
+
+  /// The kernel gets copies of elements that overlap the element that it writes.
+  void copy_shared(torch::jit::Stack& stack) const {
+    for (const auto& [read, written] : call_.shared) {
+      const auto [arg, index] = std::pair(call_.operands[read].arg, call_.operands[read].index);
+      if (index >= n_pieces_.size()) continue;
+      const size_t begin = std::accumulate(n_pieces_.begin(), n_pieces_.begin() + index, size_t{0});
+      const auto pieces = [&](uint32_t of_arg) {
+        const std::vector<at::Tensor> all = stack[of_arg].toTensorVector();
+        return Shards(all.data() + begin, all.data() + begin + n_pieces_[index]);
+      };
+      Shards copies = pieces(arg);
+      copy_overwritten(pieces(call_.operands[written].arg), copies);
+      for (size_t piece = 0; piece < copies.size(); ++piece)
+        stack[arg].toTensorList().set(begin + piece, copies[piece]);
+    }
   }
 
   /// The written argument whose values nobody reads after the call: the gradients, unless a fused step divides them by a scale. The number of
@@ -228,11 +247,12 @@ void run_groups(const OpInfo& op, torch::jit::Stack& stack, const std::vector<El
   if (op.n_returns() > 0) stack.emplace_back(std::move(results));
 }
 
-/// True if an element must see what the call writes to another one: operands move, which they would do before the first write, and elements share memory.
+/// True if an element must see what the call writes to another one: operands move or are copied, which they would be before the first write, and elements
+/// share memory.
 bool needs_order(const BoundCall& call, const Propagation& propagation) {
   const auto& operands = call.operands;
-  if (operands.size() < 2 || std::ranges::none_of(propagation.inputs, [](const SpecPtr& to) { return to != nullptr; }))
-    return false;
+  const auto moves = [](const SpecPtr& to) { return to != nullptr; };
+  if (operands.size() < 2 || (call.shared.empty() && std::ranges::none_of(propagation.inputs, moves))) return false;
   const auto memory_of = [](const DTensorImpl& tensor) -> const void* {
     const void* const shared = tensor.known_memory();
     return shared ? shared : &tensor;

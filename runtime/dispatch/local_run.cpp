@@ -21,6 +21,10 @@
 #include <ATen/ops/full.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <ranges>
+#include <unordered_map>
+
 namespace shardwise {
 namespace {
 
@@ -47,6 +51,7 @@ class LocalRun {
     const size_t n_pieces = leader_->boxes().size();
     is_flat_ = (propagation_.joined && leader_->is_member() && !writes_traced_pieces()) ||
                (propagation_.by_box && n_pieces > 1 && may_run_flat());
+    copy_shared(is_flat_ ? 1 : n_pieces);
     if (decision_.is_skipped)
       run_without_elements();
     else if (n_pieces == 1 || is_flat_)
@@ -105,14 +110,22 @@ class LocalRun {
       if (const SpecPtr& to = propagation_.inputs[i]) moved_[i] = moved(call_, call_.operands[i], to);
   }
 
-  /// The kernel gets a copy of an operand that overlaps what it writes: it would refuse the operand, and perhaps on this rank alone.
+  /// Kernels get copies of operands that overlap what they write.
+  void copy_shared(size_t n_pieces) {
+    for (const auto& [read, written] : call_.shared) {
+      Shards parts, targets;
+      for (size_t piece = 0; piece < n_pieces; ++piece) {
+        parts.push_back(local(read, piece));
+        targets.push_back(part_of(written, piece));
+      }
+      copy_overwritten(targets, parts);
+      parts_of_shared_[read] = std::move(parts);
+    }
+  }
+
   at::Tensor local(size_t i, size_t piece) const {
-    at::Tensor part = part_of(i, piece);
-    for (const auto& [read, written] : call_.shared)
-      if (read == i && !is_traced(*call_.operands[i].impl) &&
-          at::get_overlap_status(part, part_of(written, piece)) == at::MemOverlapStatus::Partial)
-        return part.clone();
-    return part;
+    const auto known = parts_of_shared_.find(i);
+    return known == parts_of_shared_.end() ? part_of(i, piece) : known->second[piece];
   }
 
   at::Tensor part_of(size_t i, size_t piece) const {
@@ -360,6 +373,7 @@ class LocalRun {
   const Propagation& propagation_;
   const Spec* leader_ = nullptr;  // its boxes are the pieces
   c10::SmallVector<Shards, 4> moved_;
+  std::unordered_map<size_t, Shards> parts_of_shared_;                // by operand
   mutable std::vector<std::pair<size_t, at::Tensor>> written_parts_;  // of traced operands
   c10::SmallVector<Shards, 2> outputs_;
   c10::SmallVector<c10::IValue, 2> originals_;
@@ -373,6 +387,18 @@ class LocalRun {
 };
 
 }  // namespace
+
+void copy_overwritten(c10::ArrayRef<at::Tensor> written, Shards& read) {
+  const auto is_overwritten = [&](size_t i) {
+    if (at::get_overlap_status(read[i], written[i]) == at::MemOverlapStatus::Partial) return true;
+    return std::ranges::any_of(written.slice(0, i), [&](const at::Tensor& earlier) {
+      return read[i].is_alias_of(earlier) && at::get_overlap_status(read[i], earlier) != at::MemOverlapStatus::No;
+    });
+  };
+  const auto places = std::views::iota(size_t{0}, read.size());
+  if (std::ranges::any_of(places, is_overwritten))
+    for (at::Tensor& piece : read) piece = piece.clone();
+}
 
 Shards moved(const BoundCall& call, const BoundOperand& operand, const SpecPtr& to) {
   const bool is_read_only = !call.op.is_view && !call.op.args[operand.arg].is_written;

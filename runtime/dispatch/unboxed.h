@@ -38,7 +38,7 @@ class UnboxedKey {
 
   void add(const at::Tensor& tensor) {
     if (const auto* impl = maybe_dtensor(tensor)) {
-      is_simple_ &= !shares_written(*impl);
+      is_simple_ &= !share(written_, impl);
       if (op_.args[n_args_].is_written) written_ = impl;
     }
     add_tensor(tensor);
@@ -50,8 +50,13 @@ class UnboxedKey {
     ++n_args_;
   }
   void add(at::TensorList tensors) {
-    if (n_args_ == 0)
+    if (n_args_ == 0) {
       is_simple_ &= std::ranges::all_of(tensors, [](const at::Tensor& each) { return is_dtensor(each); });
+      if (op_.args[0].is_written) written_list_ = tensors;
+    } else {
+      for (size_t i = 0; i < std::min(tensors.size(), written_list_.size()); ++i)
+        is_simple_ &= !share(maybe_dtensor(written_list_[i]), maybe_dtensor(tensors[i]));
+    }
     add(at::ITensorListRef(tensors));
   }
   void add(const std::optional<at::Tensor>& tensor) {
@@ -92,9 +97,10 @@ class UnboxedKey {
     key_.add_tensor(tensor, impl);
   }
 
-  /// True for another tensor that shares memory with the one to write to, which the general path copies if they overlap.
-  bool shares_written(const DTensorImpl& impl) const {
-    return written_ && written_ != &impl && written_->known_memory() && written_->known_memory() == impl.known_memory();
+  /// True if `read` is another tensor than `written` and shares its memory. The general path copies it if they overlap.
+  static bool share(const DTensorImpl* written, const DTensorImpl* read) {
+    return written && read && written != read && written->known_memory() &&
+           written->known_memory() == read->known_memory();
   }
 
   template <class Value>
@@ -107,6 +113,7 @@ class UnboxedKey {
   bool is_simple_;
   size_t n_args_ = 0;
   const DTensorImpl* written_ = nullptr;  // no element of a list
+  at::TensorList written_list_;
 };
 
 template <class Op, class Schema = typename Op::schema>

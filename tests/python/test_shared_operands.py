@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import shardwise as sw
-from shardwise import Replicate, Shard
+from shardwise import EnumerableShard, Replicate, Shard, ShardMetadata
 from shardwise.testing import run_ranks
 
 N_RANKS = 3
@@ -72,5 +72,51 @@ def test_a_transposed_tensor_is_written_with_a_row_of_its_own():
         written.copy_(written.unbind(-2)[0])
         written.sum().backward()
         assert torch.equal(written.full_tensor(), (torch.arange(0.0, 30, 6) * 2).expand(6, 5))
+
+    run_ranks(N_RANKS, check)
+
+
+def grid_of(n_ranks):
+    """Boxes of [2, 2], of which each rank has several."""
+    corners = [(row, column) for row in (0, 2, 4) for column in (0, 2, 4)]
+    return EnumerableShard([ShardMetadata(corner, (2, 2), i % n_ranks) for i, corner in enumerate(corners)])
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+def test_pieces_are_read_before_any_piece_of_a_rank_is_written(write, n_ranks):
+    """A kernel runs for one piece after the other, and a piece of the operand may be an earlier piece of the written tensor."""
+    dense = torch.arange(36.0).view(6, 6)
+
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (n_ranks,))
+        for of_operand in (torch.t, lambda x: x[:2].repeat(3, 1), lambda x: x[:, :2].repeat(1, 3), lambda x: x[:1]):
+            expected = dense.clone()
+            write(expected, of_operand(dense))
+            ours = sw.distribute_tensor(dense, mesh, [grid_of(n_ranks)])
+            write(ours, of_operand(ours))
+            assert torch.equal(ours.full_tensor(), expected)
+
+    run_ranks(n_ranks, check)
+
+
+LIST_WRITES = {
+    "_foreach_add_": lambda x, y: torch._foreach_add_([x], [y]),
+    "_foreach_copy_": lambda x, y: torch._foreach_copy_([x], [y]),
+    "two elements": lambda x, y: torch._foreach_add_([torch.zeros_like(x), x], [y.clone(), y]),
+    "_foreach_addcmul_": lambda x, y: torch._foreach_addcmul_([x], [y], [y]),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:], ids=repr)
+@pytest.mark.parametrize("write", LIST_WRITES.values(), ids=LIST_WRITES.keys())
+def test_elements_of_lists_that_overlap_are_refused_on_no_rank_alone(write, layout):
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (N_RANKS,))
+        for _ in range(2):  # the second call would take the direct path
+            ours = sw.distribute_tensor(torch.ones(5, 5), mesh, [layout])
+            write(ours[:, 1:], ours[:, :-1])
+            found = ours.full_tensor()
+            assert torch.equal(found[:, 0], torch.ones(5)) and torch.equal(found[:, 1], found[:1, 1].expand(5))
 
     run_ranks(N_RANKS, check)
