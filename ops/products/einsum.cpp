@@ -3,8 +3,8 @@
 //   "bsd,de->bse"    x @ w        torch's own einsum would merge b and s into one dim. If s is sharded, or its size is a symbol of a graph, the merged
 //   "bshd,hde->bse"               dim can be neither: operands move, or a graph serves one length.
 //
-// Other equations have torch's composition, also those where the first operand has one such dim, or whose result begins with a dim of the second: torch
-// then computes the transposed product.
+// Other equations have torch's composition, also those where the first operand has one such dim, or whose result begins with a dim of the second (but
+// for dims of one element): torch then computes the transposed product.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "runtime/tensor/dtensor_impl.h"
@@ -49,14 +49,19 @@ struct Equation {
     const size_t n_second = found.of_second.size() + found.summed.size();
     if (n_first != found.first.size() || n_second != found.second.size()) return std::nullopt;
     const bool is_product = found.of_first.size() > 1 && !found.summed.empty() && !found.of_second.empty();
-    return is_product && found.result[0] == found.of_first[0] ? std::optional(found) : std::nullopt;
+    return is_product ? std::optional(found) : std::nullopt;
   }
 
-  /// True if operands of these layouts fit. torch repeats dims of one element, and has the errors.
+  /// True if operands of these layouts fit. torch repeats summed dims of one element, or multiplies without a sum, and has the errors.
   bool fits(const Spec& left, const Spec& right) const {
-    return left.mesh() == right.mesh() && left.sizes().size() == first.size() &&
-           right.sizes().size() == second.size() && std::ranges::all_of(summed, [&](char label) {
-             return left.sizes()[first.find(label)] == right.sizes()[second.find(label)];
+    if (left.mesh() != right.mesh() || left.sizes().size() != first.size() || right.sizes().size() != second.size())
+      return false;
+    const auto left_size = [&](char label) { return left.sizes()[first.find(label)]; };
+    const auto right_size = [&](char label) { return right.sizes()[second.find(label)]; };
+    const auto lead = std::ranges::find_if(
+        result, [&](char label) { return (has(first, label) ? left_size(label) : right_size(label)) != 1; });
+    return (lead == result.end() || has(first, *lead)) && std::ranges::all_of(summed, [&](char label) {
+             return left_size(label) != 1 && left_size(label) == right_size(label);
            });
   }
 };
