@@ -165,14 +165,14 @@ at::Tensor gather(const at::Tensor& self, int64_t dim, const at::Tensor& index, 
   return index.dim() == 0 ? found.squeeze(0) : found;
 }
 
-/// A gather if the operands need no broadcasting. torch's composition reads their sizes.
+/// A gather if the operands need no broadcasting. torch's composition reads their sizes. As there, indices count modulo the size.
 at::Tensor take_along_dim(const at::Tensor& self, const at::Tensor& index, std::optional<int64_t> dim) {
   if (!dim || index.dim() != self.dim() || index.scalar_type() != at::kLong)
     return at::native::take_along_dim(self, index, dim);
   const int64_t along = c10::maybe_wrap_dim(*dim, self.dim());
   for (int64_t d = 0; d < self.dim(); ++d)
     if (d != along && self.sym_size(d) != index.sym_size(d)) return at::native::take_along_dim(self, index, dim);
-  return at::gather(self, along, index);
+  return at::gather(self, along, index.remainder(at::Scalar(self.sym_size(along))));
 }
 
 /// Throws: torch's error for the dtype, on all ranks. torch's kernel throws it only if there are elements, and some ranks may have none.

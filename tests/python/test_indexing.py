@@ -126,6 +126,18 @@ def test_writes_by_index_reach_the_rows_of_every_rank(placement):
     on_ranks(check)
 
 
+@pytest.mark.parametrize("placement", [sw.Replicate(), sw.Shard(0), sw.Shard(1)])
+def test_take_along_dim_counts_from_the_end(placement):
+    dense = torch.arange(24.0).view(8, 3)
+
+    def check(mesh):
+        x = sw.distribute_tensor(dense, mesh, [placement])
+        for places in (torch.full((8, 1), -1), torch.full((1, 2), -2), torch.arange(-12, 12).view(8, 3)):
+            assert torch.equal(x.take_along_dim(places, 1).full_tensor(), dense.take_along_dim(places, 1))
+
+    on_ranks(check)
+
+
 def test_a_gathered_lookup_can_be_looked_up_again():
     dense = torch.arange(24.0).view(8, 3)
     ids = torch.tensor([7, 0, 3, 3])

@@ -111,3 +111,21 @@ def test_results_of_a_transposed_matrix_are_laid_out_as_the_dense_ones(name, pla
         torch.testing.assert_close(ours.full_tensor(), call(x, at))
 
     run_ranks(2, check)
+
+
+@pytest.mark.parametrize(
+    ("equation", "of_x", "of_w"),
+    [("bsd,de->bse", (4, 3, 2), (2, 5)), ("bsed,cd->ebsc", (4, 3, 2, 1), (5, 1)), ("bsd,ed->bes", (1, 3, 2), (5, 2))],
+)
+def test_sums_of_products_have_the_dense_strides(equation, of_x, of_w):
+    x, w = torch.randn(of_x), torch.randn(of_w)
+
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        for placement in (Replicate(), Shard(1)):
+            ours = torch.einsum(
+                equation, sw.distribute_tensor(x, mesh, [placement]), sw.distribute_tensor(w, mesh, [Replicate()])
+            )
+            assert ours.stride() == torch.einsum(equation, x, w).stride()
+
+    run_ranks(2, check)
