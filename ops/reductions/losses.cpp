@@ -139,12 +139,14 @@ Rule by_sample(Labels labels, bool is_gradient) {
 at::Tensor multi_margin_loss(c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& target,
                              const at::Scalar& p, const at::Scalar& margin, const std::optional<at::Tensor>& weight,
                              int64_t reduction) {
-  if (!is_tracing() || self.dim() != 2)
+  const bool has_weight = weight && weight->defined();
+  const bool is_refused = self.dim() != 2 || (has_weight && weight->sym_numel() != self.sym_size(1));  // by torch
+  if (!is_tracing() || is_refused)
     return at::_ops::multi_margin_loss::redispatch(formula_keys(keys), self, target, p, margin, weight, reduction);
   const at::Tensor labels = target.unsqueeze(1);
-  at::Tensor terms = self.sub(self.gather(1, labels)).add(margin).clamp_min(0);
+  at::Tensor terms = self.sub(self.gather(1, labels)).add(margin).relu();
   if (p.toDouble() != 1) terms = terms.square();
-  if (weight && weight->defined()) terms = terms.mul(weight->index_select(0, target).unsqueeze(1));
+  if (has_weight) terms = terms.mul(weight->index_select(0, target).unsqueeze(1));
   terms = terms.scatter(1, labels, 0).mean(1);
   return reduction == at::Reduction::None ? terms : reduction == at::Reduction::Sum ? terms.sum() : terms.mean();
 }

@@ -157,6 +157,11 @@ def losses(_):
             lambda x, at: F.multi_margin_loss(x.flatten(0, 1), at.flatten(), p=2, margin=0.5),
             lambda n, by=by: (placed(2, n, 12, by=by), targets(2, n)),
         )
+        expect(  # terms that are 0 have the gradient 0
+            TWO,
+            lambda x, at: F.multi_margin_loss((x - x.detach()).flatten(0, 1), at.flatten(), margin=0.0),
+            lambda n, by=by: (placed(2, n, 12, by=by), targets(2, n)),
+        )
         lengths_of(by, lambda x, y: F.mse_loss(x, y) + F.mse_loss(x, y, reduction="sum"), *[(2, None, 12)] * 2)
 
 
@@ -179,7 +184,7 @@ def choices(_):
             lambda x: x.topk(2, 1)[0] + x.sort(1)[0][:, :2],
             lambda x: x.cummax(1)[0] + x.cummin(1)[0] + x.cummax(1)[1],
             lambda x: x.cumprod(1) + x.logcumsumexp(1) + x.flip(1),
-            lambda x: x.gather(1, x.argsort(1)) + x.take_along_dim(x.argmax(1, keepdim=True), 1),
+            lambda x: x.gather(1, x.argsort(1)) + x.take_along_dim(~x.argmax(1, keepdim=True), 1),
             lambda x: (
                 torch.zeros_like(x).scatter(1, x.argsort(1), x) + torch.ones_like(x).scatter_add(1, x.argsort(1), x)
             ),
