@@ -32,7 +32,7 @@ struct Equation {
     Labels all(text);
     std::erase(all, ' ');
     const size_t comma = all.find(','), arrow = all.find("->");
-    if (comma == Labels::npos || arrow == Labels::npos || comma > arrow) return std::nullopt;
+    if (comma == Labels::npos || text.find("->") == text.npos || comma > arrow) return std::nullopt;
     Equation found{all.substr(0, comma), all.substr(comma + 1, arrow - comma - 1), all.substr(arrow + 2)};
     for (const Labels* each : {&found.first, &found.second, &found.result})
       for (const char label : *each)
