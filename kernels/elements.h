@@ -99,8 +99,8 @@ void prefetch(const void* row, int64_t n_bytes) {
   if (n_bytes > 512) [[unlikely]]
     for (int64_t line = 512; line < n_bytes && line < 2048; line += 64) __builtin_prefetch(bytes + line, kToWrite);
 }
-inline constexpr int64_t kAhead = 16;  // rows between a row's prefetch and its use
-/// The same for rows that may be wide: about 8 KB of them.
+inline constexpr int64_t kAhead = 16;  // rows between a narrow row's prefetch and its use
+/// Rows between a row's prefetch and its use, if rows may be wide: about 8 KB.
 inline int64_t rows_ahead(int64_t n_bytes) {
   return n_bytes <= 512 ? kAhead : n_bytes <= 1024 ? kAhead / 2 : kAhead / 4;
 }

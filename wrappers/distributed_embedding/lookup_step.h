@@ -55,6 +55,7 @@ struct LayerTables {
     int64_t n_sent = 0;     // rows for the other rank
     PlaceThere there;       // the place for them, if the other rank has named one
   };
+  /// The rows of all lanes and ranks. pass_rows() calls these functions before it returns.
   struct AllRows {
     std::function<PairRows(size_t lane, int64_t rank)> of;
     std::function<void(const at::Tensor& place, size_t lane, int64_t rank)> write;  // the rows of this rank for `rank`
