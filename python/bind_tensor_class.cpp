@@ -206,11 +206,12 @@ PyObject* get_device_mesh(PyObject* self, void*) {
   END_HANDLE_TH_ERRORS
 }
 
-/// True if this rank's part of `tensor` is one piece, which may stand for it next to the piece of `leader` in an elementwise function.
+/// True if the piece of `tensor` may stand for it next to the piece of `leader` in an elementwise function. The same on all ranks of the mesh: layouts in
+/// pieces take the operators, which may send.
 bool has_piece_for(DTensorImpl& tensor, const DTensorImpl& leader) {
   const Spec &spec = *tensor.spec(), &leading = *leader.spec();
   if (!is_for_kernel(tensor) || tensor.is_inference() || is_traced(tensor) || tensor.layout() != c10::kStrided ||
-      spec.boxes().size() != 1)
+      !spec.is_member() || !spec.layout().has_one_box_each())
     return false;
   if (&tensor == &leader) return !spec.layout().has_terms();
   return &spec == &leading || (spec.mesh() == leading.mesh() && spec.layout() == leading.layout());

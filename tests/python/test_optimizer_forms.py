@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import shardwise as sw
-from shardwise import Partial, Replicate, Shard
+from shardwise import Partial, RaggedShard, Replicate, Shard
 from shardwise.testing import run_ranks
 
 FOREACH = [{}, {"foreach": False}, {"foreach": True}]
@@ -352,6 +352,27 @@ def test_lists_whose_first_tensors_are_broadcast(placement):
         assert torch.equal(x.full_tensor(), a)
 
     run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "ASGD", "RMSprop"])
+def test_complex_ranges_step_by_operators_on_all_ranks(name):
+    """Their views as real numbers send: a rank must not step on its only piece while the others, which have none or two, call operators."""
+    optimizer, _, options = OPTIMIZERS[name]
+    values = torch.complex(torch.arange(12.0), torch.ones(12)).view(4, 3)
+
+    def on_rank(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        whole = nn.Parameter(values.clone())
+        ours = nn.Parameter(sw.distribute_tensor(values, mesh, [RaggedShard((0, 1), (1, 0, 2, 1))]))
+        expected, made = (optimizer([each], **options, foreach=False) for each in (whole, ours))
+        for _ in range(3):
+            whole.grad = values.cos()
+            ours.grad = sw.distribute_tensor(whole.grad, mesh, ours.placements)
+            expected.step()
+            made.step()
+            torch.testing.assert_close(ours.full_tensor().detach(), whole.detach())
+
+    run_ranks(4, on_rank)
 
 
 def test_a_function_of_torch_takes_its_lists_by_name():
