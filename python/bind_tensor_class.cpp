@@ -206,8 +206,8 @@ PyObject* get_device_mesh(PyObject* self, void*) {
   END_HANDLE_TH_ERRORS
 }
 
-/// True if the piece of `tensor` may stand for it next to the piece of `leader` in an elementwise function. The same on all ranks of the mesh: layouts in
-/// pieces take the operators, which may send.
+/// True if the piece of `tensor` may stand for it next to the piece of `leader` in an elementwise function. The answer is the same on all
+/// ranks of the mesh: layouts in pieces take the operators, which may send.
 bool has_piece_for(DTensorImpl& tensor, const DTensorImpl& leader) {
   const Spec &spec = *tensor.spec(), &leading = *leader.spec();
   if (!is_for_kernel(tensor) || tensor.is_inference() || is_traced(tensor) || tensor.layout() != c10::kStrided ||

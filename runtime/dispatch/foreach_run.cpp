@@ -247,8 +247,8 @@ void run_groups(const OpInfo& op, torch::jit::Stack& stack, const std::vector<El
   if (op.n_returns() > 0) stack.emplace_back(std::move(results));
 }
 
-/// True if an element must see what the call writes to another one: operands move or are copied, which they would be before the first write, and elements
-/// share memory.
+/// True if an element must see what the call writes to another one: elements share memory, and operands move or are copied, which would
+/// happen before the first write.
 bool needs_order(const BoundCall& call, const Propagation& propagation) {
   const auto& operands = call.operands;
   const auto moves = [](const SpecPtr& to) { return to != nullptr; };

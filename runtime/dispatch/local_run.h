@@ -11,8 +11,8 @@ namespace shardwise {
 /// may return shared memory.
 Shards moved(const BoundCall& call, const BoundOperand& operand, const SpecPtr& to);
 
-/// Replaces the pieces `read` of an operand by copies if a kernel would refuse one of them next to the piece that it writes, or if an earlier one of the
-/// pieces `written` overlaps it.
+/// Replaces the pieces `read` of an operand by copies if a kernel would refuse one of them next to the piece that it writes, or if an
+/// earlier one of the pieces `written` overlaps it. Pre: as many of both.
 void copy_overwritten(c10::ArrayRef<at::Tensor> written, Shards& read);
 
 /// Executes `decision` for `call`: moves inputs, calls the kernel once per piece, leaves wrapped results on the stack.
