@@ -57,7 +57,7 @@ SECTIONS = (
         "dispatch",
         "A call",
         'The time of a call on small operands. "adds" is what a side adds to the plain tensor\'s time; "ratio" divides what Shardwise adds by what\n'
-        "torch.distributed.tensor adds. A side adds at least 0.01 us and 1 % of the plain call. \"empty subclass\" is a Python subclass of torch.Tensor\n"
+        'torch.distributed.tensor adds. A side adds at least 0.01 us and 1 % of the plain call. "empty subclass" is a Python subclass of torch.Tensor\n'
         "that does nothing, with plain results: what it adds is the time of torch's argument parser, which checks each operand of a class of its own,\n"
         "and each element of a list. Steps of Adam add less: they take lists of this rank's pieces, which are plain tensors.",
         ONE,
