@@ -40,8 +40,7 @@ void BoundCall::find_shared() {
       const BoundOperand& other = operands[read];
       if (is_element && (other.index != target.index || !arg(other.arg).isTensorList())) continue;
       if (op.args[other.arg].is_written) continue;  // a copy would lose what is written to it
-      if (other.impl && other.impl != target.impl && other.impl->known_memory() == target.impl->known_memory())
-        shared.emplace_back(read, written);
+      if (share_memory(target.impl, other.impl)) shared.emplace_back(read, written);
     }
   }
 }

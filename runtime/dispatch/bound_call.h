@@ -19,6 +19,12 @@ struct BoundOperand {
   uint32_t index = 0;
 };
 
+/// True if `read` is another tensor than `written` and shares its memory. Either may be null.
+inline bool share_memory(const DTensorImpl* written, const DTensorImpl* read) {
+  return written && read && written != read && written->known_memory() &&
+         written->known_memory() == read->known_memory();
+}
+
 /// One call in progress. Holds no references to the tensors: the stack does, until the arguments are replaced.
 struct BoundCall {
   const OpInfo& op;

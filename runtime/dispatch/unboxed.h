@@ -38,7 +38,7 @@ class UnboxedKey {
 
   void add(const at::Tensor& tensor) {
     if (const auto* impl = maybe_dtensor(tensor)) {
-      is_simple_ &= !share(written_, impl);
+      is_simple_ &= !share_memory(written_, impl);  // the general path copies what overlaps
       if (op_.args[n_args_].is_written) written_ = impl;
     }
     add_tensor(tensor);
@@ -55,7 +55,7 @@ class UnboxedKey {
       if (op_.args[0].is_written) written_list_ = tensors;
     } else {
       for (size_t i = 0; i < std::min(tensors.size(), written_list_.size()); ++i)
-        is_simple_ &= !share(maybe_dtensor(written_list_[i]), maybe_dtensor(tensors[i]));
+        is_simple_ &= !share_memory(maybe_dtensor(written_list_[i]), maybe_dtensor(tensors[i]));
     }
     add(at::ITensorListRef(tensors));
   }
@@ -95,12 +95,6 @@ class UnboxedKey {
       is_simple_ &= is_for_kernel(tensor) && !op_.args[n_args_].is_written;
     }
     key_.add_tensor(tensor, impl);
-  }
-
-  /// True if `read` is another tensor than `written` and shares its memory. The general path copies it if they overlap.
-  static bool share(const DTensorImpl* written, const DTensorImpl* read) {
-    return written && read && written != read && written->known_memory() &&
-           written->known_memory() == read->known_memory();
   }
 
   template <class Value>
